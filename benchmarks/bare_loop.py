@@ -1,7 +1,7 @@
 """The yardstick: one synchronous GRPO loop in bare JAX, no framework, no other process.
 
-A step draws 8 samples for each of 8 prompts with a KV cache, scores them by parity, and makes one
-clipped-GRPO AdamW update on the 64 rows. The model is Llama's decoder block (RMSNorm, rotary
+A step generates 8 samples for each of 8 prompts with a KV cache, scores them by parity, and makes
+one clipped-GRPO AdamW update on the 64 rows. The model is Llama's decoder block (RMSNorm, rotary
 attention, gated SiLU) with tied embeddings, in float32. No early stop, no KL term.
 
     python benchmarks/bare_loop.py --work w1 --steps 50 --json out.json
@@ -29,7 +29,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class Work:
-    """One standard work; head size is width / heads, and prompts are 16 tokens."""
+    """The sizes of a standard task; head size is width / heads, and prompts are 16 tokens."""
 
     layers: int
     width: int
@@ -46,7 +46,7 @@ WORKS = {
 
 
 def init(work: Work, key: jax.Array) -> Params:
-    """Normal weights with standard deviation fan_in ** -0.5; norms at 1."""
+    """Returns normal weights with standard deviation fan_in ** -0.5; norms at 1."""
     d, shapes = work.width, {"qkv": (work.width, 3 * work.width), "out": (work.width, work.width)}
     shapes |= {"gate": (d, work.mlp), "up": (d, work.mlp), "down": (work.mlp, d)}
     keys = iter(jax.random.split(key, 1 + work.layers * len(shapes)))
@@ -64,7 +64,7 @@ def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def rotate(x_bhtd: jax.Array, positions_t: jax.Array) -> jax.Array:
-    """Rotary position embedding over the last axis, halves paired, base 10000."""
+    """Applies rotary position embedding over the last axis, halves paired, base 10000."""
     half = x_bhtd.shape[-1] // 2
     angle = positions_t[:, None] * 10000.0 ** (-jnp.arange(half) / half)
     sin, cos = jnp.sin(angle), jnp.cos(angle)
@@ -73,12 +73,12 @@ def rotate(x_bhtd: jax.Array, positions_t: jax.Array) -> jax.Array:
 
 
 def project(x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """``x @ matrix`` with all axes of x but the last as one: its gradient is faster on a CPU."""
+    """Returns ``x @ matrix`` with all leading axes of x as one: a faster gradient on a CPU."""
     return (x.reshape(-1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], -1)
 
 
 def block(work: Work, p: Params, x: jax.Array, positions: jax.Array, cache: Any) -> Any:
-    """One decoder layer; with a cache (k, v) new keys are written at ``positions[0]``."""
+    """Computes one decoder layer; with a cache (k, v) new keys are written at ``positions[0]``."""
     batch, length, width = x.shape
     qkv = project(rms_norm(x, p["norm_1"]), p["qkv"]).reshape(batch, length, 3 * work.heads, -1)
     q, k, v = jnp.split(qkv.transpose(0, 2, 1, 3), 3, axis=1)
@@ -102,7 +102,7 @@ def logits(params: Params, x: jax.Array) -> jax.Array:
 
 
 def sample(logits_bv: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One token a row by inverse CDF, temperature 1, and its log-probability."""
+    """Samples one token per row by inverse CDF at temperature 1; returns it and its log-prob."""
     shifted = logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)
     cdf = jnp.cumsum(jnp.exp(shifted), axis=-1)
     total = cdf[:, -1:]
@@ -114,7 +114,7 @@ def sample(logits_bv: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @partial(jax.jit, static_argnums=0)
 def generate(work: Work, params: Params, prompts: jax.Array, key: jax.Array) -> Any:
-    """int32 tokens and float32 log-probs [64, new_tokens]; each prompt is prefilled once."""
+    """Returns int32 tokens and float32 log-probs [64, new_tokens]; prefills each prompt once."""
     x, caches = params["embed"][prompts], []
     for p in params["layers"]:
         x, kv = block(work, p, x, jnp.arange(PROMPT_TOKENS), None)
@@ -139,7 +139,7 @@ def generate(work: Work, params: Params, prompts: jax.Array, key: jax.Array) -> 
 
 
 def advantages(tokens: np.ndarray) -> np.ndarray:
-    """Reward 1 for an odd sum of tokens, else 0; (R - mean) / std of each group of 8."""
+    """Returns (R - mean) / std of each group of 8; R is 1 for an odd sum of tokens, else 0."""
     reward = (tokens.sum(axis=1) % 2).reshape(PROMPTS, SAMPLES).astype(np.float64)
     spread = reward.std(axis=1, ddof=1, keepdims=True)
     centred = reward - reward.mean(axis=1, keepdims=True)
@@ -151,7 +151,7 @@ optimizer = optax.adamw(LEARNING_RATE, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0
 
 @partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
 def train(work: Work, params: Params, state: Any, batch: Any) -> Any:
-    """One clipped-GRPO update; logits are computed only where a completion token is predicted."""
+    """Makes one clipped-GRPO update; logits are computed only for completion tokens."""
     prompts, tokens, old_logprobs, advantage = batch
 
     def loss(params: Params) -> jax.Array:

@@ -1,8 +1,8 @@
-"""The whole system beside a bare loop, on the same cores in the same minutes (``make bench``).
+"""Compares the whole system with a bare loop, on the same cores at the same time (``make bench``).
 
 The system is ``rlax train`` as a user would start it: a worker process, gRPC, the parameter server,
-MaxText's loop, synchronous steps. The bare loop is ``bare_loop.py``. The two take turns, because
-these machines drift; the ratio of the medians is the figure to look at.
+MaxText's loop, synchronous steps. The bare loop is ``bare_loop.py``. The two alternate, because
+the speed of such machines drifts; the ratio of the medians is the figure to look at.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEADLINE_S = 1200
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Returns a description of the machine and the software."""
     model = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -45,7 +45,7 @@ def machine() -> dict[str, Any]:
 
 
 def bare(work: str) -> float:
-    """Seconds of a bare step, the median."""
+    """Returns the median seconds of a step of the bare loop."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "bare.json"
         steps = str(STEPS[work][1])
@@ -60,7 +60,7 @@ def bare(work: str) -> float:
 
 
 def system(work: str) -> dict[str, float]:
-    """Medians of a run's step and its phases, seconds."""
+    """Returns the medians of a run's step and its phases, seconds."""
     # Weights travel through shared memory, as one would have it for workers on the same machine.
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
     directory = Path(tempfile.mkdtemp(prefix="rlax-bench-", dir=shared))
@@ -95,7 +95,7 @@ def measure(work: str, rounds: int) -> dict[str, Any]:
 
 
 def publish() -> dict[str, Any]:
-    """Publishing 512 MB to two readers, against one plain write and two plain reads."""
+    """Times publishing 512 MB to two readers, compared with one plain write and two plain reads."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "publish.json"
         subprocess.run(

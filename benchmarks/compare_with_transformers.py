@@ -1,4 +1,4 @@
-"""What MaxText and a worker make of a model, beside what transformers makes of its export.
+"""Compares MaxText and a worker with transformers on the exported model.
 
 The project's environment has no torch, and transformers' models need it. So there are two halves:
 
@@ -11,7 +11,7 @@ The project's environment has no torch, and transformers' models need it. So the
     torchenv/bin/python benchmarks/compare_with_transformers.py compare CONVERTED_FROM logits.npz
 
 ``answers`` asks a worker (``rlax serve``) for greedy answers to 20 prompts. ``logits`` computes the
-trainer's forward pass of what ``rlax convert`` has written. Both want a run in float32.
+trainer's forward pass for a model that ``rlax convert`` has written. Both need a run in float32.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NEAR = 1e-3  # two logits this near may change places
 
 
 def answers(run: str, out: Path) -> None:
-    """A worker's greedy answers to ``TEXTS``."""
+    """Writes a worker's greedy answers to ``TEXTS``."""
     from jetstream.core.proto import jetstream_pb2 as pb
     from jetstream.core.proto import jetstream_pb2_grpc as rpc
 
@@ -84,7 +84,7 @@ def answers(run: str, out: Path) -> None:
 
 
 def logits(source: str, out: Path, tokens: np.ndarray) -> None:
-    """The logits of one row of tokens, by the trainer's model."""
+    """Writes the logits of one row of tokens, computed by the trainer's model."""
     from maxtext_overrides.config.loading import load_to_check
     from maxtext_overrides.models.forward import EXACT, Forward
     from maxtext_overrides.models.reading import Checkpoint
@@ -98,7 +98,7 @@ def logits(source: str, out: Path, tokens: np.ndarray) -> None:
 
 
 def compare(exported: str, ours: Path) -> bool:
-    """Prints how far transformers is from what the other half has written."""
+    """Prints the differences between transformers and the results of the other half."""
     import torch
     import transformers
 

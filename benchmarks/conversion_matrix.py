@@ -1,4 +1,4 @@
-"""Models of every family and many options: converted, trained, exported, beside transformers.
+"""Converts, trains and exports models of every family, and compares them with transformers.
 
     python -m venv torchenv; torchenv/bin/pip install torch transformers safetensors tokenizers
     python benchmarks/conversion_matrix.py --torch-python torchenv/bin/python --work matrix
@@ -11,10 +11,10 @@ it is trained for three steps and exported, and transformers' logits and greedy 
 compared with those that MaxText computes with the trained checkpoint.
 
 The first 64 tokens are also compared at far positions, up to 8,064. The exit status is 1 if a
-difference is above 2e-4, in proportion beyond 128 tokens, or a greedy token differs. What is in
-``--work`` is not computed again. ``--markdown`` prints the table of docs/your_model.md.
+difference is above 2e-4, in proportion beyond 128 tokens, or a greedy token differs. Results in
+``--work`` are not computed again. ``--markdown`` prints the table of docs/your_model.md.
 
-Three processes do all of it: the second is this one, the others run with the Python that has torch.
+Three processes are used: the second is this one, the others run with the Python that has torch.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ COLUMNS = ("logits", "back", "trained")  # differences: of what HEADS says in mo
 
 
 def make(work: Path, names: Sequence[str]) -> None:
-    """With torch: the models, and what transformers computes with them."""
+    """Makes the models, and computes their logits with transformers; needs torch."""
     import tiny_models
     import transformers
     from safetensors import safe_open
@@ -232,7 +232,7 @@ def make(work: Path, names: Sequence[str]) -> None:
 
 
 def convert_and_train(work: Path, name: str) -> None:
-    """With MaxText: the model there, back, and trained; what MaxText computes with both."""
+    """Converts, exports and trains a model, and computes its logits with MaxText."""
     from tiny_loop import TINY, Recorder, train
 
     from maxtext_overrides.models.logits import Agreement, Expected
@@ -279,7 +279,7 @@ def convert_and_train(work: Path, name: str) -> None:
 
 
 def forward(source: str, config: str | None, argv: Sequence[str], length: int) -> Any:
-    """MaxText's own forward pass with a checkpoint."""
+    """Returns MaxText's own forward pass with a checkpoint."""
     from maxtext_overrides.config.loading import load_to_check
     from maxtext_overrides.models.forward import EXACT, Forward
     from maxtext_overrides.models.reading import Checkpoint
@@ -292,7 +292,7 @@ def forward(source: str, config: str | None, argv: Sequence[str], length: int) -
 
 
 def check(work: Path, names: Sequence[str]) -> None:
-    """With torch: what transformers computes with the exports."""
+    """Computes logits of the exports with transformers; needs torch."""
     from transformers_program import greedy, loaded, logits
 
     for name in names:
@@ -321,7 +321,7 @@ def half(python: str, what: str, work: Path, names: Sequence[str]) -> None:
 
 
 def holds(result: dict[str, Any]) -> bool:
-    """Nothing differs by more than the limit."""
+    """True if no difference exceeds the limit."""
     same = all(result[key][0] == result[key][1] for key in ("best", "greedy", "trained_greedy"))
     accepted = LARGEST * max(1.0, result["tokens"] / EXACT_TO)
     return same and result["shares"] <= 1.0 and all(result[key] <= accepted for key in COLUMNS)
@@ -352,7 +352,7 @@ HEADS = (
 
 
 def run(work: Path, python: str, names: Sequence[str]) -> None:
-    """Those of the given configurations that are not finished."""
+    """Runs the given configurations that are not finished."""
     left = [name for name in names if not (work / name / "result.json").exists()]
     for name in left:
         shutil.rmtree(work / name, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What curation buys: rollouts until a model solves as much of the held-out problems.
+"""Measures how many rollouts each curation method needs to reach a held-out pass rate.
 
     .venv/bin/python benchmarks/curation.py --json FILE --plot FILE
     .venv/bin/python benchmarks/curation.py --methods uniform --seeds 1
@@ -41,13 +41,13 @@ def show_start(start: Result) -> None:
 
 
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The runs of each method that has some, in the order of ``METHODS``."""
+    """Returns the runs of each method that has some, in the order of ``METHODS``."""
     found = {name: [one for one in results if one["method"] == name] for name in METHODS}
     return {name: of for name, of in found.items() if of}
 
 
 def show(results: Sequence[Result], target: float) -> None:
-    """What was spent until the target, and what the runs can do in the end."""
+    """Prints the cost until the target, and the results at the end of the runs."""
     table = Table(title=f"until pass@1 of held-out {HELD_OUT} problems is {target:g}")
     columns = ("method", "seeds", "rollouts", "ratio", "tokens", "ratio", "steps")
     for name in (*columns, *(f"{part} at the end" for part in PARTS)):
@@ -69,7 +69,7 @@ def show(results: Sequence[Result], target: float) -> None:
 
 
 def show_ratios(results: Sequence[Result], targets: Sequence[float]) -> None:
-    """Whether the order of the methods depends on the target."""
+    """Prints the cost for several targets, to show if the order of the methods depends on them."""
     table = Table(title="rollouts until a target, over those of uniform")
     for name in ("method", *(f"{target:g}" for target in targets)):
         table.add_column(name, justify="left" if name == "method" else "right")
@@ -84,7 +84,7 @@ def show_ratios(results: Sequence[Result], targets: Sequence[float]) -> None:
 
 
 def summary(found: Sequence[Result], target: float) -> Result:
-    """What the runs of a method spent until the target.
+    """Returns the cost of a method's runs until the target.
 
     Returns:
       ``seeds`` and ``reached``, numbers of runs; ``rollouts``, ``tokens`` and ``steps``: one value
@@ -99,7 +99,7 @@ def summary(found: Sequence[Result], target: float) -> Result:
 
 
 def _spread(values: Sequence[float], form: str = "{:,.0f}") -> str:
-    """Mean and range."""
+    """Returns mean and range as text."""
     if not values:
         return "not reached"
     mean, low, high = (form.format(f(values)) for f in (statistics.mean, min, max))
@@ -112,7 +112,7 @@ def _ratio(values: Sequence[float], uniform: Sequence[float]) -> str:
 
 
 def plot(results: Sequence[Result], target: float, path: Path) -> None:
-    """Held-out pass@1 against rollouts: seeds thin, their mean thick."""
+    """Plots held-out pass@1 against rollouts: seeds thin, their mean thick."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -139,7 +139,7 @@ def plot(results: Sequence[Result], target: float, path: Path) -> None:
 
 
 def run_all(place: Place, trials: Sequence[Trial], told: Callable[[str], None]) -> None:
-    """Runs what is not finished yet, one after the other."""
+    """Runs the unfinished trials, one after the other."""
     left = [one for one in trials if not place.is_finished(one)]
     for number, trial in enumerate(left, start=1):
         began_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a run of ``curation.py`` spent until it reached the target, from the run's own records."""
+"""Computes the cost of a run of ``curation.py`` until the target, from the run's own records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HIGH, LOW = 0.9, 0.1  # pass rates from which a prompt teaches nothing
 
 @dataclass(frozen=True)
 class Cost:
-    """What was spent up to some moment.
+    """The cost of a run up to some moment.
 
     Attributes:
       steps: training steps.
@@ -39,14 +39,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation: what was spent before it, and pass@1 on each held-out set."""
+    """One evaluation: the cost before it, and pass@1 on each held-out set."""
 
     cost: Cost
     pass_at_1: dict[str, float]
 
 
 def generated(segments: Iterable[journal.Segment]) -> dict[int, Cost]:
-    """Step -> what was generated until its batch was complete; 0: nothing.
+    """Returns step -> cost of all that was generated until its batch was complete; 0 -> no cost.
 
     A step that was committed again after a resume counts as when it was first committed.
     """
@@ -63,10 +63,11 @@ def generated(segments: Iterable[journal.Segment]) -> dict[int, Cost]:
 
 
 def curve(run: Path, measured: Cost) -> list[Point]:
-    """The evaluations of a run by version.
+    """Returns the evaluations of a run by version.
 
     Args:
-      measured: what was generated before the run, to choose its prompts.
+      run: directory of the run.
+      measured: cost of measuring pass rates before the run, to choose its prompts.
     """
     files = RunFiles(run)
     costs = generated(segment for segment, _ in journal.read(files))
@@ -78,7 +79,7 @@ def curve(run: Path, measured: Cost) -> list[Point]:
 
 
 def crossing(points: Sequence[Point], held_out: str, target: float) -> Cost | None:
-    """What was spent when pass@1 on a set first reached the target; None: it did not.
+    """Returns the cost when pass@1 on a set first reached the target; None if it did not.
 
     Between two evaluations, pass@1 is assumed to be linear in the cost.
     """
@@ -97,15 +98,16 @@ def crossing(points: Sequence[Point], held_out: str, target: float) -> Cost | No
 
 
 def measured_cost(rates: MeasuredRates) -> Cost:
-    """What ``rlax measure`` generated."""
+    """Returns the cost of ``rlax measure``."""
     samples = sum(float(rates.column(name).sum()) for name in ("passed", "failed", "errored"))
     return Cost(0, samples, float(rates.column("tokens").sum()))
 
 
 def shares(rates: MeasuredRates, part_of: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Of each part, and of all: the number of prompts and their shares by pass rate.
+    """Returns the number of prompts and their shares by pass rate, for each part and for all.
 
     Args:
+      rates: measured pass rates.
       part_of: id -> part.
     """
     passed, failed = rates.column("passed"), rates.column("failed")

@@ -1,4 +1,4 @@
-"""The runs of ``curation.py``: what their methods differ in, and their shared warm start."""
+"""The runs of ``curation.py``: the options of each method, and the shared warm start."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Method:
     """One way to choose prompts.
 
     Attributes:
-      title: in the table.
-      options: of ``rlax train``.
-      groups: in a batch.
-      measured: whether prompts are chosen by pass rates that were measured before the run.
+      title: title in the table.
+      options: options of ``rlax train``.
+      groups: number of groups in a batch.
+      measured: True if prompts are chosen by pass rates that were measured before the run.
     """
 
     title: str
@@ -118,7 +118,7 @@ class Place:
         return self.directory / "warm" / "prepared" / "warm_start"
 
     def options(self, train: str, name: str) -> list[str]:
-        """Of every command: prompts of a file, and where the run is."""
+        """Returns the options of every command: files of prompts, and the run's directory."""
         files = {"train": train, "validation": "warm_validation"} | {part: part for part in PARTS}
         found = {split: str(self.prompts / f"{file}.jsonl") for split, file in files.items()}
         source = {"name": "jsonl", "chat": False, "splits": found}
@@ -131,7 +131,7 @@ class Place:
         ]
 
     def prepare(self) -> None:
-        """Prompts, warm start and measured pass rates, as far as they are not there yet."""
+        """Makes the prompts, the warm start and the measured pass rates if they do not exist."""
         console = Console()
         if not self.prompts.exists():
             write(unfinished := self.directory / "prompts.unfinished", SIZES)
@@ -168,11 +168,11 @@ class Place:
             )
 
     def train(self, trial: Trial) -> None:
-        """Runs one trial, or continues it."""
+        """Runs or continues one trial."""
         rlax("train", CONFIG, *self.arguments(trial))
 
     def arguments(self, trial: Trial) -> list[str]:
-        """Of ``rlax train`` for a trial."""
+        """Returns the arguments of ``rlax train`` for a trial."""
         method = METHODS[trial.method]
         sets = {part: {"split": part, "samples": 2} for part in PARTS if part != HELD_OUT}
         options = [
@@ -201,13 +201,13 @@ class Place:
         return options
 
     def is_finished(self, trial: Trial) -> bool:
-        """Whether it has all its steps, or more, and was evaluated after them."""
+        """True if the trial has all its steps, or more, and was evaluated after them."""
         summary = self._summary(trial)
         evaluated = summary.get("pass_at_1_after") is not None
         return evaluated and summary["steps"] >= trial.steps
 
     def result(self, trial: Trial, targets: Sequence[float]) -> dict[str, Any]:
-        """The figures of a finished run."""
+        """Returns the figures of a finished run."""
         run, summary = self.directory / trial.name, self._summary(trial)
         before = measured_cost(read_table(str(self.rates)))
         points = curve(run, before if METHODS[trial.method].measured else Cost())
@@ -230,7 +230,7 @@ class Place:
 
 
 def rlax(*words: str | Path) -> None:
-    """Runs a command; what it prints goes to nowhere, unless it fails.
+    """Runs a command; its output is discarded unless it fails.
 
     Raises:
       RuntimeError: it failed.

@@ -1,7 +1,7 @@
 """The prompts of ``curation.py``: arithmetic in three parts, of which one is worth training on.
 
-A model of the demo's size first learns the warm-up prompts by supervised training. Then the parts
-are for it
+A model of the demo's size first learns the warm-up prompts by supervised training. For this model
+the parts are
 
 - trivial: a two-digit number and a one-digit number without a carry, ``34+05=`` or ``05+34=``.
   The warm-up has all that are trained on.
@@ -33,12 +33,12 @@ Problem = tuple[str, str]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Number of prompts.
+    """The numbers of prompts.
 
     Attributes:
-      train: of each part, in training.
-      held_out: of each part, in evaluations; a problem more where its mirror image would be apart.
-      warm_up: learnable ones that the warm start trains on, beside all trivial ones.
+      train: training prompts of each part.
+      held_out: evaluation prompts of each part; one more if a mirrored pair would be divided.
+      warm_up: learnable prompts that the warm start trains on, in addition to all trivial ones.
     """
 
     train: dict[str, int]
@@ -47,11 +47,12 @@ class Sizes:
 
 
 def problems(part: str, held_out: int, stopping: int) -> dict[str, list[Problem]]:
-    """The problems of a part in an order by chance that never changes.
+    """Returns the problems of a part in a random order that never changes.
 
     ``34+05=`` and ``05+34=`` are in the same split.
 
     Args:
+      part: the part.
       held_out, stopping: number of problems in these splits.
 
     Returns:
@@ -75,7 +76,7 @@ def problems(part: str, held_out: int, stopping: int) -> dict[str, list[Problem]
 
 
 def parts_by_id(directory: Path) -> dict[str, str]:
-    """Id -> part of each training prompt that ``write`` has written."""
+    """Returns id -> part of each training prompt that ``write`` has written."""
     rows = map(json.loads, (directory / "train.jsonl").read_text().splitlines())
     found = {}
     for row in rows:
@@ -85,7 +86,7 @@ def parts_by_id(directory: Path) -> dict[str, str]:
 
 
 def write(directory: Path, sizes: Sizes) -> None:
-    """One file of JSON lines for each split, and those of the warm start."""
+    """Writes one file of JSON lines for each split, and those of the warm start."""
     directory.mkdir(parents=True, exist_ok=True)
     found = {
         part: problems(part, sizes.held_out[part], STOPPING if part == "learnable" else 0)

@@ -1,6 +1,6 @@
-"""A worker's prefill and decode steps, with scanned weights laid out and as they are published.
+"""Compares a worker's prefill and decode steps with scanned weights laid out and as published.
 
-Both ways take turns in one process, on the decode engine of a worker with random weights
+Both ways alternate in one process, on the decode engine of a worker with random weights
 (``maxtext_overrides/sampler/layer_major.py``). Further arguments are MaxText keys:
 
     python benchmarks/decoding.py --work smollm2 dtype=bfloat16
@@ -30,10 +30,13 @@ Times = dict[str, dict[str, list[float]]]
 
 
 def measure(work: str, keys: Sequence[str], turns: int, prompt_tokens: int) -> Times:
-    """Way -> seconds of filling all slots with prompts, and of one decode step, for each turn.
+    """Returns, for each way and turn, seconds of filling all slots and of one decode step.
 
     Args:
-      turns: measured ones, after one in which both ways compile.
+      work: name of the model.
+      keys: MaxText keys.
+      turns: number of measured turns, after one in which both ways compile.
+      prompt_tokens: length of the prompts.
     """
     import jax
 

@@ -1,7 +1,7 @@
-"""What the fingerprint of one weight version costs: 1 GB in 64 arrays, bfloat16 and float32.
+"""Times the fingerprint of one weight version: 1 GB in 64 arrays, bfloat16 and float32.
 
-On the device as trainer and workers compute it, and on the host by the definition, which tests and
-tools use. The first call, which compiles, is reported apart::
+It is computed on the device as in trainer and workers, and on the host by the definition, which
+tests and tools use. The first call, which compiles, is reported apart::
 
     taskset -c 0 python benchmarks/fingerprint.py       # one core
     python benchmarks/fingerprint.py --gigabytes 4
@@ -49,7 +49,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def measure(dtype: str, nbytes: int, rounds: int) -> dict[str, Any]:
-    """Seconds of the first call, of each later one, and their median."""
+    """Returns seconds of the first call, of each later one, and their median."""
     import jax
 
     from rlax_plugin.weights.fingerprint import fingerprint

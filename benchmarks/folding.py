@@ -1,8 +1,9 @@
-"""Train steps on a CPU with matrix products folded to two axes, and as MaxText writes them.
+"""Times train steps on a CPU with matrix products folded to two axes, and without.
 
-MaxText's own train loop gets a train step that has two programs and takes them in turns, step by
-step. CPU time is that of the process and tells the two apart also where others use the cores. A
-peak of memory belongs to one program with ``--only``. Further arguments are MaxText keys:
+MaxText's own train loop gets a train step that has two programs and alternates between them, step
+by step. CPU time is that of the process, and so distinguishes the two even if other programs use
+the cores. A peak of memory belongs to one program with ``--only``. Further arguments are MaxText
+keys:
 
     python benchmarks/folding.py --work smollm2 dtype=bfloat16 per_device_batch_size=16 \\
         gradient_accumulation_steps=4
@@ -51,7 +52,7 @@ WAYS = ("stock", "folded")
 
 
 def batch_of(rows: int, length: int, vocabulary: int) -> Mapping[str, np.ndarray]:
-    """Random tokens; the second half of each row trains."""
+    """Returns random tokens; the second half of each row trains."""
     from rlax_plugin.objective.batches import ARRAYS
 
     rng = np.random.default_rng(0)
@@ -68,7 +69,7 @@ def batch_of(rows: int, length: int, vocabulary: int) -> Mapping[str, np.ndarray
 
 
 class Turns:
-    """A train step that is compiled once for each way, and takes the ways in turns.
+    """A train step that is compiled once for each way, and alternates between the ways.
 
     Attributes:
       spent: way -> wall and CPU seconds of each of its steps but the first, which compiles.
@@ -82,7 +83,7 @@ class Turns:
     def jit_train_step(
         self, config: Any, model: Any, state: Any, *shardings: Any, **named: Any
     ) -> Turns:
-        """Stands in for MaxText's; the arguments behind ``state`` hold the step itself."""
+        """Replaces MaxText's function; the arguments after ``state`` include the step itself."""
         state_shardings, data_sharding, train_step, params_shardings = shardings
         self._programs = {
             way: self._jit_train_step(
@@ -100,7 +101,7 @@ class Turns:
         return self
 
     def lower(self, *arguments: Any) -> Any:
-        """MaxText logs what the compiler says of a train step."""
+        """Returns the lowered program of one way; MaxText logs the compiler's report on it."""
         return self._programs[next(iter(self.spent))].lower(*arguments)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -118,7 +119,7 @@ class Turns:
 
 
 def _traced(train_step: Callable[..., Any], way: str) -> Callable[..., Any]:
-    """A function of its own for each way, so that JAX traces each."""
+    """Returns a separate function for each way, so that JAX traces each."""
     from maxtext_overrides import folding
 
     def step(*arguments: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What curating a data set costs: contamination, choosing, and starting with the kept prompts.
+"""Times curating a data set: contamination, choosing, and starting with the kept prompts.
 
     .venv/bin/python benchmarks/offline_curation.py --count 1000000 --problems 10000
 
 The prompts are texts of about 60 words over 20,000 words; one in a thousand is a problem of the
-evaluation set, whole or in part. Times are of the processor, so that other programs on the machine
+evaluation set, whole or in part. Times are CPU times, so that other programs on the machine
 do not count; memory is the largest growth of the resident set in each part.
 """
 
@@ -38,7 +38,7 @@ VOCABULARY, WORDS, EVERY = 20_000, 60, 1000
 
 
 def texts(count: int, seed: int) -> Iterator[str]:
-    """Sentences of words that are drawn as in a language: few of them often."""
+    """Yields sentences of words sampled as in a language: a few of them often."""
     draw = np.random.default_rng(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = np.array([a + b + c + d for a, b, c, d in product(letters[:2], *3 * (letters,))])
@@ -52,7 +52,7 @@ def texts(count: int, seed: int) -> Iterator[str]:
 
 
 def table(path: Path, count: int, problems: list[str]) -> PromptTable:
-    """Training prompts, prepared as a data set is."""
+    """Returns training prompts, prepared as for a data set."""
     writer = TableWriter(path)
     for number, text in enumerate(texts(count, 1)):
         if number % EVERY == 0:

@@ -1,7 +1,7 @@
-"""Train-step time per real token: samples packed into rows against one sample per row.
+"""Times train steps per real token: samples packed into rows against one sample per row.
 
 The same samples, with long-tailed lengths, go through MaxText's own train loop twice, in one
-process, in turns of whole loops: padded, packed, padded, packed.
+process, alternating by whole loops: padded, packed, padded, packed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODEL = ("base_num_decoder_layers=4", "base_emb_dim=256", "base_mlp_dim=1024", "
 
 
 def batch_of(step: int, rng: np.random.Generator) -> TrainBatch:
-    """Samples of log-normal lengths, median 40, cut at the longest completion allowed."""
+    """Returns samples of log-normal lengths, median 40, cut at the longest completion allowed."""
     groups: list[ScoredGroup] = []
     for number in range(GROUPS):
         lengths = np.clip(rng.lognormal(np.log(40), 0.9, SAMPLES), 1, COMPLETION).astype(int)
@@ -57,7 +57,7 @@ def batch_of(step: int, rng: np.random.Generator) -> TrainBatch:
 def step_times(
     batches: list[Mapping[str, np.ndarray]], sequences_per_row: int, directory: str
 ) -> list[float]:
-    """Seconds of each train step but the first ones."""
+    """Returns the seconds of each train step but the first ones."""
     import jax
 
     from maxtext_overrides.config.loading import initialize

@@ -1,10 +1,10 @@
-"""What pass rates cost with many prompts, and whether their intervals are right.
+"""Measures the cost of pass rates with many prompts, and the coverage of their intervals.
 
     .venv/bin/python benchmarks/pass_rates.py costs --count 10000 1000000
     .venv/bin/python benchmarks/pass_rates.py coverage
     .venv/bin/python benchmarks/pass_rates.py shapes
 
-``costs``: all prompts are measured. A step chooses 64 prompts with draws from their posteriors and
+``costs``: all prompts are measured. A step chooses 64 prompts by sampling from their posteriors and
 observes 64 groups. A snapshot has a part on the event loop, the copy, and the rest on another
 thread; meanwhile a ticker on the loop measures the longest time for which nothing else could run.
 Each count has a process of its own. ``coverage``: see ``tests/helpers/drifting_rates.py``;
@@ -54,7 +54,7 @@ TAUS = (50, 100, 200, 400, 800, 1600)
 
 
 def prompt_table(count: int) -> PromptTable:
-    """Short prompts; only ids and tokens are ever read of most."""
+    """Returns short prompts; only ids and tokens are ever read of most."""
     rng, texts = np.random.default_rng(0), [f"{n}?" for n in range(count)]
     ids = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(16), count, [None, pa.py_buffer(rng.bytes(16 * count))]
@@ -70,10 +70,10 @@ def prompt_table(count: int) -> PromptTable:
 
 
 async def longest_ms(work: Callable[[], Awaitable[Any]]) -> tuple[float, float, float, Any]:
-    """Of some work: its time, the longest stay on the loop, the longest without any, its result.
+    """Returns the time of some work, the longest gap on the loop during it and after, its result.
 
-    Times in ms; the last two are the longest gaps between two ticks, during the work and for as
-    long before it, which is what the machine adds.
+    Times in ms. A gap is the time between two ticks; the gap after the work, over an equally long
+    time, shows the machine's own share.
     """
     gaps: list[float] = []
 
@@ -203,7 +203,7 @@ def show_coverage(prompts: int, visits: int) -> None:
 
 
 def show_shapes(prompts: int, visits: int) -> None:
-    """Rates that are not uniform, with the default prior and with one of the same shape."""
+    """Prints results for rates that are not uniform, with the default prior and a matching one."""
     print("| rates | tau | prior | half-life | coverage |\n| --- | --- | --- | --- | --- |")
     for shape in SHAPES:
         for tau in (200, 1600):

@@ -1,9 +1,9 @@
-"""What finished runs of a pretrained model gained, and where their steps' time went.
+"""Shows the gains of finished runs of a pretrained model, and the time of their steps by phase.
 
     make demo-smollm2
     .venv/bin/python benchmarks/pretrained.py runs/smollm2-largest-seed0 --json FILE --plot FILE
 
-Reads what a run has written: its summary and the metrics of every step.
+Reads the files that a run has written: its summary and the metrics of every step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SMOOTHED = 5  # steps
 
 
 def read(run: Path) -> dict[str, Any]:
-    """The figures of one run.
+    """Returns the figures of one run.
 
-    A step counts once: that of the last process, where a killed one had computed it as well.
+    A step counts once: if a killed process had computed it as well, the last process counts.
     """
     summary = json.loads((run / "summary.json").read_text())
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -80,7 +80,7 @@ def _measured(one: dict[str, Any]) -> str:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """The mean reward of each step's samples, one line for each run of more than a few steps.
+    """Plots the mean reward of each step's samples, one line for each run of more than a few steps.
 
     Samples are pooled, so where groups are screened, prompts whose first samples are equal count
     less, and the mean is higher than that of all prompts.
@@ -107,7 +107,7 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def kept(path: Path) -> list[dict[str, Any]]:
-    """What ``--json`` has written of runs that may be gone by now."""
+    """Returns the figures that ``--json`` has written, whose runs may no longer exist."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

@@ -1,10 +1,10 @@
-"""What a data set of prompts costs: time to the first prompt, memory, and time per RL step.
+"""Measures a data set of prompts: time to the first prompt, memory, and time per RL step.
 
     .venv/bin/python benchmarks/prompts.py --count 10000 1000000
 
-The prompts are short questions in a file of JSON lines. Each figure is of a process of its own:
-"cold" has the data set prepared, "prepared" opens what was prepared before. A step chooses 64
-prompts and saves the run state, as JSON; what pass rates cost is in ``pass_rates.py``.
+The prompts are short questions in a file of JSON lines. Each figure is from a process of its own:
+"cold" prepares the data set, "prepared" opens a data set prepared before. A step chooses 64
+prompts and saves the run state, as JSON; ``pass_rates.py`` measures the cost of pass rates.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAMPLERS = {
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A token for each byte."""
+    """Writes a tokenizer with a token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -59,7 +59,7 @@ def write_prompts(path: Path, count: int) -> None:
 
 
 def measure(directory: Path, count: int, *, steps: bool) -> dict[str, Any]:
-    """Of this process, which has read nothing before."""
+    """Returns the figures of this process, which must not have read anything before."""
     tokenizer = Tokenizer.load(directory / "model", "tokenizer_path")
     config = JsonlConfig(path=str(directory / f"{count}.jsonl"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,8 +1,8 @@
-"""Publish-to-serving: how long until two workers hold a new weight version, verified.
+"""Publish-to-serving: times how long it takes until two workers hold a new, verified version.
 
 One process saves (fingerprints of the fresh buffers, then the store), two others load, fingerprint
-what arrived on their device and compare. Beside it, in the same run, the floor: one plain write and
-two plain reads of as many bytes, one after the other. Run it with nothing else on the machine::
+the arrays on their device and compare. In the same run the lower limit is measured: one plain write
+and two plain reads of as many bytes, one after the other. Run it with nothing else on the machine::
 
     python benchmarks/publish.py            # 512 MB and the small model
     python benchmarks/publish.py --small    # the small model only
@@ -68,7 +68,7 @@ def random_arrays(spec: Spec) -> dict[str, Any]:
 
 
 def read_versions(connection: Connection, spec: Spec) -> None:
-    """A worker: for each (path, fingerprints) it gets, answers with its phases in seconds."""
+    """Acts as a worker: answers each (path, fingerprints) with the seconds of its phases."""
     import jax
     import jax.numpy as jnp
     from rlax_orbax.store import OrbaxStore
@@ -97,7 +97,7 @@ def read_versions(connection: Connection, spec: Spec) -> None:
 
 
 def plain(directory: Path, size: int) -> dict[str, float]:
-    """One plain write and READERS plain reads of a file, one after the other, in seconds."""
+    """Returns seconds of one plain write and READERS plain reads of a file, one after the other."""
     path, data = directory / "plain", np.random.default_rng(0).bytes(size)
     started = time.perf_counter()
     path.write_bytes(data)
@@ -110,7 +110,7 @@ def plain(directory: Path, size: int) -> dict[str, float]:
 
 
 def publish(directory: Path, spec: Spec, rounds: int) -> list[dict[str, float]]:
-    """Rounds of: fingerprint, save, both readers load and verify. Phases in seconds."""
+    """Returns the seconds of each phase in rounds of fingerprint, save, load and verify."""
     from rlax_orbax.store import OrbaxStore
 
     from rlax_plugin.weights.fingerprint import fingerprint
@@ -165,7 +165,7 @@ def publish(directory: Path, spec: Spec, rounds: int) -> list[dict[str, float]]:
 
 
 def latency_ms(directory: Path, rounds: int) -> dict[str, float]:
-    """Medians for the small model, in one process, in milliseconds."""
+    """Returns medians for the small model, in one process, in milliseconds."""
     import jax
     from rlax_orbax.store import OrbaxStore
 

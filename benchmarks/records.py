@@ -1,8 +1,8 @@
-"""What the records of a run cost, against its own step time.
+"""Measures the cost of a run's records, compared with its own step time.
 
-Takes a finished run and writes its events and samples down once more, step by step, through the
+Takes a finished run and writes its events and samples once more, step by step, through the
 same recorder, ledger and journal; then fingerprints its last weight version. CPU time is what
-counts on a machine that the trainer and its workers keep busy::
+matters on a machine that the trainer and its workers keep busy::
 
     python benchmarks/records.py runs/demo-seed0
 """
@@ -26,7 +26,7 @@ from rlax_plugin.records.recorder import Recorder
 
 
 def _measured(files: RunFiles) -> dict[str, float]:
-    """Medians over the run's steps, ms."""
+    """Returns medians over the run's steps, ms."""
     lines = [json.loads(line) for line in files.get("metrics.jsonl").splitlines()]
     return {
         "step_ms": 1e3 * statistics.median(m["time/step_s"] for m in lines),
@@ -35,7 +35,7 @@ def _measured(files: RunFiles) -> dict[str, float]:
 
 
 async def _write_again(files: RunFiles, directory: Path, most: int) -> list[tuple[float, float]]:
-    """CPU and wall seconds of each step's records, loop's thread and recorder's together."""
+    """Returns CPU and wall seconds of each step's records, of both threads together."""
 
     def failed(error: BaseException) -> None:
         raise error
@@ -58,7 +58,7 @@ async def _write_again(files: RunFiles, directory: Path, most: int) -> list[tupl
 
 
 def _fingerprint_s(files: RunFiles) -> float:
-    """CPU seconds of one fingerprint of the run's last version, on one device."""
+    """Returns CPU seconds of one fingerprint of the run's last version, on one device."""
     import jax
     from rlax_orbax.layout import METADATA_FILE, decode
 

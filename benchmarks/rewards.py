@@ -1,9 +1,9 @@
-"""What the reward processes cost: calls per second, calls at a time, microseconds per sample.
+"""Measures the reward processes: calls per second, concurrent calls, microseconds per sample.
 
     .venv/bin/python benchmarks/rewards.py
 
 A reward that sleeps scores groups in several processes, as a function and async in a single
-process; a trivial one scores group after group in one process, which shows what a sample costs
+process; a trivial one scores group after group in one process, which shows the cost of a sample
 apart from its reward.
 """
 
@@ -51,7 +51,7 @@ PROMPT = Prompt("p", np.arange(64, dtype=np.int32), "1+2=", "3")
 async def seconds(
     reward: str, processes: int, *, groups: int, size: int, at_once: int, rounds: int
 ) -> float:
-    """Time to score all groups, of which some are scored at a time; the best of some rounds."""
+    """Returns the best time of several rounds for scoring all groups, ``at_once`` at a time."""
     section = RlaxSection.model_validate(
         {
             "plugins": ["timed_rewards"],

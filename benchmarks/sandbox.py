@@ -1,4 +1,4 @@
-"""What the sandbox costs: tests per second, on all cores and on one, and how long a start takes.
+"""Measures the sandbox: tests per second, on all cores and on one, and the time of a start.
 
     .venv/bin/python benchmarks/sandbox.py
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _seconds(kind: str, count: int) -> float:
-    """For so many tests, after the first one."""
+    """Returns the seconds for ``count`` tests after the first one."""
     reward = PythonTests(PythonTestsConfig(allow_weak=True, max_tests=count, sample_s=600))
     test = {"program": {"input": "1 2", "output": "3"}, "assert": "assert add(1, 2) == 3"}[kind]
     code = {"program": "print(sum(map(int, input().split())))", "assert": ADD}[kind]

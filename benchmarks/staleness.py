@@ -1,9 +1,9 @@
-"""What old samples do to each objective: arithmetic at staleness bounds 1 and 16.
+"""Measures the effect of old samples on each objective: arithmetic, staleness bounds 1 and 16.
 
 Whole runs of the demo's task (configs/demo.yml), all from one warm start, with several seeds. At a
 bound of k with ``reload_every`` 1 the controller generates k steps ahead, so that in the long run
 nearly every sample is k versions old when it trains. Finished runs are kept and not repeated: an
-interrupted benchmark goes on where it was.
+interrupted benchmark continues where it was.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Trial:
 
 
 def train(argv: Sequence[str], core: int | None = None) -> None:
-    """Runs ``rlax train``; what it prints goes to the run's own log."""
+    """Runs ``rlax train``; its output goes to the run's own log."""
     environment = os.environ | {"TERM": "dumb"}
     command = [sys.executable, "-m", "rlax_plugin", "train", str(CONFIG), *argv]
     if core is not None:
@@ -104,7 +104,7 @@ def train(argv: Sequence[str], core: int | None = None) -> None:
 
 
 def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
-    """What a finished run reports; None if it is not finished."""
+    """Returns the figures of a finished run; None if it is not finished."""
     run = directory / trial.name
     try:
         summary = json.loads((run / "summary.json").read_text())
@@ -132,7 +132,7 @@ def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
 
 
 def run_all(directory: Path, trials: Sequence[Trial], jobs: int) -> None:
-    """Runs what is not finished yet, ``jobs`` at a time, each on a core of its own."""
+    """Runs the unfinished trials, ``jobs`` at a time, each on a core of its own."""
     warm = directory / "warm"
     console = Console()
     if not (warm / "summary.json").exists():
@@ -177,7 +177,7 @@ def show(results: Sequence[dict[str, Any]]) -> None:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Mean reward of each step's samples, seeds thin, their mean thick."""
+    """Plots the mean reward of each step's samples: seeds thin, their mean thick."""
     import matplotlib
 
     matplotlib.use("Agg")

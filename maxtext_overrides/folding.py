@@ -1,13 +1,13 @@
-"""Contractions with matrices of weights, as XLA's CPU backend computes them fast.
+"""Contracts activations with weight matrices in the form that XLA's CPU backend computes fast.
 
-MaxText contracts [rows, length, features] with [features, out]. The forward pass does not mind, but
-for the gradient of the matrix XLA then sums over two axes, rows and length, in a slow program: one
-576 x 1536 matrix and 1024 tokens, forward and backward, took 19 ms in float32 and 54 ms in
-bfloat16, and with rows and length as one axis 13 and 10 ms. The numbers are the same but for
-rounding in bfloat16.
+MaxText contracts [rows, length, features] with [features, out]. The forward pass is as fast either
+way, but for the gradient of the matrix XLA then sums over two axes, rows and length, in a slow
+program: one 576 x 1536 matrix and 1024 tokens, forward and backward, took 19 ms in float32 and
+54 ms in bfloat16, and with rows and length as one axis 13 and 10 ms. The results are the same
+except for rounding in bfloat16.
 
-Only matrices are folded. Kernels of three axes, such as [features, heads, head_dim], are contracted
-as fast as they are, and folded, some of them become slower.
+Only matrices are folded. Kernels of three axes, such as [features, heads, head_dim], are already
+contracted fast, and folding makes some of them slower.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ OVERRIDES = FOLDING
 
 
 def pays() -> bool:
-    """Whether to fold: on a CPU, and with one device, as folded axes could not be sharded apart."""
+    """True on a CPU with one device; with several, folded axes could not be sharded apart."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
 def fold(inputs: jax.Array) -> jax.Array:
-    """[..., features] as [rows, features]."""
+    """Returns [..., features] reshaped to [rows, features]."""
     return inputs.reshape(-1, inputs.shape[-1])
 
 
 def install(allow_untested: bool = False) -> None:
-    """Replaces the function for the rest of the process; again is no change.
+    """Replaces MaxText's function for the rest of the process; a second call changes nothing.
 
-    The trainer does it before it traces a model. Workers have no backward pass, so nothing to gain.
+    The trainer calls it before it traces a model. Workers have no backward pass and gain nothing.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, allow_untested)
     linears, name, stock = resolve(OVERRIDES[0].symbol)
@@ -49,7 +49,7 @@ def install(allow_untested: bool = False) -> None:
 
 
 def folding(stock: Any) -> Any:
-    """``_compute_dot_general_nnx`` that folds what pays, and leaves the rest to ``stock``."""
+    """Returns ``_compute_dot_general_nnx`` with folding where it pays, and ``stock`` elsewhere."""
 
     @functools.wraps(stock)  # so that what is checked stays MaxText's source
     def compute_dot_general(

@@ -1,8 +1,8 @@
-"""Llama 3's scaling of rotary positions with a factor other than MaxText's 8, as Llama 3.2 has it.
+"""Supports Llama 3's scaling of rotary positions with factors other than 8, as in Llama 3.2.
 
 ``rope_type: llama3.1`` divides low frequencies by 8, which no key of MaxText changes. Here
 ``rope_linear_scaling_factor``, which MaxText does not read with that type, is the factor unless it
-is 1. Stock MaxText computes such a model with 8: other numbers, and no message.
+is 1. Stock MaxText would compute such a model with 8, and so wrongly, without a message.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ OVERRIDES = ROPE_SCALING
 
 
 def install(allow_untested: bool = False) -> None:
-    """Wraps the function for the rest of the process; again is no change.
+    """Wraps the function for the rest of the process; a second call changes nothing.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, allow_untested)
     attention, name, stock = resolve(OVERRIDES[0].symbol)
@@ -56,10 +56,10 @@ def install(allow_untested: bool = False) -> None:
 
 @functools.cache
 def _scaled(stock: Any) -> Any:
-    """The class with a factor of its own."""
+    """Returns the class with a configurable factor."""
 
     class ScaledRotaryEmbedding(stock):
-        """See the module; source of the formula: ``transformers.modeling_rope_utils``."""
+        """MaxText's class with a factor; formula from ``transformers.modeling_rope_utils``."""
 
         def __init__(self, *, factor: float, **arguments: Any):
             super().__init__(**arguments)

@@ -1,9 +1,9 @@
-"""Tied logits in float32 where the model computes in float32.
+"""Computes tied logits in float32 if the model computes in float32.
 
 MaxText rounds a tied embedding to bfloat16 for the logits, whatever ``dtype`` says. In a float32
 model the rounded values are multiplied as float32, and there XLA may leave the rounding out
 (``xla_allow_excess_precision``, on by default). It does so in some programs and not in others: with
-8192 words, trainer and prefill differed by up to 7e-3 nats, without the rounding by 1e-5.
+a vocabulary of 8192, trainer and prefill differed by up to 7e-3 nats, without the rounding by 1e-5.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ OVERRIDES = TIED_HEAD
 
 
 def install(allow_untested: bool = False) -> None:
-    """Replaces the function for the rest of the process; again is no change.
+    """Replaces the function for the rest of the process; a second call changes nothing.
 
-    Trainer and worker both do it before they trace a model. It is not put back: engines trace their
-    programs whenever a new shape comes, on any thread.
+    Trainer and worker both do it before they trace a model. It is not undone, because engines trace
+    their programs whenever a new shape comes, on any thread.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, allow_untested)
     embeddings, name, stock = resolve(OVERRIDES[0].symbol)

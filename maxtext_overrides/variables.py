@@ -1,8 +1,8 @@
-"""Which variables of a model make a weight version, and what they are called.
+"""Defines which variables of a model make a weight version, and their names.
 
 A version is every variable that is neither cache nor RNG state nor an intermediate result, so
-router biases of mixture-of-experts models (variables, but no ``nnx.Param``) travel too. A name is
-the variable's path joined by dots; it is the same in the trainer's model (``state.model`` of
+router biases of mixture-of-experts models (variables, but not ``nnx.Param``) are included. A name
+is the variable's path joined by dots; it is the same in the trainer's model (``state.model`` of
 MaxText's NNX train state) and in MaxEngine's, as long as both use one config.
 
 Upstream symbols: flax ``nnx.State``, ``nnx.to_flat_state``, ``nnx.from_flat_state``; tested with
@@ -28,19 +28,19 @@ def _named(state: nnx.State) -> Iterator[tuple[str, nnx.Variable]]:
 
 
 def published(state: nnx.State) -> dict[str, Any]:
-    """Name -> value of every variable a weight version holds, sorted by name.
+    """Returns the value of every variable a weight version holds, by name and sorted by name.
 
     Args:
-      state: of a model, concrete (values are arrays) or abstract (``jax.ShapeDtypeStruct``).
+      state: state of a model, concrete (arrays) or abstract (``jax.ShapeDtypeStruct``).
     """
     return {name: variable.get_value() for name, variable in sorted(_named(state))}
 
 
 def restore(state: nnx.State, arrays: Mapping[str, Any]) -> nnx.State:
-    """Puts a version's arrays back; the inverse of ``published``.
+    """Returns a model's state with the arrays of a version; the inverse of ``published``.
 
     Args:
-      state: concrete or abstract, of the model the arrays belong to; it stays as it is.
+      state: concrete or abstract, of the model the arrays belong to; it is not changed.
       arrays: name -> array for exactly the names of ``published(state)``.
 
     Returns:

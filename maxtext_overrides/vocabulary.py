@@ -1,4 +1,4 @@
-"""Log-prob of the target and entropy of the next token, exact over the whole vocabulary.
+"""Computes log-prob of the target and entropy of the next token, exact over the whole vocabulary.
 
 With s = logits / temperature, log Z = log sum exp(s), p = exp(s - log Z) and the target t, in nats:
 
@@ -6,8 +6,8 @@ With s = logits / temperature, log Z = log sum exp(s), p = exp(s - log Z) and th
     H       = -sum p log p                d H / d s_v       = -p_v (log p_v + H)
 
 ``dense_scores`` has the logits. ``tiled_scores`` has the hidden states and the weights of the
-output head: it computes the logits of one tile of the vocabulary after the other, forgets them, and
-merges each tile's own log Z_i and H_i (online softmax, https://arxiv.org/abs/1805.02867):
+output head: it computes the logits of one tile of the vocabulary after the other without keeping
+them, and merges each tile's own log Z_i and H_i (online softmax, https://arxiv.org/abs/1805.02867):
 
     log Z = log sum_i Z_i                 H = sum_i Z_i / Z (H_i + log Z - log Z_i)
 
@@ -32,7 +32,7 @@ from rlax_plugin.objective.loss import Scores
 
 
 class _Part(NamedTuple):
-    """A part of the vocabulary by itself, float32 [rows, length]."""
+    """The scores of a part of the vocabulary by itself, float32 [rows, length]."""
 
     log_z_bt: jax.Array
     entropy_bt: jax.Array  # of the softmax over the part
@@ -45,12 +45,12 @@ class _Part(NamedTuple):
 
     @classmethod
     def of(cls, s_btw: jax.Array, position_bt: jax.Array, counted_w: jax.Array | None) -> _Part:
-        """Sums over one tile.
+        """Returns the scores of one tile.
 
         Args:
           s_btw: logits / temperature.
-          position_bt: of the target among them; -1 if it lies elsewhere.
-          counted_w: which entries belong to the part; None: all.
+          position_bt: position of the target in the tile; -1 if it lies elsewhere.
+          counted_w: mask of the entries that belong to the part; None: all.
         """
         log_z_bt = jax.nn.logsumexp(s_btw, axis=-1, where=counted_w)
         # From log Z instead of the sums behind it: XLA then fuses each reduction with its exp.
@@ -88,7 +88,7 @@ def _logits_cotangent(
     cotangents: Scores,
     temperature: float,
 ) -> jax.Array:
-    """Cotangent of some of the logits. Of the two results, one that no loss uses costs nothing."""
+    """Returns the cotangent of some of the logits; a result that no loss uses costs nothing."""
     log_p_btw = _scaled(logits_btw, temperature) - whole.log_z_bt[..., None]
     p_btw = jnp.exp(log_p_btw)
     cotangent_btw = jnp.zeros_like(p_btw)
@@ -105,10 +105,10 @@ def _logits_cotangent(
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def dense_scores(logits_btv: jax.Array, targets_bt: jax.Array, temperature: float) -> Scores:
-    """Log-prob of the targets and entropy.
+    """Returns log-prob of the targets and entropy.
 
     Args:
-      logits_btv: any float dtype; all that is kept of this size for the backward pass.
+      logits_btv: any float dtype; the only array of this size kept for the backward pass.
       targets_bt: int32 [rows, length].
       temperature: above 0.
     """
@@ -137,10 +137,10 @@ class Head:
     Attributes:
       logits: (hidden_bte, part of the weights) -> logits_btw of that part. It is differentiated
         inside a loop and must not close over traced arrays.
-      axis: of the weights, along which the vocabulary lies.
-      tiles: parts to take one after the other, at most.
+      axis: axis of the weights along which the vocabulary lies.
+      tiles: largest number of parts, computed one after the other.
       shards: equal contiguous parts of the vocabulary that the devices hold. Every tile takes a
-        piece of each: all devices work on every tile, and none sends its part to another.
+        piece of each, so all devices work on every tile, and none sends its part to another.
     """
 
     logits: Callable[[jax.Array, jax.Array], jax.Array]
@@ -151,9 +151,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Tiles of ``weights``, whose vocabulary axis is seen as two: [shards, rest].
+    """Tiles of ``weights``, whose vocabulary axis is split into two: [shards, rest].
 
-    Where the width does not divide the rest, the last tile lies partly on the one before it.
+    If the width does not divide the rest, the last tile overlaps the one before it.
     """
 
     weights: jax.Array
@@ -177,11 +177,11 @@ class _Tiles:
         return -(-self.rest // self.width)
 
     def start(self, tile: jax.Array) -> jax.Array:
-        """First entry of a tile in every shard."""
+        """Returns the first entry of a tile in every shard."""
         return jnp.minimum(tile * self.width, self.rest - self.width)
 
     def take(self, tile: jax.Array) -> jax.Array:
-        """Weights of a tile: ``width`` entries of the first shard, then of the second, ..."""
+        """Returns the weights of a tile: ``width`` entries of the first shard, the second, ..."""
         piece = jax.lax.dynamic_slice_in_dim(
             self.weights, self.start(tile), self.width, self.axis + 1
         )
@@ -196,14 +196,14 @@ class _Tiles:
         return jax.lax.dynamic_update_slice_in_dim(sums, piece, start, axis)
 
     def counted(self, tile: jax.Array) -> jax.Array | None:
-        """Which entries of a tile no earlier one has; None: all."""
+        """Returns the mask of a tile's entries that no earlier tile has; None for all."""
         if self.rest % self.width == 0:
             return None
         is_new = self.start(tile) + jnp.arange(self.width) >= tile * self.width
         return jnp.tile(is_new, self.shards)
 
     def position(self, tile: jax.Array, targets_bt: jax.Array) -> jax.Array:
-        """Where in a tile the targets are; -1 if elsewhere, or in an earlier one as well."""
+        """Returns the targets' positions in a tile; -1 if elsewhere or also in an earlier tile."""
         shard_bt, entry_bt = targets_bt // self.rest, targets_bt % self.rest
         first, start = tile * self.width, self.start(tile)
         inside_bt = (entry_bt >= first) & (entry_bt < first + self.width)
@@ -218,12 +218,12 @@ def tiled_scores(
     targets_bt: jax.Array,
     temperature: float,
 ) -> Scores:
-    """``dense_scores`` of ``head.logits(hidden_bte, weights)``, which never exist as a whole.
+    """Returns ``dense_scores`` of ``head.logits(hidden_bte, weights)`` without storing all logits.
 
     Args:
-      head: how logits come about, and in how many tiles.
-      hidden_bte: what the head is applied to, any float dtype.
-      weights: of the head; ``head.shards`` must divide the vocabulary.
+      head: the logits as a function of the weights, and the number of tiles.
+      hidden_bte: input of the head, any float dtype.
+      weights: weights of the head; ``head.shards`` must divide the vocabulary.
       targets_bt: int32 [rows, length].
       temperature: above 0.
     """

@@ -1,4 +1,4 @@
-"""Environments: ``single_turn`` and ``calculator``."""
+"""The environments ``single_turn`` and ``calculator``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SingleTurnConfig(NoOptions):
 
 
 class SingleTurn(Environment):
-    """Every episode is over with its first answer, so no process plays it."""
+    """Ends every episode with its first answer, so that no process needs to play it."""
 
     deterministic = True
 
@@ -46,8 +46,8 @@ class SingleTurn(Environment):
 class CalculatorConfig(Section):
     """The policy may have expressions calculated before it answers.
 
-    Where an answer has an expression such as 12+34 between the two marks, its value is given to the
-    policy, and the policy goes on. The first answer without the marks ends the episode.
+    If an answer has an expression such as 12+34 between the two marks, its value is given to the
+    policy, and the policy continues. The first answer without the marks ends the episode.
     """
 
     role: str = Field(
@@ -109,7 +109,7 @@ class Calculator(Environment):
 
 
 def _check(config: CalculatorConfig, context: BuildContext) -> None:
-    """Has a value encoded, as the policy is given one.
+    """Encodes a value in the way it is given to the policy.
 
     Raises:
       ConfigError: messages with this role cannot be given.
@@ -133,7 +133,7 @@ def _metrics(calls: int, wrong: int) -> dict[str, float]:
 
 
 def calculated(expression: str) -> int | None:
-    """The value of ``a+b``, ``a-b`` or ``a*b``; None if the text is anything else."""
+    """Returns the value of ``a+b``, ``a-b`` or ``a*b``; None if the text is anything else."""
     found = _EXPRESSION.fullmatch(expression.strip())
     if found is None or not expression.isascii():
         return None

@@ -1,10 +1,9 @@
-"""Tracker ``jsonl``: a line of strict JSON per step, for programs that follow runs.
+"""The tracker ``jsonl``: a line of strict JSON per step, for programs that follow runs.
 
 An evaluation that ends after the last step is a further line of that step.
 
-The run's own ``metrics.jsonl`` is cut back when a run is continued and knows nothing of other
-runs. This file only grows, every line says when and of which run it is, and several runs may
-share one file.
+The run's own ``metrics.jsonl`` is cut back when a run is continued, and covers one run only. This
+file only grows, every line has a time and a run, and several runs may share one file.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class JsonlFile(Sink):
 
 
 def _check(config: JsonlConfig, context: BuildContext) -> None:
-    """Looks at a file outside of the run's directory, which is made anyway."""
+    """Checks that a file outside of the run's directory can be written."""
     if Path(config.path).is_absolute():
         check_file_writable("rlax.trackers", config.path, context.section.deadlines.rpc_s)
 

@@ -1,4 +1,4 @@
-"""Built-in launchers: ``local`` starts worker processes here, ``static`` waits for others'."""
+"""The built-in launchers: ``local`` starts worker processes here, ``static`` waits for workers."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class Local(Launcher):
     def _pin(self, pid: int, index: int) -> None:
         if count := self._config.threads:
             cores = sorted(os.sched_getaffinity(0))
-            # A worker that ended in the meantime is seen by whoever waits for it.
+            # If a worker has ended in the meantime, the code that waits for it notices.
             with contextlib.suppress(ProcessLookupError):
                 chosen = {cores[(index * count + i) % len(cores)] for i in range(count)}
                 os.sched_setaffinity(pid, chosen)
 
     async def _keep(self, name: str, index: int, command: list[str], log_path: Path) -> None:
-        """Keeps one worker alive until it is cancelled or the worker cannot be kept alive."""
+        """Keeps one worker alive until this is cancelled or the worker fails too often."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
@@ -114,12 +114,12 @@ class Local(Launcher):
             await asyncio.sleep(min(5.0, 0.1 * 2**failures))
 
     def _given_up(self, watcher: asyncio.Task[None]) -> None:
-        """One worker less costs speed; the last one costs the run."""
+        """Logs the loss of one worker; the loss of the last one stops the run."""
         if watcher.cancelled() or (error := watcher.exception()) is None:
             return
         log.error("%s", error)
         if all(k.done() for k in self._watchers):
-            # The event loop is the controller's: an error that nobody waits for stops the run.
+            # The event loop is the controller's: an error that no code waits for stops the run.
             watcher.get_loop().call_exception_handler({"message": str(error), "exception": error})
 
     async def stop(self) -> None:
@@ -151,7 +151,7 @@ class StaticConfig(NoOptions):
 
 
 class Static(Launcher):
-    """Starts nothing: somebody else runs ``rlax serve --controller HOST:PORT``."""
+    """Starts no workers; they are started elsewhere with ``rlax serve --controller HOST:PORT``."""
 
     restarts = 0
 
@@ -159,7 +159,7 @@ class Static(Launcher):
         log.info("waiting for workers to register with %s (%s)", controller, token_file)
 
     async def stop(self) -> None:
-        """Static workers leave by themselves: the reply to their heartbeat says that it is over."""
+        """Does nothing, as static workers learn of the end from the reply to their heartbeat."""
 
 
 @hookimpl

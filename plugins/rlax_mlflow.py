@@ -1,4 +1,4 @@
-"""Tracker ``mlflow``: an MLflow run, by default in a database file of the run's own."""
+"""The tracker ``mlflow``: an MLflow run, by default in a database file in the run's directory."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class MlflowConfig(TrackerConfig):
 
 
 class MlflowRun(Sink):
-    """Writes through ``MlflowClient``, one request a step."""
+    """Writes through ``MlflowClient``, one request per step."""
 
     def __init__(self, config: MlflowConfig, run: TrackedRun) -> None:
-        # Whoever trains on a closed network must not find MLflow calling home.
+        # On a closed network MLflow must not send telemetry.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow.entities
         from mlflow.tracking import MlflowClient

@@ -1,4 +1,4 @@
-"""Benchmark task: random prompts of one exact length, and a reward that is never degenerate."""
+"""A benchmark task: random prompts of one exact length, and a reward that is never degenerate."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class SyntheticConfig(Section):
 
 
 class SyntheticSource(PromptSource):
-    """Uniformly random token ids, the same in every process; text is ids with spaces between."""
+    """Uniformly random token ids, the same in every process; the text is ids with spaces."""
 
     def __init__(self, config: SyntheticConfig):
         self._config = config
 
     def prompts(self, split: str) -> Sequence[Prompt]:
-        """The prompts of a split; a small vocabulary may repeat some.
+        """Returns the prompts of a split; a small vocabulary may repeat some.
 
         Raises:
           ConfigError: there is no such split.
@@ -73,7 +73,7 @@ class SyntheticSource(PromptSource):
 
     @property
     def pad_id(self) -> int:
-        """The token that no prompt contains."""
+        """The id of the padding token, which no prompt contains."""
         return 0
 
 
@@ -82,10 +82,10 @@ class TokenParityConfig(NoOptions):
 
 
 class TokenParity(Reward):
-    """1.0 if the completion's ids have an odd sum, otherwise 0.0, also for what is no list of ids.
+    """1.0 if the completion's ids have an odd sum, otherwise 0.0, also if it is not a list of ids.
 
-    Samples of one prompt differ in it about half of the time whatever the model, so that a group
-    has a gradient and none is filtered for agreeing.
+    Whatever the model, about half of the samples of a prompt get each reward, so that a group has a
+    gradient and is not filtered for equal rewards.
     """
 
     def __call__(self, prompt: Prompt, completion: str) -> float:

@@ -1,4 +1,4 @@
-"""Tracker ``tensorboard``: every metric as a scalar event, below ``<run_dir>/tensorboard``."""
+"""The tracker ``tensorboard``: every metric as a scalar event, below ``<run_dir>/tensorboard``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracker ``wandb``: a Weights & Biases run, online or offline."""
+"""The tracker ``wandb``: a Weights & Biases run, online or offline."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class WandbRun(Sink):
         self._run.log(dict(metrics), step=step)
 
     def _log_earlier(self, before: int) -> None:
-        """What earlier processes logged. Killed, they took along what W&B had not written yet."""
+        """Logs the metrics of earlier processes, which W&B may have lost if they were killed."""
         if before == 1 or not self._records.exists():
             return
         for line in self._records.read_text().splitlines():

@@ -1,7 +1,7 @@
 """Everything that a plug-in may import, beside ``rlax_plugin.testing``.
 
-These two modules are what is kept stable: a name that stands here is renamed or removed only with
-a line in CHANGELOG.md. Where a name is defined may change at any time. Importing this module
+These two modules are kept stable: a name listed here is renamed or removed only with a line in
+CHANGELOG.md. The modules in which names are defined may change at any time. Importing this module
 imports no JAX; docs/plugin_hooks.md says which hook takes and returns what.
 """
 

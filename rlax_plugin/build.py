@@ -1,7 +1,7 @@
-"""Choosing by name: the one place that turns the config's choices into parts.
+"""Turns the choices of a config into parts, by name; no other module does.
 
-Looking a choice up and validating its options builds nothing and needs no JAX; that happens in the
-plug-in's ``build``, when a part is asked for.
+Looking up a choice and validating its options builds nothing and needs no JAX; the plug-in's
+``build`` is called when a part is requested.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, We
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a plug-in offers under a name."""
+    """An extension that a plug-in offers under a name."""
 
     plugin: str
     extension: Extension
@@ -45,7 +45,7 @@ class Use:
 
     Attributes:
       key: dotted config key, e.g. ``rlax.rewards.0``.
-      kind: e.g. ``reward``.
+      kind: kind of the part, e.g. ``reward``.
       choice: name and options as given.
     """
 
@@ -59,7 +59,7 @@ class NotLoadedError(ConfigError):
 
     Args:
       what: the kind, in words.
-      plugins: that offer it.
+      plugins: plug-ins that offer it.
     """
 
     def __init__(self, key: str, name: str, what: str, plugins: Sequence[str]):
@@ -74,11 +74,11 @@ class Registry:
 
     Args:
       manager: the plug-ins that a config lists.
-      built_in: those that are known without being listed; none of the listed ones.
+      built_in: the plug-ins that need not be listed; none of the listed ones.
 
     Attributes:
-      manager: as given; only what is listed observes a run.
-      offers: kind -> name -> offer. Names that several plug-ins offer stand here as
+      manager: as given; only listed plug-ins observe a run.
+      offers: kind -> name -> offer. A name that several plug-ins offer is written
         ``plugin:name``.
 
     Raises:
@@ -94,7 +94,7 @@ class Registry:
         }
 
     def _offered(self, kind: str) -> Iterator[tuple[str, Offer]]:
-        """(name, offer) of every plug-in, the listed ones first."""
+        """Yields (name, offer) of every plug-in, the listed ones first."""
         hook = BY_NAME[kind].hook
         for manager in self._managers:
             for plugin, result in manager.call(hook):
@@ -108,10 +108,11 @@ class Registry:
                     yield name, Offer(plugin, extension)
 
     def offer(self, kind: str, name: str, key: str) -> Offer:
-        """Looks up ``name``, or ``plugin:name``.
+        """Returns the offer for ``name``, or for ``plugin:name``.
 
         Raises:
-          ConfigError: no plug-in offers it, or several do; says which would, if one is installed.
+          ConfigError: no plug-in offers it, or several do; names an installed plug-in that would
+            offer it.
         """
         if (found := self.offers[kind].get(name)) is not None:
             return found
@@ -132,7 +133,7 @@ class Registry:
         raise ConfigError(name_key, name, reason)
 
     def options(self, kind: str, choice: Choice, key: str) -> BaseModel:
-        """Validates the options of a choice; ``key`` is its dotted config key.
+        """Returns the validated options of a choice; ``key`` is its dotted config key.
 
         Raises:
           ConfigError: an unknown name or option, or a bad value, with the full dotted key.
@@ -144,7 +145,7 @@ class Registry:
         """Builds the part that the config chooses under ``key``.
 
         Raises:
-          ConfigError: see ``options``. What the plug-in's ``build`` raises comes through, with a
+          ConfigError: see ``options``. Exceptions of the plug-in's ``build`` are passed on, with a
             note that names the plug-in.
         """
         offer = self.offer(kind, choice.name, key)
@@ -176,7 +177,7 @@ class Registry:
         return replace(context, part=part, check_part=check_part)
 
     def uses(self, section: RlaxSection) -> Iterator[Use]:
-        """Every part that a config chooses, the slots of its objective included."""
+        """Yields every part that a config chooses, the slots of its objective included."""
         for kind in ALL:
             if kind.name == "objective":
                 yield from self.objective_uses(section)
@@ -186,9 +187,9 @@ class Registry:
                         yield Use(key, kind.name, choice)
 
     def _qualified(self, preset: Preset, plugin: str) -> Preset:
-        """A preset whose parts are those that its author meant, whoever else offers their names.
+        """Returns a preset with its author's parts, even if other plug-ins offer the same names.
 
-        They are the preset's own plug-in's or, where that has none of a name, built in.
+        They are the parts of the preset's own plug-in or, if it has none of a name, built-in ones.
         """
 
         def meant(kind: str, choice: Any) -> Any:
@@ -204,7 +205,7 @@ class Registry:
         return preset.model_copy(update=parts | {"corrections": corrections})
 
     def objective_uses(self, section: RlaxSection) -> Iterator[Use]:
-        """The preset of a config, and the parts that fill its slots."""
+        """Yields the preset of a config, and the parts that fill its slots."""
         objective = section.objective
         name = Choice(name=objective.preset)
         yield Use("rlax.objective.preset", "objective", name)
@@ -221,18 +222,19 @@ class Registry:
             yield Use(f"rlax.objective.{slot}", kind, choice)
 
     def validate(self, section: RlaxSection) -> None:
-        """Checks every choice of a config: names and options. Builds nothing but the preset.
+        """Checks the name and options of every choice of a config. Builds only the preset.
 
         Raises:
-          ConfigError: the first that is wrong.
+          ConfigError: the first choice that is wrong.
         """
         for use in self.uses(section):
             self.options(use.kind, use.choice, use.key)
 
     def workers(self, section: RlaxSection) -> int | None:
-        """Worker processes that the config's launcher starts; None where it does not say.
+        """Returns the number of workers that the config's launcher starts; None if it is unknown.
 
-        A launcher says it in an option ``workers``, as docs/plugin_hooks.md tells its authors.
+        A launcher has this number in an option ``workers``, as docs/plugin_hooks.md tells its
+        authors.
         """
         options = self.options("launcher", section.launcher, "rlax.launcher")
         workers = getattr(options, "workers", None)  # of a third party's it may be anything
@@ -242,7 +244,7 @@ class Registry:
         """Runs the ``check_start`` of every chosen part that has one; see ``Extension``.
 
         Raises:
-          ConfigError: what a part found.
+          ConfigError: a part's check failed.
         """
         for use in self.uses(section):
             self.check_part(use.kind, use.choice, use.key, context)
@@ -251,7 +253,7 @@ class Registry:
         """Runs the ``check_start`` of one part, if it has one.
 
         Raises:
-          ConfigError: what the part found.
+          ConfigError: the part's check failed.
         """
         extension = self.offer(kind, choice.name, key).extension
         if extension.check_start is not None:
@@ -260,13 +262,13 @@ class Registry:
     def check(self, section: RlaxSection, context: BuildContext) -> dict[str, CheckResult]:
         """Runs the ``check`` of every chosen part that has one; see ``Extension``.
 
-        The trainer comes first: what is wrong with a model, it says best.
+        The trainer comes first, because its messages about a wrong model are the best.
 
         Returns:
-          Key of the part -> what it found out.
+          Key of the part -> result of its check.
 
         Raises:
-          ConfigError: what a part found.
+          ConfigError: a part's check failed.
         """
         checked = {}
         for use in sorted(self.uses(section), key=lambda use: use.kind != "trainer"):
@@ -278,7 +280,7 @@ class Registry:
 
 
 def _chosen(value: Any, key: str, place: Sequence[str]) -> Iterator[tuple[str, Choice]]:
-    """(dotted key, choice) of every part that is chosen at a place below ``value``."""
+    """Yields (dotted key, choice) of every part that is chosen at a place below ``value``."""
     if isinstance(value, Choice):
         yield key, value
     elif isinstance(value, tuple):
@@ -340,12 +342,13 @@ def _takes_two(function: Any) -> bool:
 
 
 def _offered_by(kind: str, owner: str, name: str, loaded: tuple[str, ...]) -> list[str]:
-    """Installed plug-ins, not loaded so far, that offer a name. For the message of a failing run.
+    """Returns installed plug-ins, not loaded so far, that offer a name, for an error message.
+
+    Each is loaded alone; a plug-in that fails to load cannot be recommended and is skipped.
 
     Args:
-      owner: the only one that is meant; empty: any.
-
-    Each is loaded alone; one that fails to load cannot be recommended and is passed over.
+      owner: the only plug-in to consider; empty: any.
+      loaded: plug-ins that are loaded.
     """
     found = []
     for plugin in installed():
@@ -362,24 +365,23 @@ def _offered_by(kind: str, owner: str, name: str, loaded: tuple[str, ...]) -> li
 
 @functools.cache
 def built_in_plugins(listed: tuple[str, ...] = ()) -> Manager:
-    """The plug-ins of this project. Importing them takes a tenth of a second, and no JAX.
+    """Returns the plug-ins of this project. Importing them takes a tenth of a second, and no JAX.
 
     Args:
-      listed: plug-ins that a config lists. Those of this project among them are left out, because
-        another manager has them: listing a built-in plug-in changes nothing.
+      listed: plug-ins that a config lists. Built-in ones among them are left out, because another
+        manager has them: listing a built-in plug-in changes nothing.
     """
     return Manager([p.name for p in installed() if p.built_in and p.name not in listed])
 
 
 @functools.cache
 def registry_of(plugins: tuple[str, ...]) -> Registry:
-    """``registry_for`` a config that lists these plug-ins."""
+    """Returns ``registry_for`` a config that lists these plug-ins."""
     return Registry(Manager(plugins), built_in_plugins(plugins))
 
 
 def registry_for(section: RlaxSection) -> Registry:
-    """The registry of the built-in plug-ins and of those that a config lists; one per process and
-    list.
+    """Returns the registry of the built-in and the listed plug-ins; one per process and list.
 
     Raises:
       PluginError: a plug-in cannot be loaded or breaks the hook contract.

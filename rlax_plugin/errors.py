@@ -1,4 +1,4 @@
-"""Errors, each naming the boundary it crossed. It imports only how messages are written."""
+"""Errors, each naming the boundary it crossed. Imports only the formatting of messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ConfigError(RlaxError):
 
     Args:
       key: dotted key, e.g. ``rlax.staleness.max_staleness``.
-      value: what was given; ``None`` when nothing was given.
+      value: the given value; ``None`` if nothing was given.
       reason: one sentence saying what would be right.
       others: further lines of the message, such as other problems of the same config.
     """
@@ -33,15 +33,18 @@ class ConfigError(RlaxError):
         super().__init__("\n".join([f"{key}{shown}: {reason}", *self.others]))
 
     def followed_by(self, others: Iterable[str]) -> ConfigError:
-        """The same error with further lines."""
+        """Returns the same error with further lines."""
         return ConfigError(self.key, self.value, self.reason, others)
 
 
 class UnknownKeyError(ConfigError):
-    """A key that there is not.
+    """A key that does not exist.
 
     Args:
+      key: the dotted key.
+      value: the given value.
       known: names of the keys beside it.
+      others: further lines of the message.
     """
 
     def __init__(self, key: str, value: object, known: Iterable[str], others: Iterable[str] = ()):
@@ -54,7 +57,7 @@ class UnknownKeyError(ConfigError):
 
 
 class PluginError(RlaxError):
-    """A plug-in that cannot be loaded, breaks the hook contract, or collides with another."""
+    """A plug-in cannot be loaded, breaks the hook contract, or collides with another."""
 
 
 class WorkerError(RlaxError):
@@ -64,32 +67,32 @@ class WorkerError(RlaxError):
 class WeightsError(RlaxError):
     """A weight version is damaged or not the announced one, or a request for it was rejected.
 
-    From ``WeightStore.load`` this very class means that bytes were read and are wrong: a checksum
-    or the decoding failed, or they belong to another model. A worker that sees it three times in a
-    row is quarantined.
+    From ``WeightStore.load`` exactly this class means that bytes were read and are wrong: a
+    checksum or the decoding failed, or they belong to another model. A worker that sees it three
+    times in a row is quarantined.
     """
 
 
 class WeightsUnreadableError(WeightsError):
-    """A weight version could not be read, which says nothing about the bytes or their reader.
+    """A weight version could not be read, which says nothing about the bytes or the reader.
 
-    The disk or the network failed, perhaps for a while, or the version was deleted meanwhile. It is
-    tried again until ``rlax.deadlines.weights_s``.
+    The disk or the network failed, perhaps for a while, or the version was deleted meanwhile.
+    Reading is retried until ``rlax.deadlines.weights_s``.
     """
 
 
 class WeightsUnwritableError(WeightsError):
     """A weight version could not be written because the disk or the network failed.
 
-    It is tried again until ``rlax.deadlines.weights_s``.
+    Writing is retried until ``rlax.deadlines.weights_s``.
     """
 
 
 class WeightsMismatchError(WeightsError):
-    """Weights were loaded, and are not those that the trainer published.
+    """The loaded weights are not those that the trainer published.
 
-    The fingerprint on the device or the canary's log-probs differ: trying again would trust a
-    machine that has just been seen to be wrong.
+    The fingerprint on the device or the canary's log-probs differ. Retrying would mean trusting a
+    machine that has just been found to be wrong.
     """
 
 
@@ -101,11 +104,10 @@ class DeadlineError(RlaxError):
     """Something took longer than its deadline.
 
     Args:
-      what: what was waited for.
+      what: description of what took too long.
       seconds: the deadline.
       key: dotted config key that sets the deadline.
-      needed_s: the value of that key that would have been long enough, as far as it can be told;
-        None: it cannot.
+      needed_s: an estimate of a sufficient value for the key; None if there is none.
     """
 
     def __init__(self, what: str, seconds: float, key: str, needed_s: float | None = None):
@@ -128,11 +130,11 @@ class TrainingError(RlaxError):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One promise that a part of a plug-in breaks.
+    """One requirement of a kind of part that a plug-in's part does not meet.
 
     Attributes:
       where: plug-in, hook and name of the part.
-      expected: what its kind promises.
+      expected: requirement of its kind.
       found: what it did instead.
       mend: what to change.
     """
@@ -153,7 +155,7 @@ class ContractError(RlaxError):
     """Parts break the contract of their kind.
 
     Args:
-      findings: all of them.
+      findings: all broken requirements.
     """
 
     def __init__(self, findings: Iterable[Finding]):
@@ -162,7 +164,7 @@ class ContractError(RlaxError):
 
 
 def alternatives(given: str, known: Iterable[str]) -> str:
-    """Says what would have been right: the nearest match first, then everything known."""
+    """Returns a hint for a wrong name: the nearest match first, then all known names."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""

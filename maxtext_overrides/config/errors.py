@@ -1,4 +1,4 @@
-"""One readable ConfigError out of what MaxText, pydantic and OmegaConf say about a config."""
+"""Turns config errors of MaxText, pydantic and OmegaConf into one readable ConfigError."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _MUST = {
 
 
 def of_validation(error: ValidationError, fields: Fields, given: Mapping[str, Any]) -> ConfigError:
-    """Explains the first problem that pydantic found; the others are counted.
+    """Returns the first problem that pydantic found as a ConfigError, with a count of the others.
 
     Args:
-      fields: of the config class.
-      given: what files and arguments say.
+      fields: fields of the config class.
+      given: keys that files and arguments set, with their values.
     """
     problems = error.errors()
     first = problems[0]
@@ -67,11 +67,11 @@ def of_validation(error: ValidationError, fields: Fields, given: Mapping[str, An
 
 
 def of_text(message: str, fields: Fields, given: Mapping[str, Any], fallback: str) -> ConfigError:
-    """Explains plain text, as MaxText raises it: finds out which key it is about.
+    """Returns a ConfigError for a plain-text error of MaxText, naming the key it is about.
 
     Args:
-      given: what files and arguments say, key -> value.
-      fallback: what to name if no key is found.
+      given: keys that files and arguments set, with their values.
+      fallback: name to report if no key is found in the message.
     """
     unknown = re.match(r"'([^']*)' not in ", message)
     if unknown:
@@ -86,9 +86,9 @@ def of_text(message: str, fields: Fields, given: Mapping[str, Any], fallback: st
 
 
 def _place(location: Sequence[Any], fields: Fields) -> tuple[list[str], Fields]:
-    """The part of a pydantic location that is a key, and the fields beside its last name.
+    """Returns the key at the start of a pydantic location, and the fields beside its last name.
 
-    Behind it pydantic names the types of a union, which nobody wrote.
+    After the key, pydantic's location names the types of a union, which the user did not write.
     """
     found: list[str] = []
     known, annotation = fields, None
@@ -104,7 +104,7 @@ def _place(location: Sequence[Any], fields: Fields) -> tuple[list[str], Fields]:
 
 
 def _mentioned(message: str, fields: Fields, given: Mapping[str, Any]) -> Iterator[str]:
-    """Keys that a message is about, the likeliest first."""
+    """Yields the keys that a message is about, the likeliest first."""
     words = re.findall(r"[a-z][a-z0-9_]+", message)
     for word in words:  # MaxText derives num_kv_heads from base_num_kv_heads
         yield from (key for key in (word, f"base_{word}") if "_" in word and key in given)
@@ -120,7 +120,7 @@ def _mentioned(message: str, fields: Fields, given: Mapping[str, Any]) -> Iterat
 
 
 def _nearest(name: str, known: Sequence[str] | Fields) -> str:
-    """What a name could have meant."""
+    """Returns a hint that names the keys most like the given one."""
     if len(known) <= _MOST_SHOWN:
         return alternatives(name, known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""MaxText's config from the keys of a resolved one, and MaxText's own start-up of a trainer.
+"""Builds MaxText's config from a resolved config, and repeats MaxText's start-up of a trainer.
 
 MaxText is given its own keys and never sees ``rlax:``.
 """
@@ -34,7 +34,7 @@ OVERRIDES = LOADING
 
 
 class CheckedMaxTextConfig(MaxTextConfig):
-    """Every key of MaxText, without values that RL cannot train with."""
+    """MaxText's config class, which also rejects values that RL cannot train with."""
 
     @model_validator(mode="before")
     @classmethod
@@ -53,10 +53,11 @@ class CheckedMaxTextConfig(MaxTextConfig):
     @model_validator(mode="wrap")
     @classmethod
     def _dumping_where_asked(cls, values: Any, handler: ModelWrapValidatorHandler) -> Any:
-        """MaxText would set flags with which XLA dumps every train step, whatever ``dump_hlo`` is.
+        """Keeps MaxText from setting XLA's dump flags unless ``dump_hlo`` is set.
 
-        The flags count already while MaxText validates: it counts devices, and XLA reads its flags
-        when the first device is asked for.
+        MaxText sets flags with which XLA dumps every train step, whatever ``dump_hlo`` is. The
+        flags count already while MaxText validates: it counts devices, and XLA reads its flags when
+        the first device is asked for.
         """
         asked = isinstance(values, Mapping) and (
             values.get("dump_hlo") or values.get("dump_hlo_xla_flags")
@@ -71,7 +72,7 @@ class CheckedMaxTextConfig(MaxTextConfig):
 
 
 class Config(pyconfig.HyperParameters):
-    """What MaxText reads its settings from, with the validated ``rlax`` section beside them."""
+    """MaxText's settings object, which also holds the validated ``rlax`` section."""
 
     def __init__(self, model: MaxTextConfig, rlax: RlaxSection):
         super().__init__(model)
@@ -82,25 +83,25 @@ class Config(pyconfig.HyperParameters):
         return object.__getattribute__(self, "_rlax")
 
     def copy(self) -> Config:
-        """Another one, whose values can be set without those of this one changing."""
+        """Returns a copy whose values can be set without changing this config."""
         return Config(object.__getattribute__(self, "_pydantic_config"), self.rlax)
 
     @property
     def allow_untested(self) -> bool:
-        """``rlax.trainer.allow_untested``, which holds for workers as well."""
+        """The value of ``rlax.trainer.allow_untested``, which applies to workers as well."""
         return self.rlax.trainer.options.get("allow_untested") is True
 
 
 def load(config: ResolvedConfig, **overrides: Any) -> Config:
-    """Has MaxText validate its keys of a config.
+    """Returns MaxText's config, after MaxText has validated its keys.
 
     Nothing else in the process changes, unless the config asks for it: ``dump_hlo`` sets XLA's
-    flags, and ``jax_cache_dir`` moves JAX's compilation cache. MaxText's default of the latter is
-    for processes whose JAX has been told of no directory, as by ``JAX_COMPILATION_CACHE_DIR``.
+    flags, and ``jax_cache_dir`` moves JAX's compilation cache. MaxText's default for the cache
+    applies only if JAX has no directory yet, such as one from ``JAX_COMPILATION_CACHE_DIR``.
 
     Args:
-      config: MaxText gets those of its keys that a file set as a file, in which a named model's
-        keys win, and those that arguments set as arguments, which must not contradict the model.
+      config: keys set in a file are passed to MaxText as a file, so a named model's keys win over
+        them. Keys set as arguments are passed as arguments and must not contradict the model.
         With ``override_model_config`` both win over the model's.
       overrides: MaxText keys that win over both.
 
@@ -130,7 +131,7 @@ def load(config: ResolvedConfig, **overrides: Any) -> Config:
 
 
 def _winning(config: ResolvedConfig) -> set[str]:
-    """The keys that win over those of a named model."""
+    """Returns the keys that win over those of a named model."""
     names = config.arguments & config.maxtext.keys()
     if config.maxtext.get("override_model_config") is True:
         # Of the keys in a file MaxText would still prefer the model's, and say nothing.
@@ -139,7 +140,10 @@ def _winning(config: ResolvedConfig) -> set[str]:
 
 
 def _cache_as_it_is(config: ResolvedConfig) -> dict[str, str]:
-    """``jax_cache_dir`` as JAX knows it, where the user says nothing of it: else it would move."""
+    """Returns ``jax_cache_dir`` with JAX's current value if the user has not set the key.
+
+    Without it MaxText would move the cache.
+    """
     directory = jax.config.jax_compilation_cache_dir
     if not directory or "jax_cache_dir" in config.maxtext or "M_JAX_CACHE_DIR" in os.environ:
         return {}
@@ -160,7 +164,7 @@ _MAXTEXT_RAISES = (
 
 
 def load_to_check(config: ResolvedConfig, **overrides: Any) -> Config:
-    """``load`` on this machine's processor, whatever devices the config is meant for."""
+    """Calls ``load`` with JAX on the CPU, whatever devices the config is meant for."""
     # MaxText's validation counts devices: let it count a processor.
     jax.config.update("jax_platforms", "cpu")
     return load(config, skip_jax_distributed_system=True, **overrides)
@@ -168,7 +172,7 @@ def load_to_check(config: ResolvedConfig, **overrides: Any) -> Config:
 
 @contextmanager
 def passed_on(config: ResolvedConfig) -> Iterator[None]:
-    """Turns what MaxText raises inside into one ConfigError, and keeps its warnings back.
+    """Turns exceptions of MaxText in the block into one ConfigError, and silences its warnings.
 
     Raises:
       ConfigError: names the key that MaxText's message seems to be about.
@@ -184,9 +188,10 @@ def passed_on(config: ResolvedConfig) -> Iterator[None]:
 
 
 def without_effect(config: Config, given: ResolvedConfig) -> dict[str, tuple[Any, Any]]:
-    """Numbers that a file sets and ``model_name`` sets otherwise: key -> (given, in effect).
+    """Returns numbers that a file sets and ``model_name`` overrides: key -> (given, in effect).
 
-    MaxText rejects that on the command line, and in a file lets the model's win.
+    MaxText rejects such a contradiction on the command line; in a file it lets the model's value
+    win.
     """
     if config.model_name == "default":
         return {}
@@ -204,9 +209,9 @@ def _explained(error: Exception, config: ResolvedConfig) -> ConfigError:
 
 
 def initialize(resolved: ResolvedConfig, **overrides: Any) -> Config:
-    """``load`` for a trainer: also does to the process what MaxText's ``train.initialize`` does.
+    """Calls ``load`` for a trainer and sets up the process as MaxText's ``train.initialize`` does.
 
-    Different from upstream: TensorFlow is not imported, so that nothing of it needs hiding;
+    It differs from upstream in three points: TensorFlow is not imported, so it need not be hidden;
     ``TFDS_DATA_DIR`` is set only if ``dataset_path`` is (an empty value would hide other data
     sets); the goodput recorder is made by ``train_loop.run_train_loop``.
 

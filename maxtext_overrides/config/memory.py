@@ -1,11 +1,11 @@
-"""What a model needs of memory, from the shapes of its variables; nothing is allocated.
+"""Estimates the memory a model needs from the shapes of its variables, without allocating any.
 
-Numbers are bytes of all devices of a process together, before padding and before what XLA adds:
-activations are not among them, which depend on the rematerialisation and on the compiler. The
+Numbers are bytes over all devices of a process, before padding and before what XLA adds.
+Activations are not included, as they depend on the rematerialisation and on the compiler. The
 devices share one copy of the model; with data parallelism every replica holds another.
 
-The upstream symbols are in ``upstream/declared/config.py``. They are no reason to reject a run:
-what fails here is only the estimate.
+The upstream symbols are in ``upstream/declared/config.py``. A change there is no reason to reject
+a run, because only the estimate fails.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from maxtext_overrides.variables import published
 
 @dataclass(frozen=True, slots=True)
 class TrainingMemory:
-    """Of a trainer.
+    """The memory that a trainer needs.
 
     Attributes:
-      parameters: how many numbers are trained.
-      weights: bytes of what a weight version holds.
+      parameters: number of trained parameters.
+      weights: bytes of a weight version.
       gradients: bytes; with accumulation those of a micro-batch and their sum.
       optimizer: bytes of the optimizer's state.
-      logits: bytes of one micro-batch's logits, or of one tile of them; of as many devices as the
-        config counts, one where it was loaded to be checked.
+      logits: bytes of one micro-batch's logits, or of one tile of them, on as many devices as the
+        config counts: one if it was loaded with ``load_to_check``.
       shapes: variable of a weight version -> its shape.
     """
 
@@ -48,10 +48,10 @@ class TrainingMemory:
 
 
 def of_training(config: Config) -> TrainingMemory:
-    """Shapes of the train state and of the logits; traces the model's forward pass.
+    """Returns the memory of the train state and the logits, by tracing the model's forward pass.
 
     Raises:
-      Exception: what MaxText says of a model that it cannot build or call; see
+      Exception: MaxText's own, for a model that it cannot build or call; see
         ``config.loading.passed_on``.
     """
     model = abstract_model(config, "train")
@@ -73,10 +73,10 @@ def of_training(config: Config) -> TrainingMemory:
 
 
 def of_decoding(config: Config) -> tuple[int, int]:
-    """Bytes of the weights and of the key-value caches of all slots of a worker.
+    """Returns the bytes of a worker's weights, and those of the key-value caches of all its slots.
 
     Args:
-      config: of a worker, as ``maxengine_model`` takes it.
+      config: a worker's config, as ``maxengine_model`` takes it.
 
     Raises:
       Exception: as ``of_training``.
@@ -86,13 +86,13 @@ def of_decoding(config: Config) -> tuple[int, int]:
 
 
 def _mesh(config: Config) -> jax.sharding.Mesh:
-    """One device under MaxText's axis names: shapes do not depend on how many there are."""
+    """Returns a mesh of one device with MaxText's axis names; more devices have the same shapes."""
     axes = tuple(config.mesh_axes)
     return jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(axes)), axes)
 
 
 def abstract_model(config: Config, mode: str) -> Any:
-    """A model whose variables have shapes and dtypes, and no arrays.
+    """Returns a model whose variables have shapes and dtypes, and no arrays.
 
     Args:
       mode: MaxText's model mode, such as ``train``.
@@ -112,7 +112,7 @@ def abstract_model(config: Config, mode: str) -> Any:
 
 
 def _logits(config: Config, graph: Any, state: nnx.State) -> int:
-    """Of the forward pass of one micro-batch; with vocabulary tiling, of one tile."""
+    """Returns the bytes of the logits of one micro-batch, or of one tile with vocabulary tiling."""
     shape = (int(config.micro_batch_size_to_train_on), int(config.max_target_length))
     tokens_bt = jax.ShapeDtypeStruct(shape, jnp.int32)
 
@@ -134,7 +134,7 @@ def _logits(config: Config, graph: Any, state: nnx.State) -> int:
 
 
 def _bytes(tree: Any) -> int:
-    """Bytes of every array, RNG keys left out."""
+    """Returns the bytes of all arrays, without RNG keys."""
     return sum(
         x.size * x.dtype.itemsize
         for x in jax.tree.leaves(tree)

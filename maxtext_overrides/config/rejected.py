@@ -1,4 +1,4 @@
-"""MaxText's keys whose values RL cannot train with, or that MaxText itself stumbles over later."""
+"""MaxText's keys whose values RL cannot train with, or that make MaxText itself fail later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Rejection = tuple[str, Callable[[Any], bool], str]
 
 
 def _above(limit: float) -> Callable[[Any], bool]:
-    """True of a number above the limit; pydantic rejects what is not a number."""
+    """Returns a test for numbers above the limit; pydantic rejects other types itself."""
     return lambda value: isinstance(value, int | float) and value > limit
 
 

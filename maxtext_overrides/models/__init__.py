@@ -1,1 +1,1 @@
-"""Models of other libraries: their architecture, tensors and tokenizers, as MaxText has them."""
+"""Converts models of other libraries to MaxText: their architecture, tensors and tokenizers."""

@@ -1,4 +1,4 @@
-"""Checks that the installed MaxText computes what a model was made for, with its variables."""
+"""Checks that the installed MaxText computes the same model as the source, with its variables."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PLAIN = {
 
 
 def loaded_model(keys: Mapping[str, Any], source: str) -> tuple[Config, dict[str, tuple[int, ...]]]:
-    """MaxText's config, and name -> shape of every variable of its model.
+    """Returns MaxText's config, and the shape of every variable of its model by name.
 
     Args:
-      keys: of the model.
-      source: for messages.
+      keys: MaxText keys of the model.
+      source: name of the model in messages.
 
     Raises:
       ConfigError: MaxText rejects the keys.
@@ -48,13 +48,13 @@ def check(model: Architecture, keys: Mapping[str, Any], source: str) -> None:
     """Compares MaxText's config and all variables with those that a model needs.
 
     Args:
-      model: what is going to be written.
+      model: architecture that is about to be written.
       keys: MaxText's keys of it, ``scan_layers`` included.
-      source: for messages.
+      source: name of the model in messages.
 
     Raises:
       ConfigError: MaxText rejects the keys.
-      TrainingError: it makes another model of them, as only another version of it can.
+      TrainingError: MaxText makes another model of the keys, as an untested version of it may.
     """
     config, expected = loaded_model(keys, source)
     for key, (wanted, found) in differences(model, config).items():
@@ -72,7 +72,7 @@ def check(model: Architecture, keys: Mapping[str, Any], source: str) -> None:
 
 
 def differences(model: Architecture, config: Config) -> dict[str, tuple[Any, Any]]:
-    """MaxText's keys with which a config computes another model: key -> (wanted, found).
+    """Returns MaxText's keys with which a config computes another model: key -> (wanted, found).
 
     Raises:
       ConfigError: the config describes no model of the supported families.

@@ -7,10 +7,10 @@ sides of each block, norm weights that count from zero, and layers with a slidin
 
 MaxText has several decoder blocks for the Llama-shaped layer. ``llama2`` and ``mistral`` expect
 1 / sqrt(head width) inside the query kernel, ``qwen2`` and ``qwen3`` multiply by it themselves. A
-converted model gets one of the latter two: its kernels are then exactly the tensors of the source,
-which no rounding changes on the way in or out, and Adam moves the query kernel as it does elsewhere
-(inside a kernel that is 8 times smaller the same learning rate would be 8 times larger). Mixtral
-gets ``qwen3_moe`` for the same reason.
+converted model gets one of the latter two. Its kernels are then exactly the tensors of the source,
+without rounding on the way in or out, and Adam updates the query kernel as it does elsewhere (in a
+kernel that is 8 times smaller, the same learning rate would have 8 times the effect). Mixtral gets
+``qwen3_moe`` for the same reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Literal
 Rope = Literal["default", "linear", "llama3"]
 Block = Literal["llama2", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3"]
 LLAMA3_FACTOR = 8.0
-"""MaxText's ``rope_type: llama3.1`` divides low frequencies by it; see ``rope_scaling``."""
+"""The divisor of low frequencies under MaxText's ``rope_type: llama3.1``; see ``rope_scaling``."""
 # What else it computes with; its keys cannot say anything else.
 LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -29,7 +29,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 GEMMA3_PERIOD = 6
-"""Gemma 3: of so many layers in a row the last has no window."""
+"""Gemma 3: every sixth layer has no window."""
 GEMMA_EPSILON = 1e-6
 """The epsilon of the norms in MaxText's Gemma layers; no key changes it."""
 
@@ -43,28 +43,28 @@ class Architecture:
     Attributes:
       family: name of the architecture in a config.json, such as LlamaForCausalLM.
       block: MaxText's ``decoder_block``.
-      layers: their number.
-      width: of the residual stream (hidden_size).
-      heads: query heads.
-      kv_heads: key and value heads; divides ``heads``.
+      layers: number of layers.
+      width: width of the residual stream (hidden_size).
+      heads: number of query heads.
+      kv_heads: number of key and value heads; divides ``heads``.
       head_dim: width of a head; even.
       mlp_width: width inside the MLP, or inside one expert.
       vocab_size: rows of the embedding.
-      tied: the output head is the embedding.
-      qkv_bias: query, key and value have biases.
-      qk_norm: query and key are normalised per head.
-      norm_epsilon: of every RMSNorm.
+      tied: True if the output head is the embedding.
+      qkv_bias: True if query, key and value have biases.
+      qk_norm: True if query and key are normalised per head.
+      norm_epsilon: epsilon of every RMSNorm.
       rope_theta: base of the rotary positions.
-      rope: their scaling: none, by one factor, or as Llama 3.1 (``LLAMA3``).
-      rope_factor: of ``linear`` and ``llama3``.
+      rope: scaling of the rotary positions: none, by one factor, or as Llama 3.1 (``LLAMA3``).
+      rope_factor: scaling factor of ``linear`` and ``llama3``.
       positions: longest sequence that the model is made for (max_position_embeddings).
       experts: number of experts in a layer; 0: a plain MLP.
-      experts_per_token: how many of them a token is sent to; their weights sum to 1.
+      experts_per_token: number of experts that each token is sent to; their weights sum to 1.
       window: tokens that a layer with a sliding window sees; 0: no layer has one.
       local_rope_theta: base of the rotary positions in layers with a window; 0: ``rope_theta``.
-      query_scalar: attention logits are divided by its root; 0: by that of ``head_dim``.
+      query_scalar: its square root divides the attention logits; 0: ``head_dim`` is used instead.
       attention_cap: attention logits x become cap * tanh(x / cap); 0: they stay.
-      logits_cap: the same of the model's logits.
+      logits_cap: the same cap for the model's logits.
     """
 
     family: str
@@ -94,17 +94,17 @@ class Architecture:
 
     @property
     def is_gemma(self) -> bool:
-        """GELU, norm weights that count from zero, a scaled embedding, and windows."""
+        """True for Gemma: GELU, norm weights counted from zero, scaled embedding, windows."""
         return self.block in ("gemma2", "gemma3")
 
     @property
     def query_factor(self) -> float:
-        """The factor that MaxText's query kernel holds besides the tensor of the source."""
+        """The factor between MaxText's query kernel and the tensor of the source."""
         if self.block == "gemma2":
             return (self.query_scalar or self.head_dim) ** -0.5
         return self.head_dim**-0.5 if self.block in _QUERY_HOLDS_HEAD_WIDTH else 1.0
 
     @property
     def embedding_factor(self) -> float:
-        """The factor that MaxText's embedding holds besides the tensor of the source."""
+        """The factor between MaxText's embedding and the tensor of the source."""
         return self.width**0.5 if self.is_gemma else 1.0

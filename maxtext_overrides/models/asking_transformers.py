@@ -1,4 +1,4 @@
-"""Asks transformers, in a process of its own, what it computes with a model."""
+"""Runs transformers in a process of its own, and reads what it computes with a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _RAISED = re.compile(r"[A-Za-z_.]+(Error|Exception|Interrupt): ")
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The answer of transformers.
+    """The result that transformers computed.
 
     Attributes:
-      made_with: its version, and torch's.
+      made_with: versions of transformers and torch.
       answer: [count] greedy tokens.
       logits: [k, vocabulary].
-      far: [f, vocabulary]; None: there were no positions to compute.
-      rounding: by how much two computations differ there, of the answer as a whole and one by one.
+      far: [f, vocabulary]; None if there were no positions to compute.
+      rounding: largest difference at these positions between computing the answer at once and token
+        by token.
     """
 
     made_with: str
@@ -43,11 +44,11 @@ class Computed:
 
 
 def has_torch(python: str) -> bool:
-    """Whether a Python has torch and transformers; neither is imported.
+    """True if a Python has torch and transformers; neither is imported.
 
     Raises:
       ConfigError: there is no such Python.
-      RlaxError: it does not answer.
+      RlaxError: the Python does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="rlax-verify-") as name:
         return _run([python, "-c", _LOOK], name, _LOOK_S).returncode == 0
@@ -56,14 +57,14 @@ def has_torch(python: str) -> bool:
 def ask(
     python: str, source: Path, prompt: np.ndarray, count: int, at: np.ndarray, far: np.ndarray
 ) -> Computed:
-    """Logits of a prompt and of the greedy answer to it.
+    """Returns the logits of a prompt and of the greedy answer to it.
 
     Args:
       python: path of a Python that has torch and transformers.
       source: a Hugging Face directory, or a GGUF file.
       prompt: [n] tokens.
-      count: tokens of the answer.
-      at: [k] places in prompt and answer.
+      count: number of tokens to generate.
+      at: [k] positions in prompt and answer.
       far: [f] positions that the first tokens of the prompt get in another computation.
 
     Raises:
@@ -89,7 +90,7 @@ def ask(
 
 
 def _run(command: list[str], directory: str, limit_s: float) -> subprocess.CompletedProcess[bytes]:
-    """Runs a Python in a directory without modules, which it would import."""
+    """Runs a Python in a directory that holds no modules, so that none there shadows an import."""
     try:
         return subprocess.run(
             command,
@@ -107,7 +108,7 @@ def _run(command: list[str], directory: str, limit_s: float) -> subprocess.Compl
 
 
 def _last_error(text: str, status: int) -> str:
-    """The first line of the exception with which a program ended."""
+    """Returns the first line of the exception with which a program ended."""
     lines = [line for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if _RAISED.match(line)]
     return one_line((raised or lines or [f"it ended with status {status}"])[-1])

@@ -1,7 +1,7 @@
 """Writes a MaxText checkpoint of parameters, one variable at a time.
 
 Orbax writes all arrays of a tree at once, and keeps a copy of each meanwhile. Here it is given
-arrays that are made when their turn comes, so that one variable is in memory at a time.
+arrays that are made when they are written, so that only one variable is in memory at a time.
 
 On disk the weights are below ``params/params``, as MaxText writes them itself: the item's key, and
 Flax's collection inside it. ``load_parameters_path`` is ``DIRECTORY/0/items``.
@@ -55,10 +55,10 @@ class _Pending:
 
 
 class _InTurn(type_handlers.NumpyHandler):
-    """Writes one pending array after the other.
+    """Writes pending arrays one after the other.
 
     Args:
-      written: called with each array that is on disk.
+      written: called with each array once it is on disk.
     """
 
     def __init__(self, written: Callable[[_Pending], None]):
@@ -82,10 +82,10 @@ def write(
 
     Args:
       directory: ``ITEMS`` is written below it.
-      variables: all of the model, each with the dtype in which it is written.
-      read: name -> tensor.
+      variables: all variables of the model, each with the dtype in which it is written.
+      read: returns a tensor by name.
       scanned: ``scan_layers``, which MaxText compares when it loads.
-      progress: (bytes written, bytes of all), before the first array and after each.
+      progress: called with (bytes written, total bytes) before the first array and after each.
 
     Raises:
       Exception: what ``read`` raises.

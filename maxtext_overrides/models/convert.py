@@ -1,9 +1,9 @@
-"""From a model of another library to a directory that a run of MaxText starts from.
+"""Converts a model of another library to a directory that a run of MaxText starts from.
 
 0/items/       MaxText's checkpoint of parameters
 huggingface/   config.json, the tokenizer's files, generation_config.json
 model.yml      MaxText's keys of the model
-converted.json what it was made from
+converted.json record of the source and the conversion
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ SIDE_FILES, RECORD = "huggingface", "converted.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convertible:
-    """A model that was read and checked, and of which nothing is written yet.
+    """A model that was read and checked, and is ready to be written.
 
     Attributes:
-      architecture: of the model.
-      source: its tensors.
+      architecture: the model's architecture.
+      source: source of the tensors.
       scanned: ``scan_layers``.
-      dtype: of what is written, one of ``DTYPES``; variables whose values are other numbers than
-        those of the source are float32 always.
-      has_tokenizer: there is a tokenizer among the files beside the weights.
-      write_beside: fills a directory with config.json and the tokenizer.
+      dtype: dtype of the written weights, one of ``DTYPES``; variables that are rescaled on the way
+        are always float32.
+      has_tokenizer: True if the files beside the weights include a tokenizer.
+      write_beside: writes config.json and the tokenizer into a directory.
     """
 
     architecture: Architecture
@@ -56,36 +56,36 @@ class Convertible:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """MaxText's keys of the model, and the name that it has for it."""
+        """MaxText's keys of the model, with ``model_name`` if MaxText has a name for it."""
         keys = maxtext_keys(self.architecture)
         named = name_of(keys)
         return ({"model_name": named} if named else {}) | keys | {"scan_layers": self.scanned}
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """What its tensors become."""
+        """The MaxText variables that the tensors become."""
         return variables(self.architecture, self.scanned)
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has."""
+        """The number of parameters."""
         return sum(math.prod(variable.shape) for variable in self.variables)
 
     @property
     def nbytes(self) -> int:
-        """Of the checkpoint."""
+        """The size of the checkpoint in bytes."""
         return sum(math.prod(v.shape) * self._dtype(v).itemsize for v in self.variables)
 
     def _dtype(self, variable: Variable) -> np.dtype:
         return DTYPES["float32" if variable.is_rescaled else self.dtype]
 
     def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:
-        """Fills a directory.
+        """Writes the converted model into a directory.
 
         Args:
           directory: exists and is empty.
-          home: where it will be in the end; the paths in ``model.yml`` begin with it.
-          progress: (bytes written, bytes of all).
+          home: its final path; the paths in ``model.yml`` begin with it.
+          progress: called with (bytes written, total bytes).
 
         Raises:
           ConfigError: a tensor cannot be read, or a weight is not finite.
@@ -116,7 +116,7 @@ class Convertible:
 
 
 def examine(path: Path, dtype: str, scanned: bool) -> Convertible:
-    """Reads and checks a model; the tensors' values are read when it is written.
+    """Reads and checks a model; the values of its tensors are read only when it is written.
 
     Args:
       path: a Hugging Face directory, or a GGUF file.
@@ -124,8 +124,8 @@ def examine(path: Path, dtype: str, scanned: bool) -> Convertible:
       scanned: ``scan_layers``.
 
     Raises:
-      ConfigError: it is neither of them, it is damaged or not supported, or its parts contradict
-        each other.
+      ConfigError: the path is neither of them, or the model is damaged, not supported or
+        inconsistent.
     """
     if path.is_dir():
         return _directory(path, dtype, scanned)
@@ -186,7 +186,7 @@ def _file(path: Path, dtype: str, scanned: bool) -> Convertible:
 
 
 def _check_tokenizer(size: int, vocab_size: int, path: Path) -> None:
-    """Raises ConfigError if the tokenizer has ids that the model has not."""
+    """Raises ConfigError if the tokenizer has ids outside the model's vocabulary."""
     if size > vocab_size:
         reason = (
             f"the tokenizer has ids up to {size - 1}, but the model has only {vocab_size} tokens"

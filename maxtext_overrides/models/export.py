@@ -1,4 +1,4 @@
-"""From MaxText's weights to a directory that transformers loads."""
+"""Writes MaxText's weights as a directory that transformers loads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from rlax_plugin.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the directory says of a model beside its weights.
+    """The contents of an exported directory apart from the values of the weights.
 
     Attributes:
-      variables: of the model.
+      variables: the model's variables.
       config: content of config.json, without a dtype.
-      made: config.json is made from MaxText's keys; it is not that of the tokenizer's directory.
+      made: True if config.json is made from MaxText's keys, and not copied from the tokenizer's
+        directory.
       generation: content of generation_config.json.
       tokenizer: directory with the tokenizer's files.
     """
@@ -42,25 +43,25 @@ class Description:
 
     @property
     def name(self) -> str:
-        """Of the architecture."""
+        """The name of the architecture."""
         return str((self.config.get("architectures") or [self.config.get("model_type")])[0])
 
 
 def describe(
     config: Any, tokenizer: Path, special_ids: Callable[[], Mapping[str, Any]]
 ) -> Description:
-    """What will be said of the model that MaxText's config describes.
+    """Returns the description of the model that a MaxText config describes.
 
-    The config.json beside the tokenizer is kept if it describes the same model, as it does of a
-    model that was converted; otherwise one is made.
+    The config.json beside the tokenizer is kept if it describes the same model, as it does for a
+    converted model; otherwise a new one is made.
 
     Args:
       config: MaxText's, validated.
-      tokenizer: directory of its files.
-      special_ids: returns ``eos_token_id`` and its like, for files that have to be made.
+      tokenizer: directory of the tokenizer's files.
+      special_ids: returns ``eos_token_id`` and similar keys, for files that have to be made.
 
     Raises:
-      ConfigError: the model is of no family that can be exported, or a file there is no JSON.
+      ConfigError: the model is of no family that can be exported, or a file there is not JSON.
     """
     found = of_maxtext(config)
     content, known = _given(tokenizer / CONFIG, found)
@@ -73,7 +74,7 @@ def describe(
 
 
 def _given(path: Path, wanted: Architecture) -> tuple[dict[str, Any], Architecture | None]:
-    """The content of a config.json, and the model if it describes the wanted one."""
+    """Returns the content of a config.json, and its architecture if that is the wanted one."""
     content = _json(path)
     if content is None:
         return {}, None
@@ -94,7 +95,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def check_weights(model: Description, weights: StoredWeights) -> None:
-    """Whether the weights are exactly those of the model.
+    """Checks that the weights are exactly those of the model.
 
     Raises:
       ConfigError: a variable is missing, has another shape, or is not in the model.
@@ -117,12 +118,14 @@ def write(
     dtype: str,
     most_bytes: int,
 ) -> list[str]:
-    """Fills a directory.
+    """Writes the exported model into a directory.
 
     Args:
-      weights: which passed ``check_weights``.
+      directory: the target.
+      model: description of the model.
+      weights: weights that passed ``check_weights``.
       dtype: one of ``DTYPES``.
-      most_bytes: of one file of weights.
+      most_bytes: largest size of one file of weights.
 
     Returns:
       Names of the files with weights.
@@ -145,7 +148,7 @@ def write(
 
 
 def parameters(model: Description) -> int:
-    """How many numbers the model has."""
+    """Returns the number of parameters."""
     return sum(math.prod(variable.shape) for variable in model.variables)
 
 

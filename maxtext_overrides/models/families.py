@@ -1,9 +1,9 @@
-"""The families that can be converted: for each key of a config.json, what becomes of it.
+"""The families that can be converted, and the treatment of each key of their config.json.
 
-A key is either carried into the ``Architecture``, or has to have one of a few values because
-MaxText computes nothing else, or does not matter for what the model computes. A key that is in none
-of the three lists is rejected by name: nobody has looked at what it changes. The keys are those of
-``transformers``' config classes, and those that published files have besides.
+A key is either carried into the ``Architecture``, or must have one of a few values because MaxText
+computes nothing else, or does not matter for what the model computes. A key in none of the three
+lists is rejected by name, because its effect is unknown. The keys are those of ``transformers``'
+config classes, and further ones found in published files.
 
 Facts read in transformers 5.23 (``models/*/modeling_*.py``) and MaxText 0.2.5 (``models/*.py``).
 """
@@ -107,18 +107,18 @@ _GELU = ("gelu_pytorch_tanh",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What becomes of the keys of a config.json.
+    """The treatment of the keys in the config.json of one family.
 
     Attributes:
-      model_type: of ``transformers``.
+      model_type: ``model_type`` in ``transformers``.
       models: examples, for messages and the documentation.
       block: MaxText's decoder block.
       ropes: kinds of rotary positions that MaxText has for it.
       carried: keys that are read into the ``Architecture``.
       only: key -> the values that MaxText computes with; the first is named in messages.
       ignored: keys that do not matter.
-      qkv_bias: query, key and value have biases.
-      qk_norm: query and key are normalised.
+      qkv_bias: True if query, key and value have biases.
+      qk_norm: True if query and key are normalised.
     """
 
     model_type: str
@@ -133,11 +133,11 @@ class Family:
 
     @property
     def required(self) -> Mapping[str, tuple[Any, ...]]:
-        """Key -> the values that MaxText computes with."""
+        """The values that MaxText computes with, by key."""
         return {**_ONLY, **self.only}
 
     def knows(self, key: str) -> bool:
-        """Whether a key is in one of the lists."""
+        """True if a key is in one of the lists."""
         return key in self.carried or key in self.required or key in self.ignored
 
 

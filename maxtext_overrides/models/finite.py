@@ -1,4 +1,4 @@
-"""Weights that are written are finite: neither NaN nor infinite in a tensor, or by a cast.
+"""Rejects weights with NaN or infinite values, whether in a tensor or caused by a cast.
 
 MaxText would train such weights until a loss is NaN, and no message would name the tensor.
 """
@@ -18,10 +18,11 @@ _CHUNK = 1 << 16  # numbers that are looked at in one go: their flags fit into a
 
 
 def checked(variable: Writable, where: str) -> Writable:
-    """A variable that raises ConfigError instead of becoming weights that are not finite.
+    """Returns the variable, wrapped to raise ConfigError if its weights are not finite.
 
     Args:
-      where: of the tensors' source, for messages.
+      variable: the variable to check.
+      where: source of the tensors, for messages.
     """
     return _Finite(variable, where)
 
@@ -43,7 +44,7 @@ class _Finite:
         """See ``rules.Variable.of_tensors``.
 
         Raises:
-          ConfigError: the value is not finite; it names the first tensor that makes it so.
+          ConfigError: the value is not finite; it names the first tensor that causes this.
         """
         names: list[str] = []
 
@@ -66,7 +67,7 @@ class _Finite:
 
 
 def _check_tensor(where: str, name: str, tensor: np.ndarray, dtype: np.dtype) -> None:
-    """Raises ConfigError if a tensor is not finite, or not in that dtype."""
+    """Raises ConfigError if a tensor is not finite as it is or after the cast to the dtype."""
     if (found := not_finite(tensor)) is not None:
         reason = f"{_said(found, tensor)} of the tensor {name} are not finite"
         raise ConfigError("SOURCE", where, reason)
@@ -78,9 +79,9 @@ def _check_tensor(where: str, name: str, tensor: np.ndarray, dtype: np.dtype) ->
 
 
 def not_finite(value: np.ndarray) -> tuple[int, int] | None:
-    """(how many numbers are NaN or infinite, place of the first one); None if all are finite.
+    """Returns the count of NaN and infinite values and the place of the first, or None.
 
-    No array of the value's size is made. 10**8 numbers take 0.02 s.
+    No array of the value's size is allocated. 10**8 values take 0.02 s.
     """
     flat = value.reshape(-1)
     count, first = 0, -1
@@ -96,7 +97,7 @@ def not_finite(value: np.ndarray) -> tuple[int, int] | None:
 
 
 def _is_whole(chunk: np.ndarray) -> bool:
-    """Whether all numbers are finite."""
+    """True if all values are finite."""
     if chunk.dtype != DTYPES["bfloat16"]:
         return bool(np.isfinite(chunk).all())
     # numpy's own instructions, which bfloat16 has none of: four to eight times as fast.
@@ -104,7 +105,7 @@ def _is_whole(chunk: np.ndarray) -> bool:
 
 
 def _said(found: tuple[int, int], value: np.ndarray) -> str:
-    """The count, and the first of these numbers."""
+    """Returns a text with the count and the first of the values that are not finite."""
     count, first = found
     index = [int(i) for i in np.unravel_index(first, value.shape)]
     return f"{count} of {value.size} values (the first: {value[tuple(index)]!s} at {index})"

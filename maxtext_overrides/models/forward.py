@@ -1,7 +1,7 @@
-"""The logits that MaxText's own model computes with stored weights.
+"""Computes logits with MaxText's own model and stored weights.
 
-On this machine's processor, in float32, and without the parts of a trainer or a worker: it shows
-which numbers a checkpoint stands for.
+It runs on this machine's CPU, in float32, and without the parts of a trainer or a worker, so it
+shows the computation that a checkpoint stands for.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from maxtext_overrides.models.reading import StoredWeights
 from maxtext_overrides.variables import restore
 
 EXACT = {"dtype": "float32", "weight_dtype": "float32", "matmul_precision": "highest"}
-"""MaxText's keys with which its logits can be compared."""
+"""MaxText's keys that make its logits exact enough to compare."""
 
 
 class Forward:
-    """A model and its weights, in memory.
+    """A model with its weights in memory, which computes logits.
 
     Args:
       config: MaxText's, as ``config.loading.load_to_check`` returns it with ``EXACT``.
-      weights: of exactly the model's variables.
+      weights: exactly the model's variables.
 
     Raises:
       RlaxError: the weights cannot be read, or are those of another model.
@@ -59,12 +59,12 @@ class Forward:
     def __call__(
         self, tokens: np.ndarray, at: np.ndarray, positions: np.ndarray | None = None
     ) -> np.ndarray:
-        """The logits of one row.
+        """Returns the logits of one row.
 
         Args:
           tokens: [n].
-          at: [k] the places in the row whose logits are returned.
-          positions: [n] of the tokens; None: 0, 1, 2, ...
+          at: [k] positions in the row whose logits are returned.
+          positions: [n] rotary positions of the tokens; None: 0, 1, 2, ...
 
         Returns:
           float32 [k, vocabulary].

@@ -1,7 +1,8 @@
-"""A GGUF file: what its header says of the model, and its tensors, dequantised.
+"""Reads a GGUF file: the model that its header describes, and its tensors, dequantised.
 
 llama.cpp's converter reorders the rows of query and key for models of the architecture ``llama``,
 so that neighbouring entries of a head are rotated together. That is undone here.
+
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -69,7 +70,7 @@ _LARGEST = 1 << 31  # whole number of a header: more than any size of a model
 
 
 class GgufFile:
-    """One file; a ``TensorSource``.
+    """One GGUF file as a ``TensorSource``.
 
     Raises:
       ConfigError: the header is broken, or a tensor's type cannot be dequantised.
@@ -119,10 +120,10 @@ class GgufFile:
         return pairs.swapaxes(1, 2).reshape(value.shape)
 
     def value(self, key: str, otherwise: Any = None) -> Any:
-        """A value of the header.
+        """Returns a value of the header.
 
         Raises:
-          ConfigError: it cannot be decoded.
+          ConfigError: the value cannot be decoded.
         """
         try:
             found = self._header.value(key)
@@ -131,7 +132,7 @@ class GgufFile:
         return otherwise if found is None else found
 
     def _values_of(self, tensor: GgufTensor) -> np.ndarray:
-        """A tensor's numbers, float32."""
+        """Returns a tensor's values, float32."""
         try:
             # Read, not mapped: pages of a map would count as this process's memory.
             raw = np.fromfile(self._path, np.uint8, tensor.nbytes, offset=tensor.offset)
@@ -141,7 +142,7 @@ class GgufFile:
         if raw.size != tensor.nbytes:
             reason = f"the tensor {tensor.name} is not whole any more: the file has changed"
             raise ConfigError("SOURCE", str(self._path), reason)
-        # A damaged scale of a block makes NaN, which whoever writes the weights looks for.
+        # A damaged scale of a block makes NaN, which is detected when the weights are written.
         with np.errstate(over="ignore", invalid="ignore"):
             value = dequantize(raw.reshape(*tensor.shape[:-1], -1), tensor.kind)
             return value.astype(np.float32, copy=False).reshape(tensor.shape)
@@ -165,7 +166,7 @@ class GgufFile:
         return value
 
     def architecture(self) -> Architecture:
-        """What the header describes.
+        """Returns the architecture that the header describes.
 
         Raises:
           ConfigError: the family is not supported, or it has something that MaxText cannot express.
@@ -223,10 +224,10 @@ class GgufFile:
         return found
 
     def _llama3(self, theta: int, head_dim: int) -> float:
-        """The factor of Llama 3.1's rotary positions; 0 if the file has none.
+        """Returns the factor of Llama 3.1's rotary positions; 0 if the file has none.
 
         Raises:
-          ConfigError: it has other ones.
+          ConfigError: the file has other rotary factors.
         """
         found = [tensor for tensor in self._header.tensors if tensor.name == _ROPE_FACTORS]
         if not found:
@@ -254,7 +255,7 @@ class GgufFile:
 
 @cache
 def _is_readable(kind: gguf.GGMLQuantizationType) -> bool:
-    """Whether the numbers of a type can be computed."""
+    """True if tensors of a type can be dequantised."""
     try:
         dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except (NotImplementedError, KeyError):
@@ -263,7 +264,7 @@ def _is_readable(kind: gguf.GGMLQuantizationType) -> bool:
 
 
 def _name(name: str) -> str:
-    """The Hugging Face name; unknown ones stay as they are."""
+    """Returns the Hugging Face name of a tensor; unknown names are returned unchanged."""
     match = re.fullmatch(r"blk\.(\d{1,9})\.(\w+)\.(weight|bias)", name)
     if match is None or match[2] not in _OF_LAYER:
         return _WHOLE.get(name, name)

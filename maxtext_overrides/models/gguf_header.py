@@ -1,10 +1,10 @@
-"""The header of a GGUF file: its values, and where its tensors lie.
+"""Reads the header of a GGUF file: its values, and the locations of its tensors.
 
-Nothing that a file says of itself is believed: a length is compared with what is left of the file
-before anything is read or allocated, and a tensor must lie inside the file and share no byte with
-another. The reader of the package ``gguf`` maps the file and makes several arrays of each value; it
-recurses into nested arrays, multiplies sizes modulo 2**64, and reads files of the other byte order,
-whose tensors would then be read in this machine's.
+The file is not trusted: a length is compared with the remaining size of the file before anything
+is read or allocated, and a tensor must lie inside the file without overlapping another. The reader
+of the package ``gguf`` is not used because it maps the file and makes several arrays of each value,
+recurses into nested arrays, multiplies sizes modulo 2**64, and accepts files of the other byte
+order, whose tensors would then be read in this machine's.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -49,14 +49,14 @@ class DamagedHeaderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies.
+    """The location and layout of a tensor in the file.
 
     Attributes:
       name: as in the file.
-      kind: how its numbers are stored.
+      kind: quantisation type.
       shape: slowest axis first, as numpy has it.
-      offset: of its first byte in the file.
-      nbytes: in the file.
+      offset: position of its first byte in the file.
+      nbytes: size in the file.
     """
 
     name: str
@@ -70,10 +70,10 @@ class GgufHeader:
     """The header of one file.
 
     Attributes:
-      tensors: in the order of the file.
+      tensors: the tensors in the order of the file.
 
     Raises:
-      DamagedHeaderError: it is no header of a GGUF file, or it is broken.
+      DamagedHeaderError: the file has no GGUF header, or a broken one.
       OSError: the file cannot be read.
     """
 
@@ -83,10 +83,10 @@ class GgufHeader:
             self._values, self.tensors = _read(_Cursor(file, size), size)
 
     def value(self, key: str) -> Any:
-        """A value: number, bool, text, or a list of these; None where there is none.
+        """Returns a number, bool, text, or a list of these; None if the key is missing.
 
         Raises:
-          ValueError: a text is no UTF-8.
+          ValueError: a text is not UTF-8.
         """
         found = self._values.get(key)
         if isinstance(found, np.ndarray):
@@ -97,17 +97,18 @@ class GgufHeader:
 
 
 class _Cursor:
-    """Reads a file from its beginning, and never more than there is.
+    """Reads a file from its beginning, and never more than the file holds.
 
     Args:
-      size: of the file.
+      file: the open file.
+      size: size of the file in bytes.
     """
 
     def __init__(self, file: BinaryIO, size: int):
         self._file, self._size, self.at = file, size, 0
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Returns the next bytes."""
         if count > self._size - self.at:
             raise DamagedHeaderError("it ends too early")
         if count > _MOST_BYTES - self.at:
@@ -129,7 +130,7 @@ class _Cursor:
 
 
 def _read(cursor: _Cursor, size: int) -> tuple[Mapping[str, Any], Sequence[GgufTensor]]:
-    """Values by key, and the tensors."""
+    """Returns the values by key, and the tensors."""
     if cursor.take(4) != _MAGIC:
         raise DamagedHeaderError("it does not begin with GGUF")
     version = cursor.u32()
@@ -167,7 +168,7 @@ def _kind(number: int, key: str) -> GGUFValueType:
 
 
 def _value(cursor: _Cursor, key: str) -> Any:
-    """A value as it is kept: texts as bytes, arrays of numbers as arrays."""
+    """Returns a value in the form it is stored: texts as bytes, lists of numbers as arrays."""
     kind = _kind(cursor.u32(), key)
     if kind == GGUFValueType.STRING:
         return cursor.text()
@@ -187,7 +188,7 @@ def _numbers(cursor: _Cursor, kind: GGUFValueType, count: int) -> np.ndarray:
 
 
 def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """(name, shape, type, offset behind the header) of a tensor, as the file says."""
+    """Returns (name, shape, type, offset after the header) of a tensor, as the file states them."""
     name = _decoded(cursor.text(), "a tensor")
     axes = cursor.u32()
     if not 0 < axes <= _MOST_AXES:
@@ -197,7 +198,7 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _aligned(end: int, values: Mapping[str, Any]) -> int:
-    """Where the tensors begin, behind a header that ends there."""
+    """Returns the position where the tensors begin after a header that ends at ``end``."""
     alignment = values.get(_ALIGNMENT_KEY, _ALIGNMENT)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
         raise DamagedHeaderError(f"{_ALIGNMENT_KEY} must be a power of two, not {alignment!r:.40}")
@@ -207,7 +208,7 @@ def _aligned(end: int, values: Mapping[str, Any]) -> int:
 def _placed(
     described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, size: int
 ) -> Sequence[GgufTensor]:
-    """The tensors, each inside the file and beside all others."""
+    """Returns the tensors after checking that each lies inside the file and overlaps no other."""
     found: dict[str, GgufTensor] = {}
     for name, shape, number, offset in described:
         if name in found:

@@ -1,9 +1,9 @@
-"""The tokenizer in the header of a GGUF file, as the files of a Hugging Face directory.
+"""Builds Hugging Face tokenizer files from the tokenizer in the header of a GGUF file.
 
-A byte-level tokenizer is put together here from its tokens and merges; how text is split before the
-merges has a name in the header, whose regular expressions ``transformers`` knows. It also builds
-tokenizers of SentencePiece. It is not asked for byte-level ones: it adds a token of GPT-2's to
-them, and takes a name that it does not know for GPT-2's way of splitting.
+A byte-level tokenizer is built here from its tokens and merges. The header names the way in which
+text is split before the merges, and ``transformers`` knows the regular expressions of these names.
+SentencePiece tokenizers are built by ``transformers``. Its builder is not used for byte-level ones:
+it adds a token of GPT-2's to them, and treats an unknown name as GPT-2's way of splitting.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LISTS = {
 
 
 def special_ids(file: GgufFile) -> dict[str, int]:
-    """What config.json and generation_config.json say of special tokens."""
+    """Returns the special tokens for config.json and generation_config.json."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {name: file.value(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
     return {name: value for name, value in found.items() if type(value) is int}
@@ -52,7 +52,9 @@ def write(file: GgufFile, tokenizer: Any, directory: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json, the chat template and generation_config.json.
 
     Args:
-      tokenizer: of ``build``.
+      file: the GGUF file.
+      tokenizer: returned by ``build``.
+      directory: the target.
     """
     tokenizer.save_pretrained(directory)
     config = directory / "tokenizer_config.json"
@@ -65,10 +67,10 @@ def write(file: GgufFile, tokenizer: Any, directory: Path) -> None:
 
 
 def build(file: GgufFile) -> Any:
-    """A ``transformers.PreTrainedTokenizerFast`` that encodes as the file says.
+    """Returns a ``transformers.PreTrainedTokenizerFast`` that encodes as the file describes.
 
     Raises:
-      ConfigError: the file has no tokenizer, a broken one, or one of a kind that is not supported.
+      ConfigError: the file has no tokenizer, or a broken or unsupported one.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -104,7 +106,7 @@ def build(file: GgufFile) -> Any:
 
 
 def _beginning(bos: str, tokens: Sequence[str]) -> Any:
-    """What puts the first token in front of a text."""
+    """Returns a post-processor that puts the first token in front of a text."""
     from tokenizers import processors
 
     return processors.TemplateProcessing(
@@ -113,10 +115,10 @@ def _beginning(bos: str, tokens: Sequence[str]) -> Any:
 
 
 def _special_id(file: GgufFile, key: str, count: int) -> int | None:
-    """The id of a special token; None where the file has no such token.
+    """Returns the id of a special token; None if the file has no such token.
 
     Raises:
-      ConfigError: it is no token's.
+      ConfigError: no token has this id.
     """
     name = f"tokenizer.ggml.{key}"
     if (found := file.value(name)) is None:
@@ -127,7 +129,7 @@ def _special_id(file: GgufFile, key: str, count: int) -> int | None:
 
 
 def _header(file: GgufFile) -> Mapping[str, Any]:
-    """What a tokenizer is built from, under the names of ``transformers``."""
+    """Returns the parts a tokenizer is built from, under the names that ``transformers`` uses."""
     names = {
         "tokenizer_type": "model",
         "tokens": "tokens",
@@ -166,7 +168,7 @@ def _header(file: GgufFile) -> Mapping[str, Any]:
 
 
 def _splitter(file: GgufFile, name: str) -> Any:
-    """What splits a text before the merges.
+    """Returns the pre-tokenizer that splits a text before the merges.
 
     Raises:
       ConfigError: the name is not known.

@@ -1,7 +1,7 @@
-"""config.json of a Hugging Face directory: read into an ``Architecture``, and written from one.
+"""Reads a Hugging Face config.json into an ``Architecture``, and writes one from it.
 
-What a config.json leaves out has the default of ``transformers``, whose config classes also check
-the types. What MaxText would compute otherwise is rejected, all of it in one message.
+Keys missing in a config.json get the defaults of ``transformers``, whose config classes also check
+the types. Everything that MaxText would compute differently is rejected in one message.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a config.json says.
+    """Returns the content of a config.json.
 
     Raises:
-      ConfigError: it is missing, unreadable, no JSON, or no object.
+      ConfigError: it is missing, unreadable, not JSON, or not an object.
     """
     try:
         if path.stat().st_size > _LARGEST_FILE:
@@ -79,7 +79,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object each of whose keys appears once: readers differ in which of two they take."""
+    """Returns an object after checking for duplicate keys, for which readers choose differently."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -88,14 +88,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
-    """A finite number, which NaN and 1e400 are not."""
+    """Returns a finite number; NaN and 1e400 are rejected."""
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{one_line(text, 64)} is no finite number")
     return number
 
 
 def family_of(content: Mapping[str, Any], path: Path) -> str:
-    """The architecture that a config.json names.
+    """Returns the architecture that a config.json names.
 
     Raises:
       ConfigError: it names none, several, or one that is not supported.
@@ -111,11 +111,11 @@ def family_of(content: Mapping[str, Any], path: Path) -> str:
 
 
 def architecture(content: Mapping[str, Any], path: Path) -> Architecture:
-    """The architecture that a config.json describes.
+    """Returns the architecture that a config.json describes.
 
     Args:
-      content: of the file.
-      path: of it, for messages.
+      content: content of the file.
+      path: path of the file, for messages.
 
     Raises:
       ConfigError: the family is not one of ``FAMILIES``, a key is missing, wrong or unknown, or the
@@ -172,7 +172,7 @@ def _architecture(content: Mapping[str, Any], path: Path) -> Architecture:
 
 
 def _complete(content: Mapping[str, Any], family: str, path: Path) -> dict[str, Any]:
-    """What a config.json says, with the defaults of transformers for what it leaves out."""
+    """Returns the values of a config.json, completed with the defaults of transformers."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -196,11 +196,12 @@ def _complete(content: Mapping[str, Any], family: str, path: Path) -> dict[str, 
 
 
 def check_sizes(found: Architecture, path: Path, keys: Mapping[str, str] = _KEYS) -> None:
-    """Raises ConfigError unless the sizes are positive and go together.
+    """Raises ConfigError unless the sizes are positive and consistent.
 
     Args:
-      path: of the file, for messages.
-      keys: field of the architecture -> what the file calls it.
+      found: the architecture.
+      path: path of the file, for messages.
+      keys: field of the architecture -> its key in the file.
     """
 
     def wrong(name: str, reason: str) -> ConfigError:
@@ -233,7 +234,7 @@ def check_sizes(found: Architecture, path: Path, keys: Mapping[str, str] = _KEYS
 def _problems(
     content: Mapping[str, Any], values: Mapping[str, Any], family: Family, path: Path
 ) -> Iterator[ConfigError]:
-    """What MaxText would not compute as the model was made for."""
+    """Yields an error for each key that MaxText would compute differently than the model needs."""
     for key, right in family.required.items():
         value = values.get(key)
         if not any(_same(value, one) for one in right):
@@ -257,14 +258,14 @@ def _problems(
 
 
 def _same(value: Any, right: Any) -> bool:
-    """Equality where True is not 1."""
+    """True if two values are equal, without taking True for 1."""
     return value == right and isinstance(value, bool) is isinstance(right, bool)
 
 
 def _window_problems(
     values: Mapping[str, Any], family: Family, path: Path
 ) -> Iterator[ConfigError]:
-    """Sliding windows, which MaxText's layers of the other families do not have."""
+    """Yields an error for sliding windows, which MaxText's layers of other families do not have."""
     # The classes make it null where use_sliding_window is false.
     window, windowed = values.get("sliding_window"), True
     if "layer_types" in family.carried:
@@ -287,7 +288,7 @@ def _window_problems(
 def _pattern_problems(
     values: Mapping[str, Any], family: Family, path: Path
 ) -> Iterator[ConfigError]:
-    """Layers of a Gemma that have or lack a window where MaxText's lack or have it."""
+    """Yields an error if layers of a Gemma and of MaxText differ in having a window."""
     period = 2 if family.block == "gemma2" else GEMMA3_PERIOD
     expected = [
         _SLIDING if (layer + 1) % period else _FULL for layer in range(values["num_hidden_layers"])
@@ -305,10 +306,11 @@ def _pattern_problems(
 
 
 def content_of(found: Architecture, dtype: str = "float32") -> dict[str, Any]:
-    """What a config.json says of an architecture; the inverse of ``architecture``.
+    """Returns the content of a config.json for an architecture; the inverse of ``architecture``.
 
     Args:
-      dtype: of the tensors beside it.
+      found: the architecture.
+      dtype: dtype of the tensors beside the file.
     """
     content: dict[str, Any] = {
         "architectures": [found.family],

@@ -1,14 +1,14 @@
-"""Two computations of the same logits, compared: transformers' and MaxText's.
+"""Compares the logits that transformers and MaxText compute.
 
-Both sides compute in float32, and differ by rounding only: by about 2e-5 at the first positions
-where logits are a few nats. Both round the frequencies of rotary positions, each in its own way,
-and an angle is a position times a frequency. So the difference grows with the position, to 1e-4 at
-500, 7e-4 at 4000 and 2e-3 at 8000 in the worst of 21 models. ``TOLERANCE`` is the most that is
-accepted up to position ``EXACT_TO``, and grows in proportion beyond.
+Both compute in float32, and differ by rounding only: by about 2e-5 at the first positions where
+logits are a few nats. Both round the frequencies of rotary positions, each in its own way, and an
+angle is a position times a frequency. So the difference grows with the position, to 1e-4 at 500,
+7e-4 at 4000 and 2e-3 at 8000 in the worst of 21 models. ``TOLERANCE`` is accepted up to position
+``EXACT_TO``, and grows in proportion beyond.
 
 Rounding also adds up over layers: with 16 layers and a width of 1024, 1.5e-4 were found. There
 transformers differed from itself by 1.2e-4, between all tokens at once and one by one. So a larger
-model gets ``ROUNDINGS`` times what transformers differs from itself by, up to ``MOST``.
+model gets ``ROUNDINGS`` times the difference of transformers from itself, up to ``MOST``.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from typing import Protocol
 import numpy as np
 
 TOLERANCE, EXACT_TO = 2e-4, 128
-"""Largest accepted difference of two logits in float32, in nats, and up to which position."""
+"""Largest accepted difference of two float32 logits, in nats, and its last position."""
 
 ROUNDINGS, MOST = 4, 2e-3
 
 
 def tolerance(rounding: float) -> float:
-    """For a model with which transformers differs from itself by ``rounding``."""
+    """Returns the tolerance for a model for which transformers' own ``rounding`` was measured."""
     return max(TOLERANCE, min(ROUNDINGS * rounding, MOST))
 
 
 class Computes(Protocol):
-    """A model; see ``forward.Forward``."""
+    """A callable that computes a model's logits; see ``forward.Forward``."""
 
     def __call__(
         self, tokens: np.ndarray, at: np.ndarray, positions: np.ndarray | None = None
     ) -> np.ndarray:
-        """float32 [len(at), vocabulary]: the logits at some places of a row."""
+        """Returns float32 [len(at), vocabulary]: the logits at some positions of a row."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A row of tokens, and what transformers makes of it; see ``reference.Row``.
+    """A row of tokens, and the logits that transformers computes for it; see ``reference.Row``.
 
     Attributes:
       tokens: [n].
-      positions: [n] of the tokens; None: 0, 1, 2, ...
-      at: [k] places in the row.
+      positions: [n] rotary positions of the tokens; None: 0, 1, 2, ...
+      at: [k] positions in the row.
       columns: [c] tokens whose logits are known; None: all.
       logits: [k, c].
       best: [k].
-      answer: how many of the last tokens are the greedy answer to those before.
+      answer: number of tokens at the end that are the greedy answer to those before.
     """
 
     tokens: np.ndarray
@@ -64,17 +64,17 @@ class Expected:
 
 @dataclass(slots=True)
 class Agreement:
-    """How far two computations agree, over all rows.
+    """The agreement of two computations over all rows.
 
     Attributes:
       tolerance: accepted difference of two logits at the first positions.
-      largest: difference that was found.
-      share: largest difference in proportion to what is accepted at its position.
-      places: at which logits were compared.
-      best: of them, those with the same best token.
-      tokens: of greedy answers.
-      greedy: of them, those that are best here too.
-      tied: places where another token is best, by no more than two logits may differ.
+      largest: largest difference found.
+      share: largest ratio of a difference to the one accepted at its position.
+      places: number of positions where logits were compared.
+      best: number of these positions with the same best token.
+      tokens: number of tokens of greedy answers.
+      greedy: number of these tokens that are best here too.
+      tied: positions where another token is best, by no more than two logits may differ.
     """
 
     tolerance: float = TOLERANCE
@@ -110,13 +110,13 @@ class Agreement:
             self.greedy += self._same(found[split:], answer, accepted[split:])
 
     def _same(self, logits: np.ndarray, best: np.ndarray, accepted: np.ndarray) -> int:
-        """How many of the given tokens are the best, ties included."""
+        """Returns the number of given tokens that are the best, ties included."""
         lead = logits.max(1) - np.take_along_axis(logits, best[:, None].astype(int), 1)[:, 0]
         self.tied += int(((lead > 0) & (lead <= 2 * accepted)).sum())
         return int((lead <= 2 * accepted).sum())
 
     def holds(self) -> bool:
-        """The two are the same model."""
+        """True if both computations are those of the same model."""
         same = self.best == self.places and self.greedy == self.tokens
         return self.share <= 1.0 and same
 

@@ -1,4 +1,4 @@
-"""MaxText's keys of an ``Architecture``, and the architecture of a MaxText config."""
+"""Converts an ``Architecture`` to MaxText's keys, and a MaxText config to an architecture."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _WITHOUT_GEMMA: dict[str, Any] = {
 
 
 def maxtext_keys(model: Architecture) -> dict[str, Any]:
-    """MaxText's keys of a model, without how it is trained or stored."""
+    """Returns MaxText's keys of a model, without those of training and storage."""
     keys: dict[str, Any] = {
         "decoder_block": model.block,
         # MaxText's layer of Gemma 2 is a pair: one with a window and one without.
@@ -103,13 +103,13 @@ def maxtext_keys(model: Architecture) -> dict[str, Any]:
 
 
 def of_maxtext(config: Any) -> Architecture:
-    """The architecture of a MaxText config, also of one that was not converted.
+    """Returns the architecture of a MaxText config, whether or not it was converted.
 
     Args:
       config: MaxText's, validated, as ``config.loading.load`` returns it.
 
     Raises:
-      ConfigError: names the key with which the model is of none of the supported families.
+      ConfigError: the model is of no supported family; names the key that shows it.
     """
     block = _text(config.decoder_block)
     if block not in _BLOCKS:
@@ -167,7 +167,7 @@ def of_maxtext(config: Any) -> Architecture:
 
 
 def _rope(config: Any) -> tuple[Rope, float]:
-    """(kind, factor) of the rotary positions."""
+    """Returns (kind, factor) of the rotary positions."""
     rope, factor = _text(config.rope_type), config.rope_linear_scaling_factor
     if rope not in ("default", "llama3.1"):
         reason = "has no counterpart in transformers here; supported: default, llama3.1"
@@ -191,7 +191,7 @@ def _family(block: Block, qk_norm: bool, qkv_bias: bool) -> str:
 
 
 def _query_scalar(config: Any, block: Block) -> float:
-    """What the attention logits of a Gemma are divided by the root of."""
+    """Returns the number whose root divides the attention logits of a Gemma; 0 for other models."""
     if block == "gemma2":
         return float(config.head_dim)  # any other one is inside the kernel
     if block != "gemma3":
@@ -207,5 +207,5 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Of an enumeration's member or a plain text."""
+    """Returns the text of an enumeration's member or of a plain value."""
     return str(getattr(value, "value", value))

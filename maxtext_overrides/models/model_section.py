@@ -1,4 +1,4 @@
-"""``model.yml``: MaxText's keys of a converted model, each with what it means."""
+"""Writes ``model.yml``: MaxText's keys of a converted model, each with its meaning."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MEANING = {
 
 
 def text_of(family: str, keys: Mapping[str, Any]) -> str:
-    """The file.
+    """Returns the content of the file.
 
     Args:
       family: the model's architecture.

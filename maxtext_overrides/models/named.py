@@ -1,4 +1,4 @@
-"""The name that MaxText has for a model, where its keys of that name are exactly the model's."""
+"""Finds the name under which MaxText has exactly a given model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _APART = {"model_name", "override_model_config", "enable_dropout"}
 
 
 def name_of(keys: Mapping[str, Any]) -> str | None:
-    """The name whose file sets every key of a model to the same value, and no other one.
+    """Returns the MaxText model name whose file sets exactly a model's keys to the same values.
 
-    What a file or the model leaves out has the value of MaxText's ``base.yml``.
+    Keys missing in a file or in the model have the value of MaxText's ``base.yml``.
 
     Args:
       keys: MaxText's keys of the model.
+
+    Returns:
+      None if there is no such name.
     """
     if (configs := maxtext_configs()) is None:
         return None
@@ -35,7 +38,7 @@ def name_of(keys: Mapping[str, Any]) -> str | None:
 
 @cache
 def _files(configs: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
-    """The keys of ``base.yml``, and name -> keys of each model; to read them takes a second."""
+    """Returns the keys of ``base.yml``, and the keys of each model by name; takes a second."""
     names = sorted(path.stem for path in (configs / "models").glob("*.yml"))
     models = {name: _without_apart(model_keys(name)) for name in names}
     return merged(configs / "base.yml"), models

@@ -1,4 +1,4 @@
-"""Weights to export, one variable after the other, named as in a weight version.
+"""Reads weights to export, one variable after the other, named as in a weight version.
 
 A training checkpoint holds optimizer state as well, usually twice the size of the parameters. It
 is never read: Orbax restores single arrays.
@@ -18,7 +18,7 @@ _COLLECTION = ("params", "params")  # where MaxText's checkpoints have a model's
 
 
 class StoredWeights(Protocol):
-    """Where weights are read from.
+    """A source of weights.
 
     Attributes:
       shapes: name -> shape of every variable.
@@ -27,12 +27,12 @@ class StoredWeights(Protocol):
     shapes: Mapping[str, tuple[int, ...]]
 
     def take(self, name: str) -> np.ndarray:
-        """The variable's value, once."""
+        """Returns the variable's value; may be called once per variable."""
         ...
 
 
 class HeldWeights:
-    """A weight version that is in memory; what was taken is given free.
+    """A weight version in memory; each array is released once it is taken.
 
     Args:
       arrays: name -> array; becomes empty.
@@ -52,7 +52,7 @@ class Checkpoint:
     """The parameters of a MaxText checkpoint: one of a training, or of parameters only.
 
     Args:
-      path: of its ``items``, or of the directory around them; absolute, or a URL.
+      path: absolute path or URL of its ``items``, or of the directory around them.
 
     Raises:
       ConfigError: there is no such checkpoint.
@@ -79,7 +79,7 @@ class Checkpoint:
         """See ``StoredWeights``.
 
         Raises:
-          RlaxError: it cannot be read.
+          RlaxError: the variable cannot be read.
         """
         ocp, keys = self._orbax, (*_COLLECTION, *self._keys[name])
         wanted = ocp.RestoreArgs(restore_type=np.ndarray)
@@ -96,10 +96,10 @@ class Checkpoint:
 
 
 def stored_shapes(key: str, path: str) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every variable that MaxText finds in a checkpoint, of every collection.
+    """Returns the shapes of all variables that MaxText finds in a checkpoint, by name.
 
     Args:
-      key: that the path is the value of.
+      key: config key whose value the path is, for messages.
       path: see ``Checkpoint``.
 
     Raises:
@@ -120,10 +120,10 @@ def stored_shapes(key: str, path: str) -> dict[str, tuple[int, ...]]:
 
 
 def _tree(key: str, path: str, reader: Any) -> Any:
-    """What Orbax says of a checkpoint's arrays.
+    """Returns Orbax's metadata of a checkpoint's arrays.
 
     Raises:
-      ConfigError: it cannot be read.
+      ConfigError: the checkpoint cannot be read.
     """
     try:
         metadata = reader.metadata(_items(path)).item_metadata
@@ -142,7 +142,7 @@ def _items(path: str) -> str:
 
 
 def _leaves(tree: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """(keys, shape) of every array."""
+    """Yields (keys, shape) of every array."""
     if isinstance(tree, Mapping):
         for key, below in tree.items():
             yield from _leaves(below, (*keys, str(key)))
@@ -157,11 +157,11 @@ def _nested(keys: tuple[str, ...], value: Any) -> Any:
 
 
 Weights = str | Callable[[], dict[str, np.ndarray]]
-"""Path or URL of a checkpoint, or what reads a weight version into memory: name -> array."""
+"""Path or URL of a checkpoint, or a function that returns a weight version: name -> array."""
 
 
 def opened(weights: Weights) -> StoredWeights:
-    """What weights are read from.
+    """Opens a checkpoint or reads a weight version into memory.
 
     Raises:
       ConfigError: there is no such checkpoint.

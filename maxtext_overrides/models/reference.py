@@ -1,7 +1,7 @@
-"""``reference.json``: numbers of a model that were computed elsewhere, to compare with.
+"""Reads ``reference.json``: logits of a model that were computed elsewhere, to compare with.
 
-It stands beside a model's config.json and holds rows of tokens, each with some of the logits that
-transformers computes for them:
+The file stands beside a model's config.json and holds rows of tokens, each with some of the logits
+that transformers computes for them:
 
     {
       "made_with": "transformers 5.23.0, torch 2.13.0",
@@ -17,7 +17,7 @@ transformers computes for them:
       ]
     }
 
-``at`` are places in the row, ``logits`` those of the tokens ``columns`` at each of them, and
+``at`` are positions in the row, ``logits`` those of the tokens ``columns`` at each of them, and
 ``best`` the token with the largest logit. The last ``answer`` tokens of a row are the model's
 greedy answer to those before them. A row may have ``positions`` of its tokens; else they are 0, 1,
 2, ... All keys of a row but ``tokens`` may be absent.
@@ -44,7 +44,7 @@ class _Closed(BaseModel):
 
 
 class Row(_Closed):
-    """Tokens, and what a model makes of them; see the module."""
+    """A row of tokens and the logits that a model computes for it; see the module."""
 
     tokens: list[_Index] = Field(min_length=1, max_length=_MOST_TOKENS)
     positions: list[_Index] | None = None
@@ -71,23 +71,23 @@ class Row(_Closed):
 
 
 class Reference(_Closed):
-    """The content of the file."""
+    """The content of ``reference.json``."""
 
     made_with: str = Field(max_length=200)
     rows: list[Row] = Field(min_length=1, max_length=_MOST_ROWS)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """The number of tokens of the longest row."""
         return max(len(row.tokens) for row in self.rows)
 
 
 def read_reference(directory: Path, vocab_size: int) -> Reference | None:
-    """The numbers that come with a model; None: there are none.
+    """Returns the reference figures that come with a model; None if there are none.
 
     Args:
-      directory: of its config.json.
-      vocab_size: of the model.
+      directory: directory of the model's config.json.
+      vocab_size: vocabulary size of the model.
 
     Raises:
       ConfigError: the file is damaged, or names tokens that the model does not have.

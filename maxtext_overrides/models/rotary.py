@@ -1,7 +1,7 @@
-"""The rotary positions of a config.json, which files describe in three ways.
+"""Reads the rotary positions of a config.json, which files describe in three ways.
 
-``rope_parameters`` is that of transformers 5, ``rope_theta`` with ``rope_scaling`` the older one;
-Gemma 3 has two of the former, or ``rope_local_base_freq`` besides.
+``rope_parameters`` is the form of transformers 5, ``rope_theta`` with ``rope_scaling`` the older
+one; Gemma 3 has two of the former, or ``rope_local_base_freq`` in addition.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary positions as MaxText has them.
+    """Rotary positions in MaxText's terms.
 
     Attributes:
-      kind: their scaling.
-      theta: their base.
-      factor: of the scaling.
-      local_theta: base in layers with a window; 0: there are none of their own.
+      kind: scaling of the positions.
+      theta: base of the frequencies.
+      factor: factor of the scaling.
+      local_theta: base in layers with a window; 0: these layers have no base of their own.
     """
 
     kind: Rope = "default"
@@ -46,12 +46,13 @@ class Rotary:
 def rotary_positions(
     content: Mapping[str, Any], values: Mapping[str, Any], family: Family, path: Path
 ) -> tuple[Rotary, list[ConfigError]]:
-    """The rotary positions, and what MaxText would not compute so.
+    """Returns the rotary positions, and an error for each part that MaxText computes differently.
 
     Args:
-      content: of config.json.
+      content: content of config.json.
       values: the same as transformers understands it.
-      path: of config.json, for messages.
+      family: the model's family.
+      path: path of config.json, for messages.
     """
     problems = _contradictions(content, path)
     found = values.get("rope_parameters") or {}
@@ -70,7 +71,7 @@ def rotary_positions(
 def _one(
     rope: Mapping[str, Any], family: Family, where: str, problems: list[ConfigError]
 ) -> Rotary:
-    """One description; what is wrong is added to the problems."""
+    """Returns the rotary positions of one description, and appends its errors to ``problems``."""
 
     def wrong(reason: str) -> Rotary:
         problems.append(ConfigError(where, dict(rope), reason))
@@ -99,9 +100,9 @@ def _one(
 
 
 def _contradictions(content: Mapping[str, Any], path: Path) -> list[ConfigError]:
-    """Keys that say the same thing in two ways, and not the same.
+    """Returns an error for each pair of keys that contradict each other.
 
-    Readers of different age believe different ones.
+    Older and newer readers would use different ones of such keys.
     """
     new = content.get("rope_parameters")
     if not isinstance(new, Mapping):
@@ -138,7 +139,7 @@ def _is_number(value: object) -> bool:
 
 
 def rope_content(found: Architecture) -> dict[str, Any]:
-    """The keys of a config.json that describe an architecture's rotary positions."""
+    """Returns the keys of a config.json that describe an architecture's rotary positions."""
     rope: dict[str, Any] = {"rope_type": found.rope, "rope_theta": float(found.rope_theta)}
     if found.rope != "default":
         rope["factor"] = found.rope_factor

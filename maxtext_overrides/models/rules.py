@@ -1,4 +1,4 @@
-"""One table: how a model's tensors become MaxText's variables, and back.
+"""The table by which a model's tensors become MaxText's variables, and the reverse.
 
 A tensor is called as in Hugging Face checkpoints, ``model.layers.3.self_attn.q_proj.weight``, and a
 variable as in weight versions (``maxtext_overrides.variables``), ``decoder.layers.self_attention.
@@ -6,7 +6,8 @@ query.kernel``. A matrix is [out, in] there and [in, out] here, with heads as an
 The experts of a layer are tensors of their own there, and the first axis of one variable here. With
 scanned layers a variable holds all layers, stacked along axis 1.
 
-Four things are other numbers in MaxText than in the source, and so are always stored as float32:
+Four things have different values in MaxText than in the source, and so are always stored as
+float32:
 
 - the query kernel may hold the factor of the attention logits (``Architecture.query_factor``);
 - Gemma's embedding is sqrt(width) times as large: MaxText does not multiply what it looks up;
@@ -33,18 +34,18 @@ SCAN_AXIS = 1  # MaxText's ``param_scan_axis``
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One tensor of a layer, or of the model.
+    """The rule for one tensor of a layer, or of the model.
 
     Attributes:
       variable: name below the layer, or of the whole variable.
       tensor: name below ``model.layers.N``, or of the whole tensor; ``{expert}`` stands for the
         number of an expert, which is the first axis of the variable.
-      shape: of MaxText's variable, of one layer.
-      inputs: how many of the leading axes of ``shape`` are inputs of a matrix, behind that of
+      shape: shape of MaxText's variable, for one layer.
+      inputs: number of the leading axes of ``shape`` that are inputs of a matrix, after the axis of
         experts; 0: the tensor is no matrix, or it is not transposed.
-      rotary: the last axis is that of a head which is rotated by its position.
-      factor: MaxText's values are so many times as large.
-      offset: and then so much larger.
+      rotary: True if the last axis is that of a head which is rotated by its position.
+      factor: MaxText's value is the tensor times this factor,
+      offset: plus this offset.
     """
 
     variable: str
@@ -57,17 +58,17 @@ class _Rule:
 
     @property
     def experts(self) -> int:
-        """How many tensors a layer has of it; 0: it has one, without an axis of its own."""
+        """The number of expert tensors per layer; 0 for a single tensor without an experts axis."""
         return self.shape[0] if "{expert}" in self.tensor else 0
 
     @property
     def part(self) -> tuple[int, ...]:
-        """Shape of what one tensor becomes."""
+        """The shape of the part of the variable that one tensor becomes."""
         return self.shape[1:] if self.experts else self.shape
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """Shape of the tensor."""
+        """The shape of the tensor."""
         if not self.inputs:
             # Biases have the heads as an axis in MaxText only; the embedding stays as it is.
             return (math.prod(self.part),) if self.variable.endswith(".bias") else self.part
@@ -75,7 +76,7 @@ class _Rule:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the tensors, each with all experts where there are any."""
+        """The names of the tensors, one for each expert if there are any."""
         if not self.experts:
             return (self.tensor,)
         return tuple(self.tensor.format(expert=number) for number in range(self.experts))
@@ -86,8 +87,8 @@ class Variable:
     """One variable of MaxText and the tensors that it consists of.
 
     Attributes:
-      name: of the variable, such as ``decoder.layers.mlp.wo.kernel``.
-      shape: of the variable, all layers of a scanned one included.
+      name: name of the variable, such as ``decoder.layers.mlp.wo.kernel``.
+      shape: shape of the variable, all layers of a scanned one included.
       tensors: names of the tensors, in their order: layer by layer, and expert by expert.
     """
 
@@ -100,25 +101,25 @@ class Variable:
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """Shape of each of the tensors."""
+        """The shape of each of the tensors."""
         return self._rule.tensor_shape
 
     @property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the tensors."""
+        """The shape of each tensor by name."""
         return dict.fromkeys(self.tensors, self.tensor_shape)
 
     @property
     def is_rescaled(self) -> bool:
-        """Its values are other numbers than those of the source, which bfloat16 would round."""
+        """True if its values differ from those of the source, so that bfloat16 would round them."""
         return self._rule.factor != 1.0 or self._rule.offset != 0.0
 
     def of_tensors(self, read: Callable[[str], np.ndarray], dtype: np.dtype) -> np.ndarray:
-        """The variable's value.
+        """Returns the variable's value, made from the tensors.
 
         Args:
-          read: name -> tensor of ``tensor_shape``; asked for one after the other.
-          dtype: of the result; arithmetic, where there is any, is float32.
+          read: returns a tensor of ``tensor_shape`` by name; called for one after the other.
+          dtype: dtype of the result; arithmetic, where there is any, is float32.
 
         Returns:
           Array of ``shape``, in a buffer of its own.
@@ -129,17 +130,17 @@ class Variable:
         return value
 
     def to_tensors(self, value: np.ndarray, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, tensor) for each of ``tensors``; the inverse of ``of_tensors``.
+        """Yields (name, tensor) for each of ``tensors``; the inverse of ``of_tensors``.
 
         Args:
           value: array of ``shape``.
-          dtype: of the tensors.
+          dtype: dtype of the tensors.
         """
         for name, part in self._parts(value):
             yield name, np.ascontiguousarray(self._to_tensor(part), dtype)
 
     def _parts(self, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """(tensor, view of its part) of each tensor."""
+        """Yields (tensor name, view of its part of ``value``) for each tensor."""
         layers = np.moveaxis(value, SCAN_AXIS, 0) if self._scanned else (value,)
         names = iter(self.tensors)
         for layer in layers:
@@ -173,10 +174,10 @@ class _Layers:
     """Layers of the source that MaxText keeps in one place.
 
     Attributes:
-      prefix: of their variables.
-      suffix: of the first part of a variable's name.
-      numbers: of the layers in the source.
-      scanned: their variables are stacked.
+      prefix: prefix of their variables' names.
+      suffix: suffix of the first part of a variable's name.
+      numbers: numbers of the layers in the source.
+      scanned: True if their variables are stacked.
     """
 
     prefix: str
@@ -186,9 +187,10 @@ class _Layers:
 
 
 def variables(architecture: Architecture, scanned: bool) -> tuple[Variable, ...]:
-    """All variables of a model, those outside of layers first.
+    """Returns all variables of a model, those outside of layers first.
 
     Args:
+      architecture: the model's architecture.
       scanned: MaxText's ``scan_layers``.
     """
     interleaved = architecture.rope == "llama3"
@@ -209,7 +211,7 @@ def variables(architecture: Architecture, scanned: bool) -> tuple[Variable, ...]
 
 
 def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that a checkpoint of the model must have."""
+    """Returns name -> shape of every tensor that a checkpoint of the model must have."""
     return {
         name: variable.tensor_shape
         for variable in variables(architecture, scanned=True)
@@ -218,7 +220,7 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _places(a: Architecture, scanned: bool) -> Iterator[_Layers]:
-    """Where MaxText keeps the layers."""
+    """Yields the groups of layers as MaxText keeps them."""
     whole, numbers = "decoder.layers", range(a.layers)
     if a.block == "gemma2":  # MaxText's layer is a pair
         kinds = ("_local", numbers[::2]), ("_global", numbers[1::2])

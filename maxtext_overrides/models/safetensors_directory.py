@@ -1,4 +1,4 @@
-"""A Hugging Face directory with safetensors, in one file or in several."""
+"""Reads a Hugging Face directory with safetensors, in one file or in several."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SafetensorsDirectory:
     """The tensors of a directory; each is read when it is asked for.
 
     Args:
-      directory: with ``model.safetensors``, or ``model.safetensors.index.json`` and its files.
+      directory: has ``model.safetensors``, or ``model.safetensors.index.json`` and its files.
 
     Raises:
-      ConfigError: files are missing, truncated or contradict the index, or a tensor's dtype is no
-        floating-point one.
+      ConfigError: files are missing, truncated or contradict the index, or a tensor's dtype is not
+        a floating-point one.
     """
 
     def __init__(self, directory: Path):
@@ -65,7 +65,7 @@ class SafetensorsDirectory:
         return tensor
 
     def _examine(self, name: str, wanted: set[str]) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the tensors that are to be read from a file."""
+        """Returns name -> shape of the tensors that are to be read from a file."""
         path, shapes = self._directory / name, {}
         with _opened(path, examined=True) as file:
             held = set(file.keys())
@@ -104,7 +104,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _files_of_index(path: Path) -> dict[str, str]:
-    """Tensor -> file, as an index says."""
+    """Returns tensor -> file, as stated by an index."""
     found = read_json(path).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ConfigError("SOURCE", str(path), "must have an object weight_map: tensor -> file")
@@ -121,10 +121,11 @@ def _files_of_index(path: Path) -> dict[str, str]:
 
 @contextmanager
 def _opened(path: Path, examined: bool = False) -> Iterator[Any]:
-    """A file of safetensors, with errors that name it.
+    """Opens a file of safetensors, and turns errors into ConfigErrors that name it.
 
     Args:
-      examined: its header is checked first.
+      path: path of the file.
+      examined: if True, its header is checked first.
     """
     if path.exists() and not path.is_file():  # opening a pipe would wait for ever
         raise ConfigError("SOURCE", str(path), "is no file")

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, checked so that a message names the tensor that is wrong.
+"""Checks the header of a safetensors file, so that a message names the tensor that is wrong.
 
-The library checks the same, but mostly does not say of which tensor, and takes the last of several
-tensors of one name.
+The library makes the same checks, but mostly does not name the tensor, and of several tensors with
+the same name takes the last.
 
 Source: https://github.com/huggingface/safetensors#format
 """
@@ -26,10 +26,10 @@ class DamagedHeaderError(ValueError):
 
 
 def check(path: Path) -> None:
-    """Checks that each tensor has a name of its own, and its bytes to itself.
+    """Checks that tensors have unique names and do not share bytes.
 
     Raises:
-      DamagedHeaderError: it does not, or this is no header.
+      DamagedHeaderError: a check fails, or the file has no such header.
       OSError: the file cannot be read.
     """
     size = path.stat().st_size
@@ -69,7 +69,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _place(name: str, tensor: object) -> tuple[int, int]:
-    """Where a tensor begins and ends, behind the header."""
+    """Returns the start and end of a tensor's bytes, counted from the header's end."""
     if not isinstance(tensor, Mapping):
         raise DamagedHeaderError(f"the tensor {name} is not described by an object")
     shape, place = tensor.get("shape"), tensor.get("data_offsets")

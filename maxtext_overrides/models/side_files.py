@@ -1,4 +1,4 @@
-"""The files of a Hugging Face directory that stand beside its weights."""
+"""The files of a Hugging Face directory other than its weights."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _WITH_WORDS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether a directory has a file with a tokenizer's words."""
+    """True if a directory has a file with a tokenizer's vocabulary."""
     return any((directory / name).is_file() for name in _WITH_WORDS)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copies the files of a tokenizer and its chat templates; others may stand beside them."""
+    """Copies a tokenizer's files and chat templates, and leaves other files in the target alone."""
     for name in _TOKENIZER:
         copy(source / name, target / name)
     for pattern in _TEMPLATES:
@@ -36,7 +36,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies a file, if it is there; a link becomes a file."""
+    """Copies a file if it exists; a link becomes a file."""
     if source.is_file():
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face directory, written into files of a bounded size one by one."""
+"""Writes the tensors of a Hugging Face directory one by one, into files of a bounded size."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ def write_tensors(
 ) -> list[str]:
     """Writes ``model.safetensors``, or several files and their index.
 
-    No more than the tensors of one file are in memory.
+    Only the tensors of one file are in memory at a time.
 
     Args:
+      directory: the target.
       tensors: (name, array of ``dtype``), exactly those of ``shapes`` and in their order.
-      most_bytes: of a file; a tensor that is larger gets one of its own.
+      shapes: name -> shape of every tensor.
+      dtype: dtype of all tensors.
+      most_bytes: largest size of a file; a larger tensor gets a file of its own.
 
     Returns:
       Names of the files.
@@ -60,7 +63,7 @@ def write_tensors(
 
 
 def _files(shapes: Mapping[str, Sequence[int]], itemsize: int, most_bytes: int) -> list[list[str]]:
-    """Names of the tensors in each file."""
+    """Returns the names of the tensors in each file."""
     files: list[list[str]] = []
     left = -1
     for name, shape in shapes.items():

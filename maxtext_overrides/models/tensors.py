@@ -1,4 +1,4 @@
-"""Where the tensors of a model come from, and whether they are the ones its architecture needs."""
+"""Interfaces of tensor sources, and the check that a source has the tensors of its architecture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.text.harmless import one_line
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-"""What weights may be written as."""
+"""The dtypes in which weights may be written."""
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Tables of rotary positions, which old checkpoints carry and nothing needs.
@@ -23,29 +23,29 @@ _MOST_NAMES, _LONGEST_NAME = 3, 100  # in a message; characters
 
 
 class TensorSource(Protocol):
-    """The tensors of one model, under their Hugging Face names."""
+    """A source of the tensors of one model, under their Hugging Face names."""
 
     @property
     def where(self) -> str:
-        """Path of the directory or file, for messages."""
+        """The path of the directory or file, for messages."""
         ...
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape of every tensor."""
+        """The shape of every tensor by name."""
         ...
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, in a floating-point dtype; nothing of it is kept.
+        """Reads one tensor, in a floating-point dtype, without keeping a copy.
 
         Raises:
-          ConfigError: it cannot be read.
+          ConfigError: the tensor cannot be read.
         """
         ...
 
 
 class Writable(Protocol):
-    """A variable that is put together from tensors; see ``rules.Variable``."""
+    """A variable that is assembled from tensors; see ``rules.Variable``."""
 
     @property
     def name(self) -> str: ...
@@ -54,12 +54,12 @@ class Writable(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def of_tensors(self, read: Callable[[str], np.ndarray], dtype: np.dtype) -> np.ndarray:
-        """The variable's value, of ``shape`` and ``dtype``."""
+        """Returns the variable's value, of ``shape`` and ``dtype``."""
         ...
 
 
 def check_tensors(source: TensorSource, architecture: Architecture) -> None:
-    """Compares names and shapes with what the architecture needs.
+    """Compares names and shapes with those that the architecture needs.
 
     Raises:
       ConfigError: a tensor is missing, not expected, or has another shape.
@@ -79,8 +79,10 @@ def compare(
     """Compares names and shapes with those that are expected.
 
     Args:
-      family: for messages.
-      without_head: the output head of the source is not looked at.
+      source: the tensors.
+      expected: name -> shape.
+      family: name of the family, for messages.
+      without_head: if True, the output head of the source is ignored.
 
     Raises:
       ConfigError: a tensor is missing, not expected, or has another shape.
@@ -104,7 +106,7 @@ def compare(
 
 
 def _check_tied(source: TensorSource) -> None:
-    """Raises ConfigError if there is an output head of its own in a model that has none."""
+    """Raises ConfigError if a model with a tied head has an output head that differs."""
     shapes = source.shapes
     if shapes.get(_HEAD) != shapes.get(_EMBEDDING) or not np.array_equal(
         source.read(_HEAD), source.read(_EMBEDDING)
@@ -114,7 +116,7 @@ def _check_tied(source: TensorSource) -> None:
 
 
 def shown(name: str) -> str:
-    """A tensor's name for a message; a file can give it any name."""
+    """Returns a tensor's name in a form that is safe in messages, as files can contain any name."""
     return one_line(name, _LONGEST_NAME)
 
 

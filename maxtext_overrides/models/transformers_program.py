@@ -1,15 +1,15 @@
-"""What transformers computes with a model; a program for a Python that has torch.
+"""Computes a model's logits with transformers; a program for a Python that has torch.
 
     python transformers_program.py SOURCE ASKED.npz ANSWERED.npz
 
 This project's own environment has no torch, so the program imports nothing of the project: the
 Python of another environment can run it. Both files hold NumPy arrays:
 
-ASKED:    prompt int64 [n]; answer int64 []: how many tokens to add to it; at int64 [k]: places in
-          prompt and answer whose logits are wanted; far int64 [f]: other positions of the first f
-          tokens, whose logits are wanted too
+ASKED:    prompt int64 [n]; answer int64 []: number of tokens to add to it; at int64 [k]: positions
+          in prompt and answer whose logits are wanted; far int64 [f]: other positions of the first
+          f tokens, whose logits are wanted too
 ANSWERED: answer int64 [answer]: the greedy one; logits float32 [k, vocabulary]; far float32
-          [f, vocabulary]; rounding float64 []: by how much logits of the answer differ if its
+          [f, vocabulary]; rounding float64 []: largest difference of the answer's logits if its
           tokens are computed one by one; made_with str []
 
 It computes in float32, and with the plain ("eager") attention, which every family has.
@@ -27,7 +27,7 @@ import transformers
 
 
 def loaded(source: Path) -> Any:
-    """A model of a Hugging Face directory or of a GGUF file; nothing of it is executed."""
+    """Loads a model from a Hugging Face directory or a GGUF file, without executing code in it."""
     place = {} if source.is_dir() else {"gguf_file": source.name}
     return transformers.AutoModelForCausalLM.from_pretrained(
         source if source.is_dir() else source.parent,
@@ -41,10 +41,10 @@ def loaded(source: Path) -> Any:
 
 
 def greedy(model: Any, prompt: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The best token after the prompt, and so on; stop tokens are tokens.
+    """Generates greedily from the prompt; stop tokens do not end it.
 
     Returns:
-      int64 [count] the tokens; float32 [count, vocabulary] the logits that they are the best of.
+      int64 [count], the tokens; float32 [count, vocabulary], the logits they were chosen from.
     """
     tokens, past, found = torch.tensor(prompt[None]), None, []
     with torch.inference_mode():
@@ -59,7 +59,7 @@ def greedy(model: Any, prompt: np.ndarray, count: int) -> tuple[np.ndarray, np.n
 def logits(
     model: Any, tokens: np.ndarray, at: np.ndarray, positions: np.ndarray | None = None
 ) -> np.ndarray:
-    """float32 [len(at), vocabulary]: the logits at some places of one row."""
+    """Returns float32 [len(at), vocabulary]: the logits at some positions of one row."""
     places = np.arange(len(tokens)) if positions is None else positions
     with torch.inference_mode():
         out = model(

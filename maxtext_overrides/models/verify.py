@@ -1,17 +1,18 @@
-"""``rlax convert --verify``: a converted model beside what transformers computes with its source.
+"""Verifies a conversion (``rlax convert --verify``) against transformers' results for the source.
 
-transformers is asked before anything is written, in a process of its own; where no Python with
-torch is at hand, numbers that come with the model take its place (``reference``). When all is
+transformers computes before anything is written, in a process of its own. Where no Python with
+torch is at hand, logits that come with the model take its place (``reference``). Once the model is
 written, MaxText's own model computes the same logits from it. Greedy answers are compared without
-generating: if the best token is the answer's next one at every place, the answer is the same.
+generating: if the best token is the answer's next one at every position, the answer is the same.
 
-The prompt has at least 64 tokens and is longer than the model's window, if it has one: before its
-end, a wrong window changes nothing. Its tokens are random. Its first 64 tokens are computed once
-more at positions that are far apart, where a wrong scaling of the positions changes more.
+The prompt has at least 64 tokens and is longer than the model's window, if it has one, because a
+wrong window changes nothing in shorter prompts. Its tokens are random. Its first 64 tokens are
+computed once more at positions that are far apart, where a wrong scaling of the positions has a
+larger effect.
 
 Rounding weights to bfloat16 changes logits by more than is accepted, and says nothing about the
-conversion. So weights that are written as bfloat16 are compared bit for bit with the rounded ones,
-and those before rounding compute.
+conversion. So weights written as bfloat16 are compared bit for bit with the rounded originals, and
+the logits are computed with the weights before rounding.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.text.amounts import in_bytes
 
 PROMPT, BEYOND, ANSWER, FAR = 64, 16, 16, 128
-"""Tokens: of a prompt, at least; of a prompt, beyond the window; of a greedy answer; from one
-position to the next of a prompt whose tokens are far apart."""
+"""Tokens of a prompt, at least; tokens of a prompt beyond the window; tokens of a greedy answer;
+distance between the positions of a prompt whose tokens are far apart."""
 
 _MOST_LOGITS = 1 << 26  # that are compared; of a model with many words, not those of all places
 _KEY = "--verify"
 
 
 class Verification:
-    """Of one conversion.
+    """The verification of one conversion.
 
     Args:
-      found: the model, of which nothing is written yet.
+      found: the model, before anything of it is written.
       python: path of a Python, which may have torch and transformers.
 
     Raises:
@@ -73,10 +74,10 @@ class Verification:
             self._notes.append(f"not verified: nothing was compared. {reason}")
 
     def compare(self, directory: Path) -> list[str]:
-        """Compares what ``Convertible.write`` has written.
+        """Compares the checkpoint that ``Convertible.write`` has written.
 
         Returns:
-          Sentences on what was compared, or why nothing was.
+          Sentences that say what was compared, or why nothing was.
 
         Raises:
           TrainingError: it is another model; names the figures.
@@ -102,7 +103,7 @@ class Verification:
         return [said, *self._notes]
 
     def _ask(self, python: str) -> None:
-        """Has transformers compute what to compare with."""
+        """Has transformers compute the logits to compare with."""
         vocab_size = self._config.vocab_size
         length = max(PROMPT, _window(self._config) + BEYOND)
         _check_memory(self._config, self._found.parameters, length + ANSWER)
@@ -126,14 +127,14 @@ class Verification:
             )
 
     def _far_positions(self) -> np.ndarray:
-        """Positions up to 8,064, or up to the model's last one; none if a window is shorter."""
+        """Returns positions up to 8,064 or the model's last one; none if the window is shorter."""
         window = _window(self._config)
         count = PROMPT if window == 0 or window >= PROMPT else 0
         step = max(1, min(FAR, self._found.architecture.positions // PROMPT))
         return np.arange(count) * step
 
     def _read(self) -> bool:
-        """Takes the numbers that come with the model, if there are some."""
+        """Reads the reference figures that come with the model; False if there are none."""
         source = Path(self._found.source.where)
         if not source.is_dir():
             return False
@@ -153,11 +154,11 @@ class Verification:
 
 
 class _Unrounded:
-    """The weights of a checkpoint before they were rounded, made of the source's tensors again.
+    """The weights of a checkpoint before rounding, recomputed from the source's tensors.
 
     Args:
       stored: the checkpoint.
-      found: what it was made from.
+      found: the model it was made from.
     """
 
     def __init__(self, stored: Checkpoint, found: Convertible):
@@ -169,7 +170,7 @@ class _Unrounded:
         """See ``StoredWeights``.
 
         Raises:
-          TrainingError: what is stored is not the rounded value.
+          TrainingError: the stored value is not the rounded one.
         """
         stored = self._stored.take(name)
         if self._found.dtype == "float32":
@@ -194,18 +195,18 @@ def _expected(row: Row) -> Expected:
 
 
 def _window(config: Config) -> int:
-    """Tokens that a layer with a window looks at; 0: there is no such layer."""
+    """Returns the tokens in the window of a layer with one; 0 if no layer has a window."""
     return int(config.sliding_window_size or 0)
 
 
 def _places(length: int, vocab_size: int) -> np.ndarray:
-    """Places whose logits are compared: all, or as many of the last and first as is practical."""
+    """Returns the positions to compare: all, or as many of the first and last as is practical."""
     count = min(length, max(2 * ANSWER, _MOST_LOGITS // vocab_size))
     return np.r_[: count // 2, length - (count - count // 2) : length]
 
 
 def _check_memory(config: Config, parameters: int, length: int) -> None:
-    """Raises ConfigError if comparing needs more memory than there is.
+    """Raises ConfigError if comparing needs more memory than is available.
 
     Either side has the weights in float32, of which XLA makes a copy, the logits of a row, and the
     scores of one layer's attention, of which some copies exist at a time.

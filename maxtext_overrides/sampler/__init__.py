@@ -1,1 +1,1 @@
-"""Generating with MaxText through its engine for JetStream."""
+"""Generates with MaxText through its engine for JetStream."""

@@ -1,9 +1,9 @@
-"""Which prefill programs there are, and which of them a prompt goes through.
+"""Plans the prefill programs of a worker, and chooses one for each prompt.
 
 A prefill program takes a fixed number of prompts (rows) of a fixed length. All of them follow from
 a worker's limits, so that they are compiled before the first request and no request needs another
-one. A prompt's own length chooses its program: what else is prefilled at that moment changes
-neither its program nor its numbers. No JAX.
+one. A prompt's own length chooses its program: other prompts prefilled at the same time change
+neither its program nor its results. No JAX.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Bucket:
 def plan(
     slots: int, longest: int, prompt_tokens: int, group_size: int, rows_multiple: int = 1
 ) -> tuple[Bucket, ...]:
-    """The prefill programs of a worker, one per length, in increasing length.
+    """Returns the prefill programs of a worker, one per length, in increasing length.
 
     Args:
-      slots: sequences decoded at once.
-      longest: tokens that a prefill may hold: a prompt, with the tokens of a sample that goes on.
+      slots: number of sequences decoded at once.
+      longest: tokens that a prefill may hold: a prompt, and the tokens of a continued sample.
       prompt_tokens: the longest prompt without such tokens.
       group_size: samples that usually share a prompt. Groups that fill all slots at once need
         ``slots / group_size`` rows, and a program has no more.
-      rows_multiple: devices among which rows are divided.
+      rows_multiple: number of devices among which rows are divided.
     """
     budget = _TOKENS_PER_SLOT * slots
     most = -(-slots // min(group_size, slots))
@@ -56,8 +56,8 @@ def calls(buckets: Sequence[Bucket], lengths: Sequence[int]) -> list[tuple[Bucke
     """Divides prompts among calls of the programs.
 
     Args:
-      buckets: from ``plan``.
-      lengths: of the prompts, tokens; the longest bucket holds the longest.
+      buckets: returned by ``plan``.
+      lengths: lengths of the prompts in tokens; the longest must fit the longest bucket.
 
     Returns:
       Each call's program and the indices of its prompts, at most as many as it has rows.
@@ -73,7 +73,7 @@ def calls(buckets: Sequence[Bucket], lengths: Sequence[int]) -> list[tuple[Bucke
 
 
 def _lengths(longest: int, prompt_tokens: int) -> list[int]:
-    """Powers of two, or of four, up to the two lengths that are not to be padded."""
+    """Returns powers of two, or of four, up to the two lengths that must not be padded."""
     exact = {prompt_tokens, longest}
     for factor in (2, 4, 8, 16):
         for shortest in (_SHORTEST * 2**i for i in range(6)):

@@ -1,7 +1,7 @@
 """Continuous batching: many slots, one jitted loop, weights as arguments.
 
-A prompt is prefilled once and fanned out to n slots; a ``lax.while_loop`` then decodes until a slot
-is free, without Python per token. Settings, seeds and limits are per slot.
+A prompt is prefilled once and its caches are copied to n slots; a ``lax.while_loop`` then decodes
+until a slot is free, without Python per token. Settings, seeds and limits are per slot.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ State = dict[str, Any]
 
 
 class DecodeEngine:
-    """Slots, caches and the jitted programs. Numpy in, numpy out; for one thread.
+    """The slots, their caches and the jitted programs, with NumPy inputs and outputs.
 
-    A sample may stop anywhere and go on in any slot of any engine: inserted behind the tokens it
-    has, it continues with the same random numbers, under whatever weights.
+    For one thread. A sample may stop anywhere and continue in any slot of any engine: inserted with
+    its tokens so far, it continues with the same random numbers, under whatever weights.
 
     Attributes:
-      slots: sequences decoded at once.
-      max_prompt_tokens, max_new_tokens: what a prompt (with the tokens that a continued sample has)
-        and a completion may hold.
-      rounds_caches: whether MaxText quantises them.
+      slots: number of sequences decoded at once.
+      max_prompt_tokens, max_new_tokens: longest prompt (with the tokens of a continued sample) and
+        longest completion.
+      rounds_caches: True if MaxText quantises the caches.
       steps_total, tokens_total: decode steps run and tokens generated so far.
       prefill_tokens_total, prefill_computed_total: tokens of the prompts prefilled so far, and the
         tokens computed for them, which include the padding of rows and lengths.
@@ -45,14 +45,14 @@ class DecodeEngine:
     Args:
       config: MaxText's config. Prompts hold ``max_prefill_predict_length`` tokens at most,
         completions ``max_target_length`` minus that. MaxEngine's cache of new tokens is a ring of
-        that length, shared by all slots; a sample writes at most max_new_tokens - 1 entries from
-        wherever the ring stands, so it never meets itself.
+        that length, shared by all slots. A sample writes at most max_new_tokens - 1 entries from
+        the ring's current position, so it never overwrites its own.
       group_size: samples that usually share a prompt.
       prompt_tokens: the longest prompt without the tokens of a continued sample; None: as long as
         fits. This and ``group_size`` shape the prefill programs (``buckets.plan``).
 
     Raises:
-      OverrideError: MaxText's source differs from what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
 
     def __init__(self, config: Any, *, group_size: int = 1, prompt_tokens: int | None = None):
@@ -77,23 +77,23 @@ class DecodeEngine:
         self.reset()
 
     def variables_like(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Name -> shape, dtype and sharding of every array that ``weights`` must hold."""
+        """Returns shape, dtype and sharding of every array that ``weights`` must hold, by name."""
         return dict(self.model.variables_like)
 
     def lay_out(self, arrays: dict[str, Any]) -> None:
-        """Replaces a version's arrays by what the programs read fastest, one after the other.
+        """Replaces a version's arrays by the layout the programs read fastest, one after the other.
 
-        The programs also take ``arrays`` as they are, but that is another compilation.
+        The programs also accept ``arrays`` without this, but compile again for them.
         """
         layer_major.lay_out(arrays, self.model.layer_axes)
 
     def fingerprints(self, arrays: Weights, made_by: Callable[[Any], Any]) -> dict[str, Any]:
-        """Name -> uint32 of what was laid out, as it was before; one copy at a time."""
+        """Returns uint32 fingerprints of laid-out arrays by name, copying one array at a time."""
         parts = (jax.block_until_ready(made_by(p)) for p in layer_major.published(arrays))
         return {name: found for part in parts for name, found in part.items()}
 
     def lowered(self, weights: Weights) -> jax.stages.Lowered:
-        """The program of a decode call, to see what XLA makes of it."""
+        """Returns the lowered program of a decode call, for inspecting what XLA compiles."""
         unused, steps = np.ones(self.slots, bool), np.int32(3)
         return self._decode.lower(self._state, weights, unused, steps, np.bool_(0))
 
@@ -110,13 +110,13 @@ class DecodeEngine:
         self._state: State = self._clear()
 
     def release(self, slots: Sequence[int]) -> None:
-        """Gives slots up, also if their samples have not ended."""
+        """Frees slots, even if their samples have not ended."""
         self._occupied[list(slots)] = False
 
     def insert(self, weights: Weights, requests: Sequence[Prefill]) -> None:
         """Prefills every prompt once and generates each slot's next token.
 
-        One jitted call or, where the prompts need several programs or rows, a few.
+        It makes one jitted call or, if the prompts need several programs or rows, a few.
 
         Raises:
           ValueError: a prompt, a limit or the stop ids do not fit, or a slot is taken.
@@ -166,8 +166,8 @@ class DecodeEngine:
     def decode(self, weights: Weights, max_steps: int, stop_when_free: bool) -> list[SlotOutput]:
         """Runs up to ``max_steps`` decode steps and returns the samples that have ended.
 
-        Ends early when every occupied slot has finished, or, with ``stop_when_free``, as soon as
-        any has. Finished slots are free afterwards.
+        It ends early when every occupied slot has finished, or, with ``stop_when_free``, as soon as
+        any slot has. Finished slots are free afterwards.
         """
         if not self._occupied.any():
             return []
@@ -189,7 +189,7 @@ class DecodeEngine:
         return finished
 
     def read(self, slots: Sequence[int]) -> list[SlotOutput]:
-        """What occupied slots have generated so far, in one transfer; they go on undisturbed."""
+        """Returns the tokens generated so far in occupied slots, in one transfer; they go on."""
         if not slots:
             return []
         count = next(n for n in self._counts_read() if n >= len(slots))
@@ -202,9 +202,9 @@ class DecodeEngine:
         return generated
 
     def logprobs(self, weights: Weights, tokens: np.ndarray) -> np.ndarray:
-        """Log-probs at temperature 1 by the prefill that sampling uses, of tokens[1:].
+        """Returns log-probs of tokens[1:] at temperature 1, by the prefill that sampling uses.
 
-        Every prefix is a prompt of one batch. It neither reads nor donates what the slots hold, so
+        Every prefix is a prompt of one batch. The slots' state is neither read nor donated, so
         another thread may call it while this engine decodes.
 
         Args:
@@ -225,7 +225,7 @@ class DecodeEngine:
         return np.asarray(self._score(dict(weights), padded))[:count]
 
     def warm_up(self) -> None:
-        """Compiles every program there is, with zero weights; leaves all slots empty."""
+        """Compiles all programs with zero weights, and leaves all slots empty."""
         weights = {
             name: jnp.zeros(like.shape, like.dtype, device=like.sharding)
             for name, like in self.variables_like().items()
@@ -248,7 +248,7 @@ class DecodeEngine:
         self.prefill_tokens_total = self.prefill_computed_total = 0
 
     def _counts_read(self) -> list[int]:
-        """How many slots ``read`` reads at once: the powers of two below all slots, and all."""
+        """Returns the slot counts ``read`` is compiled for: powers of two below all, and all."""
         return [1 << i for i in range((self.slots - 1).bit_length())] + [self.slots]
 
     def _insert_step(
@@ -326,7 +326,7 @@ class DecodeEngine:
         return fixed | moved, jnp.concatenate([head, moved["generated"], moved["done"]])
 
     def _score_prefixes(self, weights: Weights, tokens_l: jax.Array) -> jax.Array:
-        """float32 [l - 1]: log-probs of all tokens but the first, each given those before it."""
+        """Returns float32 [l - 1]: log-prob of each token but the first, given those before it."""
         count = tokens_l.shape[0] - 1
         prefixes_nl = jnp.broadcast_to(tokens_l[:-1], (count, count))
         logits_nv, _ = self.model.prefill(weights, prefixes_nl, jnp.arange(1, count + 1))
@@ -334,7 +334,7 @@ class DecodeEngine:
         return jnp.take_along_axis(logprobs_nv, tokens_l[1:, None], axis=1)[:, 0]
 
     def _empty(self) -> State:
-        """The state of all slots.
+        """Returns the state of all slots when empty.
 
         ``record`` is a ring over decode steps, shared as MaxEngine's cache is: one row a step,
         [step, 3, slot]; a slot's rows start at ``born``. It holds twice the longest sample, as a

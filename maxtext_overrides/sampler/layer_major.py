@@ -1,8 +1,8 @@
-"""Scanned weights as a worker's CPU holds them: layer after layer.
+"""Stores scanned weights layer after layer for decoding on a CPU.
 
 MaxText stacks the layers of a variable along its second axis, and a scan over them takes one layer
-at a time. XLA's CPU backend moves that axis to the front first: all weights are copied anew in
-each decode step and in each prefill. So they are copied once, when a version is loaded.
+at a time. XLA's CPU backend moves that axis to the front first, so it would copy all weights in
+each decode step and in each prefill. Here they are copied once, when a version is loaded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class LayerMajor:
-    """A variable whose layers are its first axis in memory; jitted functions take it as argument.
+    """A variable whose layers are its first axis in memory; jitted functions accept it as argument.
 
     Attributes:
       array: [layers, ...].
-      axis: where the published variable has its layers.
+      axis: axis of the layers in the published variable.
     """
 
     array: jax.Array
@@ -32,7 +32,7 @@ class LayerMajor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the published variable."""
+        """The shape of the published variable."""
         layers, *others = self.array.shape
         return (*others[: self.axis], layers, *others[self.axis :])
 
@@ -41,12 +41,12 @@ class LayerMajor:
         return self.array.dtype
 
     def published(self) -> jax.Array:
-        """With its axes as they are published; in a jitted function that scans it costs nothing."""
+        """Returns the array with its published axes; free in a jitted function that scans it."""
         return jnp.moveaxis(self.array, 0, self.axis)
 
 
 def layer_axes(axis_names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Name of a variable -> the axis of its layers, for those whose first axis is another one.
+    """Returns the axis of a variable's layers by name, for variables where it is not the first.
 
     Args:
       axis_names: logical names of a variable's axes.
@@ -60,7 +60,7 @@ def layer_axes(axis_names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
 
 
 def published(arrays: Mapping[str, jax.Array | LayerMajor]) -> Iterator[dict[str, jax.Array]]:
-    """All arrays with their axes as they are published, in parts: of one copy at a time."""
+    """Yields all arrays with their published axes, in parts that need one copy at a time."""
     yield {name: one for name, one in arrays.items() if not isinstance(one, LayerMajor)}
     for name, one in arrays.items():
         if isinstance(one, LayerMajor):
@@ -68,11 +68,12 @@ def published(arrays: Mapping[str, jax.Array | LayerMajor]) -> Iterator[dict[str
 
 
 def lay_out(arrays: dict[str, Any], axes: Mapping[str, int]) -> None:
-    """Replaces arrays, one after the other, so that no more than one of them is there twice.
+    """Replaces arrays one after the other, so that at most one of them exists twice.
 
-    Nothing changes but on a CPU: no other backend was measured.
+    It changes nothing except on a CPU, as no other backend was measured.
 
     Args:
+      arrays: name -> array; changed in place.
       axes: see ``layer_axes``.
     """
     if jax.default_backend() != "cpu":
@@ -83,7 +84,7 @@ def lay_out(arrays: dict[str, Any], axes: Mapping[str, int]) -> None:
 
 
 def _to_front(array: jax.Array, axis: int) -> jax.Array:
-    """Copies an array with the axis of its layers first; it is there when this returns."""
+    """Copies an array with the axis of its layers first, and waits until the copy is made."""
     sharding = array.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
         spec = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
@@ -94,6 +95,6 @@ def _to_front(array: jax.Array, axis: int) -> jax.Array:
 
 @functools.cache
 def _mover(axis: int, sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
-    """Kept, because JAX compiles for each function that it is given, were it the same."""
+    """Returns the jitted move, cached because JAX compiles again for each new function object."""
     move = functools.partial(jnp.moveaxis, source=axis, destination=0)
     return jax.jit(move, out_shardings=sharding)

@@ -1,8 +1,8 @@
 """MaxEngine's model as pure functions: every variable an argument, caches in and out.
 
-MaxEngine closes over all variables that are no ``nnx.Param`` (router biases), prefills one prompt a
-call and computes logits for all its positions. Here its two abstract models, its cache layout and
-the meaning of its caches are used as they are; only the calls around them are ours.
+MaxEngine closes over all variables that are not ``nnx.Param`` (router biases), prefills one prompt
+per call and computes logits for all its positions. Here its two abstract models, its cache layout
+and the meaning of its caches are used unchanged; only the calls around them are ours.
 
 The upstream symbols are in ``OVERRIDES``; tested with MaxText 0.2.5 and flax 0.12.8. Delete when
 MaxEngine takes all variables as arguments and inserts several prompts at once.
@@ -59,15 +59,16 @@ class MaxEngineModel:
     """Abstract models, shardings and the three functions that a decode engine jits.
 
     Attributes:
-      slots: sequences decoded at once, ``per_device_batch_size`` times devices.
-      mesh: of MaxEngine.
-      row_shards: into how many parts the rows of a prefill are divided, one per device or fewer.
+      slots: number of sequences decoded at once, ``per_device_batch_size`` times devices.
+      mesh: MaxEngine's mesh.
+      row_shards: number of parts into which the rows of a prefill are divided, one per device or
+        fewer.
       variables_like: name -> shape, dtype and sharding of what ``weights`` must hold.
       layer_axes: name -> axis of its layers, where that is not the first; see ``layer_major``.
       caches_like: path -> shape, dtype and sharding of the decode caches.
 
     Raises:
-      OverrideError: MaxText's source differs from what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
 
     def __init__(self, config: Any):
@@ -113,8 +114,8 @@ class MaxEngineModel:
     ) -> tuple[jax.Array, Caches]:
         """Runs n prompts, padded on the right.
 
-        The prefill caches are replaced whole by what is computed, so the model that MaxEngine
-        builds for one prompt takes a batch of them.
+        The computed caches replace the prefill caches entirely, so the model that MaxEngine builds
+        for one prompt accepts a batch of them.
 
         Returns:
           Logits after each prompt's last token [n, vocab], and the caches of all prompts.
@@ -146,7 +147,7 @@ class MaxEngineModel:
     def step(
         self, weights: Weights, caches: Caches, token_b: jax.Array, position_b: jax.Array
     ) -> tuple[jax.Array, Caches]:
-        """One decode step of all slots: logits [slots, vocab] and the caches after it."""
+        """Runs one decode step of all slots; returns logits [slots, vocab] and the new caches."""
         model = self._merge(self._decode_graph, self._decode_state, weights, caches)
         with self._scope():
             logits_b1v = model(
@@ -166,13 +167,13 @@ class MaxEngineModel:
     ) -> Caches:
         """Writes each prompt's caches into its slots; the rules are those of MaxEngine's insert.
 
-        Slot after slot, so that it costs what the slots that are filled hold, not what all do.
+        It writes slot after slot, so that the cost depends on the filled slots only.
 
         Args:
-          caches: of all slots.
-          prefix: from ``prefill``.
-          source_b: int32 [slots], the prompt that a slot receives; -1 leaves the slot alone.
-          fresh: whether the ring of generated tokens starts again; true only if no slot is in use.
+          caches: caches of all slots.
+          prefix: returned by ``prefill``.
+          source_b: int32 [slots], the prompt that a slot receives; -1 leaves the slot unchanged.
+          fresh: True restarts the ring of generated tokens; allowed only if no slot is in use.
         """
         filled = {path: full for path, full in caches.items() if path[-1] not in _KEPT}
         kept = {path: full for path, full in caches.items() if path[-1] in _KEPT}
@@ -193,7 +194,7 @@ class MaxEngineModel:
     def _filled(
         self, path: Path, full: jax.Array, prefix: jax.Array, slot: jax.Array, row: jax.Array
     ) -> jax.Array:
-        """One slot's part of a cache replaced by a row of what prefill computed, or cleared."""
+        """Returns a cache in which one slot's part is a row of the prefill's result, or cleared."""
         name, axes = path[-1], self._axes[path]
         batch = axes.index("cache_batch" if "cache_batch" in axes else "cache_scale_batch")
         shape = list(full.shape)
@@ -249,7 +250,7 @@ def _caches(model: Any) -> Caches:
 
 
 def _resting(like: jax.ShapeDtypeStruct) -> jax.Array:
-    """RNG state that a model without dropout never uses."""
+    """Returns a placeholder RNG state, which a model without dropout never uses."""
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), like.shape)
     return jnp.zeros(like.shape, like.dtype)

@@ -1,11 +1,11 @@
-"""Drawing one token per slot, each with its own temperature, top-k, top-p and random number.
+"""Samples one token per slot, each with its own temperature, top-k, top-p and random number.
 
-Pure JAX. One uniform per slot and an inverse CDF instead of a Gumbel draw per vocabulary entry. The
-uniform is a threefry2x32 hash of the sample's seed and the token's place in the completion, so a
-token depends on neither slot, batch size, neighbours nor the default PRNG (MaxText's ``unsafe_rbg``
-depends on the place in the batch). Replaces ``maxtext.inference.inference_utils.sampling`` (MaxText
-0.2.5: one key for all slots, static settings, log-probs of raw logits); delete when that takes
-them per slot.
+Pure JAX. It uses one uniform number per slot and an inverse CDF instead of a Gumbel variable per
+vocabulary entry. The uniform is a threefry2x32 hash of the sample's seed and the token's position
+in the completion, so a token does not depend on slot, batch size, neighbours or the default PRNG
+(MaxText's ``unsafe_rbg`` depends on the position in the batch). Replaces
+``maxtext.inference.inference_utils.sampling`` (MaxText 0.2.5: one key for all slots, static
+settings, log-probs of raw logits); delete when that takes them per slot.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 
 def uniforms(seeds_b2: jax.Array, position_b: jax.Array) -> jax.Array:
-    """One number in [0, 1) per slot.
+    """Returns one number in [0, 1) per slot.
 
     Args:
       seeds_b2: uint32, high and low half of each sample's 64-bit seed.
-      position_b: int, place of the token in its completion, from 0.
+      position_b: int, position of the token in its completion, from 0.
 
     Returns:
       float32 [b], multiples of 2^-24.
@@ -37,10 +37,10 @@ def uniforms(seeds_b2: jax.Array, position_b: jax.Array) -> jax.Array:
 
 
 def _invert(weights: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First index of the last axis whose running sum exceeds ``target`` and whose weight is > 0.
+    """Returns the first index whose running sum exceeds ``target`` and whose weight is above 0.
 
-    Rounding may leave no such index; then it is the last one of positive weight. Returns the index
-    and the sum of the weights before it.
+    Sums run along the last axis. If rounding leaves no such index, the last one of positive weight
+    is returned. The second result is the sum of the weights before the index.
     """
     positive = weights > 0
     sums = jnp.cumsum(weights, axis=-1)
@@ -53,7 +53,7 @@ def _invert(weights: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _kept(scaled_bv: jax.Array, top_k_b: jax.Array, top_p_b: jax.Array) -> jax.Array:
-    """Which tokens survive top-k and then top-p; of equal logits the lower id comes first."""
+    """Returns the mask of tokens that survive top-k and then top-p; ties go to the lower id."""
     batch, vocab = scaled_bv.shape
     place_bv = jax.lax.broadcasted_iota(jnp.int32, scaled_bv.shape, 1)
     negated_bv, order_bv = jax.lax.sort((-scaled_bv, place_bv), num_keys=1, is_stable=True)
@@ -75,19 +75,19 @@ def sample(
     top_k_b: jax.Array,
     top_p_b: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draws a token per slot: temperature, then top-k, then top-p of what top-k left.
+    """Samples a token per slot: temperature, then top-k, then top-p of the tokens top-k left.
 
     Args:
       logits_bv: any float dtype; computed in float32.
       uniform_b: float32 in [0, 1), from ``uniforms``.
       temperature_b: float32; 0 takes the most probable token (the lowest id among equals).
       top_k_b: int32; 0 keeps all.
-      top_p_b: float32 in (0, 1]; at least one token is always kept. The vocabulary is sorted only
-        where some slot keeps less than all, which the compiled program finds out for itself.
+      top_p_b: float32 in (0, 1]; at least one token is always kept. The compiled program sorts the
+        vocabulary only if some slot truncates.
 
     Returns:
-      token int32 [b]; logprob float32 [b], ``log_softmax(logits / temperature)`` at the token,
-      nothing truncated (temperature 1 where it is 0); truncated_logprob float32 [b], renormalised
+      token int32 [b]; logprob float32 [b], ``log_softmax(logits / temperature)`` at the token
+      without truncation (temperature 1 where it is 0); truncated_logprob float32 [b], renormalised
       over the kept tokens (0 where the temperature is 0).
     """
     batch, vocab = logits_bv.shape

@@ -1,9 +1,10 @@
-"""Sliding windows while a worker decodes, for models such as Gemma 2 and Gemma 3.
+"""Corrects sliding windows during decoding, for models such as Gemma 2 and Gemma 3.
 
-MaxText 0.2.5 keeps the prompt and the generated tokens in two caches, the second a ring, and lays
-the window over each of them as if the query stood at its end. So a step sees tokens of the prompt
-that are long out of the window, and misses generated ones that are inside. As soon as a sequence is
-longer than a window, a worker then generates from another distribution than the trainer trains.
+MaxText 0.2.5 keeps the prompt and the generated tokens in two caches, the second a ring, and
+applies the window to each of them as if the query stood at its end. So a step sees tokens of the
+prompt that are long out of the window, and misses generated ones that are inside. As soon as a
+sequence is longer than a window, a worker then generates from another distribution than the trainer
+trains.
 
 Here a cache entry that is out of the window loses its segment, and MaxText's own window is left
 out. The position of an entry is its place in the cache of the prompt, and in the ring the position
@@ -26,10 +27,10 @@ OVERRIDES = WINDOWS
 
 
 def install(allow_untested: bool = False) -> None:
-    """Wraps the two functions for the rest of the process; again is no change.
+    """Wraps the two functions for the rest of the process; a second call changes nothing.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, allow_untested)
     attention, update, stock_update = resolve(OVERRIDES[0].symbol)
@@ -74,13 +75,14 @@ def install(allow_untested: bool = False) -> None:
 def _inside(
     prompt_bp: jax.Array, ring_br: jax.Array, now: jax.Array, window: int, active: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Segments of the cache entries, 0 where they are out of the window.
+    """Returns the segments of the cache entries, 0 where they are out of the window.
 
     Args:
       prompt_bp: int32 [slots, longest prompt], ``active`` at the places of the prompt's tokens.
       ring_br: int32 [slots, ring], ``active`` where a token of the slot is, the query's included.
       now: place of the query's own entry in the ring.
-      window: how many tokens a query sees, itself included.
+      window: number of tokens a query sees, itself included.
+      active: segment that marks an entry in use.
     """
     length_b1 = jnp.sum(prompt_bp == active, axis=1, keepdims=True)
     query_b1 = length_b1 + jnp.sum(ring_br == active, axis=1, keepdims=True) - 1

@@ -1,1 +1,1 @@
-"""MaxText training with another loss."""
+"""Runs MaxText's training with an RL loss."""

@@ -1,4 +1,4 @@
-"""MaxText's checkpoints of a run: how it names them, and where they are."""
+"""The names and locations of the MaxText checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from rlax_plugin.records.files import RunFiles
 
 
 def checkpoints(run_url: str, updates_per_step: int) -> dict[int, str]:
-    """RL step -> name below ``checkpoints/``, which is that of its last update, from 0."""
+    """Returns RL step -> name below ``checkpoints/``: the number of its last update, from 0."""
     names = RunFiles(run_url).names("checkpoints")
     return {(int(name) + 1) // updates_per_step: name for name in names if name.isdigit()}
 
 
 def items(run_url: str, name: str) -> str:
-    """Where a checkpoint's state is, for ``load_full_state_path`` and ``load_parameters_path``."""
+    """Returns a checkpoint's path for ``load_full_state_path`` and ``load_parameters_path``."""
     return RunFiles(run_url).location(f"checkpoints/{name}/items")
 
 
 def holds(run_url: str, name: str) -> bool:
-    """Whether the checkpoint is there."""
+    """True if the checkpoint exists."""
     return RunFiles(run_url).exists(f"checkpoints/{name}/items")
 
 
 def mismatch(error: ValueError) -> str:
-    """The first weight that a checkpoint has otherwise than the model, as MaxText tells it.
+    """Returns the first weight that differs between checkpoint and model, from MaxText's error.
 
-    Empty if the error is about something else.
+    It is empty if the error is about something else.
     """
     title, *lines = str(error).splitlines()
     weights = [line.strip(" -") for line in lines if line.startswith("  - ")]

@@ -1,9 +1,9 @@
-"""The checkpoint that training starts from: whether it is one, and whether it is of this model.
+"""Checks that the checkpoint a training starts from exists and belongs to the configured model.
 
 MaxText finds that out when it loads the checkpoint, after devices and workers have been started.
 ``check_place`` looks at names of files only; ``check_shapes`` has Orbax read names and shapes. No
-array is read. What MaxText can load passes, unless the weights are of a model that was converted:
-``check_converted`` compares every key that changes what it computes.
+array is read. Everything that MaxText can load passes, except for converted models:
+``check_converted`` compares every key that changes what such a model computes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MOST_NAMES = 3  # in a message
 
 
 def chosen(keys: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The key that names the first weights, and its path.
+    """Returns the key that names the first weights, and its path.
 
-    None if the config names none, if the run goes on from a checkpoint of its own, or if the
+    It is None if the config names none, if the run continues from its own checkpoint, or if the
     weights are in another layout than Orbax's.
 
     Args:
-      keys: MaxText's.
+      keys: MaxText's keys.
     """
     if keys.get("source_checkpoint_layout", "orbax") != "orbax":
         return None
@@ -46,10 +46,12 @@ def chosen(keys: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def check_place(key: str, path: str, scan_layers: bool | None) -> None:
-    """Whether a local directory is a checkpoint with the layers as the config has them.
+    """Checks that a local directory is a checkpoint with the layers as in the config.
 
     Args:
-      scan_layers: as the config has it; None: it does not say.
+      key: config key that names the directory.
+      path: the directory.
+      scan_layers: value of the config; None if it is not set.
 
     Raises:
       ConfigError: it is not; proposes the checkpoint that is probably meant.
@@ -74,6 +76,8 @@ def check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -
     """Compares names and shapes in a checkpoint with those of the model.
 
     Args:
+      key: config key that names the checkpoint.
+      path: the checkpoint.
       expected: variable of the model -> shape.
 
     Returns:
@@ -100,11 +104,13 @@ def check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -
 
 
 def check_converted(key: str, path: str, config: Config) -> None:
-    """Whether a model that was converted is computed as its own config.json says.
+    """Checks that a converted model is computed as its own config.json says.
 
-    Names and shapes say nothing of the base of the rotary positions, an epsilon or a window.
+    Names and shapes do not show the base of the rotary positions, an epsilon or a window.
 
     Args:
+      key: config key that names the checkpoint.
+      path: the checkpoint.
       config: MaxText's, validated.
 
     Raises:

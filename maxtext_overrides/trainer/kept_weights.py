@@ -1,4 +1,4 @@
-"""Copies of a model's weights beside those that train, and MaxText's parameter files of them."""
+"""Keeps copies of a model's weights during training, and saves and loads them as MaxText files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class KeptWeights:
     """Weights that no train step changes, sharded as the trainer's.
 
     Args:
-      weights: on the devices, or in their host memory; nobody else changes or donates them.
-      shardings: name -> where they lie while they are used.
+      weights: arrays on the devices or in their host memory, owned by this object.
+      shardings: name -> sharding on the devices while they are used.
     """
 
     def __init__(self, weights: Weights, shardings: Mapping[str, Sharding]):
@@ -33,10 +33,11 @@ class KeptWeights:
 
     @classmethod
     def of(cls, loop: Loop, offload: bool) -> KeptWeights:
-        """A copy of the current weights; returns at once.
+        """Returns a copy of the current weights without waiting for it.
 
         Args:
-          offload: keep it in host memory between uses.
+          loop: the running loop.
+          offload: True keeps it in host memory between uses.
         """
         current = published(loop.model_state)
         shardings = {name: array.sharding for name, array in current.items()}
@@ -47,7 +48,7 @@ class KeptWeights:
         return cls(jax.device_put(current, host, may_alias=False), shardings)
 
     def on_devices(self) -> Weights:
-        """To be used and dropped: of weights in host memory it is another copy."""
+        """Returns the weights on the devices, for temporary use; offloaded weights are copied."""
         return jax.device_put(self._weights, self._shardings)
 
 
@@ -60,13 +61,13 @@ def _parameters(loop: Loop) -> nnx.State:
 
 
 def save(path: str, loop: Loop) -> None:
-    """Writes the current weights where ``load``, or ``load_parameters_path``, finds them.
+    """Writes the current weights in the form that ``load`` and ``load_parameters_path`` read.
 
-    What was at ``path`` is replaced. The directory appears whole when all is written, and the call
-    returns then.
+    An existing checkpoint at ``path`` is replaced. The directory appears only when all is written,
+    and the call returns then.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     checkpointing = _checkpointing(loop)
     collections: dict[str, dict[Any, Any]] = {}
@@ -87,12 +88,13 @@ def load(path: str, loop: Loop, offload: bool, key: str) -> KeptWeights:
 
     Args:
       path: a MaxText parameter checkpoint, or a training checkpoint's ``items``.
-      offload: see ``KeptWeights``; they are read into host memory.
-      key: of the config, to name in an error.
+      loop: the running loop.
+      offload: see ``KeptWeights.of``; if True they are read into host memory.
+      key: config key to name in an error.
 
     Raises:
       ConfigError: there is no checkpoint, it cannot be read, or it is another model's.
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     checkpointing = _checkpointing(loop)
 

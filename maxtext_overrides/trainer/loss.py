@@ -1,14 +1,14 @@
-"""The RL loss inside MaxText's own ``loss_fn``, and the same log-probs without a loss.
+"""Replaces the cross-entropy in MaxText's ``loss_fn`` by the RL loss, and computes log-probs alone.
 
-The stock function runs as it is, except that the cross-entropy it calls is answered with zeros
-while it runs under the tracer. What it returns is then exactly its auxiliary terms (MoE load
-balance, multi-token prediction, indexer), and its router-bias updates come along. Added to them:
+The stock function runs unchanged, except that the cross-entropy it calls returns zeros while it is
+traced. Its result is then exactly its auxiliary terms (MoE load balance, multi-token prediction,
+indexer), and its router-bias updates come along. Added to them:
 
     no accumulation     total = rl_sum / rl_weight + aux
     accumulation        total = rl_sum + aux * rl_weight    (MaxText divides by sum(rl_weight))
 
 With ``num_vocab_tiling`` above 1 the model returns hidden states instead of logits, and the stock
-function calls another cross-entropy, which is answered likewise. Our tiles lie along the
+function calls another cross-entropy, which is replaced in the same way. Our tiles lie along the
 vocabulary; MaxText's, which only ``warm_start`` uses, along the tokens.
 """
 
@@ -30,7 +30,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.loss import Scores
 
 Objective = Callable[[Scores, Mapping[str, jax.Array]], tuple[Any, Any, dict[str, Any]]]
-"""(scores, batch arrays, all [rows, length]) -> (sum, weight, additive metrics)."""
+"""Maps (scores, batch arrays), all [rows, length], to (sum, weight, additive metrics)."""
 
 LossFn = Callable[..., tuple[Any, dict[str, Any]]]  # with MaxText's signature
 ScoresFn = Callable[[Any, Mapping[str, jax.Array]], Scores]
@@ -39,11 +39,11 @@ OVERRIDES = (*LOSS, *OUTPUT_HEAD, *SCORING)
 
 
 def make_scores_fn(config: Any, temperature: float) -> ScoresFn:
-    """A forward pass of the trainer's model: its own graph and tiling, no loss, no gradient.
+    """Returns a forward pass of the trainer's model: its graph and tiling, no loss, no gradient.
 
     Args:
       config: MaxText's.
-      temperature: above 0; what the logits are divided by.
+      temperature: divisor of the logits, above 0.
 
     Returns:
       ``scores(model, data) -> Scores`` of ``data["targets"]``, to be traced by JAX under
@@ -76,7 +76,7 @@ def make_scores_fn(config: Any, temperature: float) -> ScoresFn:
 
 @contextmanager
 def _replaced(train: Any, cross_entropy: Any, tiled_cross_entropy: Any) -> Iterator[None]:
-    """Replaces both in MaxText and puts them back however the block ends."""
+    """Replaces both functions in MaxText, and restores them when the block ends."""
     max_utils = train.max_utils
     stock = max_utils.cross_entropy_with_logits, train.vocab_tiling_nnx_loss
     max_utils.cross_entropy_with_logits = cross_entropy
@@ -88,14 +88,14 @@ def _replaced(train: Any, cross_entropy: Any, tiled_cross_entropy: Any) -> Itera
 
 
 def make_loss_fn(train: Any, objective: Objective, temperature: float) -> LossFn:
-    """A ``loss_fn`` for MaxText's train step.
+    """Returns a ``loss_fn`` for MaxText's train step.
 
     Args:
       train: the module ``maxtext.trainers.pre_train.train``; its present ``loss_fn`` is called.
       objective: traced by JAX. Its weight is a count, 0 or at least 1, as MaxText divides by
         max(sum of weights, 1). Its metrics are sums; they come out in
         ``aux["intermediate_outputs"]["rlax"]``, added up over micro-batches.
-      temperature: that the rollouts are generated with.
+      temperature: temperature with which the rollouts are generated.
 
     Raises:
       ConfigError: temperature 0; a greedy policy has no gradient.

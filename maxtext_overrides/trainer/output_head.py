@@ -1,8 +1,8 @@
-"""MaxText's output head, applied to one tile of the vocabulary at a time.
+"""Applies MaxText's output head to one tile of the vocabulary at a time.
 
 The decoder's own ``apply_output_head`` makes the logits, with a module that holds a tile of the
-weights in place of all of them: tied or not, every cast, scale and soft cap is what it is in the
-model. Only the final norm is applied beforehand, once for all tiles.
+weights in place of all of them. Tied or not, every cast, scale and soft cap is as in the model.
+Only the final norm is applied beforehand, once for all tiles.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ROWS_AND_LENGTH = ("activation_embed_and_logits_batch", "activation_length")
 def head_scores(
     model: Any, hidden_bte: jax.Array, targets_bt: jax.Array, temperature: float
 ) -> Scores:
-    """Log-prob of the targets and entropy in ``num_vocab_tiling`` tiles; to be traced by JAX.
+    """Returns log-prob of the targets and entropy, in ``num_vocab_tiling`` tiles; traced by JAX.
 
     Args:
       model: MaxText's ``Transformer``.
-      hidden_bte: what its last layer returned.
+      hidden_bte: output of its last layer.
       targets_bt: int32 [rows, length].
       temperature: above 0.
 
@@ -73,7 +73,7 @@ def head_scores(
 
 
 def _shards(vocabulary: int, sharding: jax.sharding.NamedSharding) -> int:
-    """Parts that the mesh divides the vocabulary into; 1 where it does not divide it evenly."""
+    """Returns the parts into which the mesh divides the vocabulary; 1 if they would be uneven."""
     axes = sharding.spec[0] if sharding.spec else None
     names = (axes,) if isinstance(axes, str) else axes or ()
     shards = math.prod(sharding.mesh.shape[name] for name in names)

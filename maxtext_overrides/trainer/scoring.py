@@ -1,4 +1,4 @@
-"""Log-probs of given tokens: forward passes of the trainer's model, nothing sampled."""
+"""Computes log-probs of given tokens by forward passes of the trainer's model, without sampling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def target_logprobs_of(
     graph: Any, model_state: nnx.State, data: Mapping[str, Any], temperature: float
 ) -> jax.Array:
-    """Log-probs of ``data["targets"]`` given the inputs up to each; to be traced by JAX.
+    """Returns log-probs of ``data["targets"]`` given the inputs up to each; to be traced by JAX.
 
     Args:
       graph, model_state: see ``train_loop.Loop``; call it under ``Loop.shardings()``.
@@ -36,7 +36,7 @@ def target_logprobs_of(
 
 
 class BatchScores:
-    """The log-probs of a batch under any weights of the model, a micro-batch's rows at a time."""
+    """Computes the log-probs of a batch under given weights, one micro-batch at a time."""
 
     def __init__(self, config: Config, temperature: float):
         self._rows: int = config.micro_batch_size_to_train_on
@@ -46,7 +46,7 @@ class BatchScores:
     def __call__(
         self, loop: Loop, weights: Weights, arrays: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """float32 [rows, length]: of ``targets``."""
+        """Returns float32 [rows, length]: the log-probs of ``targets``."""
         from maxtext.utils.sharding import get_input_data_sharding
 
         sharding = get_input_data_sharding(loop.config, loop.mesh)

@@ -8,8 +8,8 @@ calling thread, in this order:
 
     on_start  batches(s)  [u train steps]  before_checkpoint(s)  [save]  on_step_end(s)  decide(s)
 
-A checkpoint that is not due is saved where ``decide`` says so. It comes last because a step is only
-dispatched when ``on_step_end`` begins: what is decided then holds for this very step.
+``decide`` can request a checkpoint that is not due. It is called last because a step is only
+dispatched when ``on_step_end`` begins, so its decision applies to this very step.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ OVERRIDES = TRAIN_LOOP
 
 @dataclass(slots=True)
 class Loop:
-    """What callers see of the running loop.
+    """The state of the running loop that callers see.
 
     Attributes:
-      config: of this loop.
+      config: config of this loop.
       completed: finished steps, those of earlier processes included.
       started_from: ``completed`` when this process began.
       mesh: the devices.
@@ -73,7 +73,7 @@ class Loop:
 
     @contextmanager
     def shardings(self) -> Iterator[None]:
-        """Mesh and axis rules under which the model is called."""
+        """Sets the mesh and the axis rules under which the model is called."""
         from flax.core.spmd import logical_axis_rules
 
         with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
@@ -82,15 +82,15 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
-    """What is called from inside the loop. An exception in any of them ends the loop with it.
+    """Callbacks from inside the loop; an exception in any of them ends the loop and is raised.
 
     Attributes:
       batches: step -> arrays [rows, length, ...], for all of the step's updates; may block.
       on_step_end: (loop, metrics) after each step. Metrics are device values: MaxText's scalars,
         means over the step's updates, and the objective's sums over them, under their own names.
-      decide: step -> (save, stop), asked once after ``on_step_end``: whether to save a checkpoint
-        of it that is not due, and whether to end the loop after it.
-      on_start: once the weights are there, before the train step is compiled.
+      decide: step -> (save, stop), called once after ``on_step_end``: True, to save a checkpoint
+        that is not due, and True, to end the loop after this step.
+      on_start: called when the weights exist, before the train step is compiled.
       before_checkpoint: step, right before MaxText saves the checkpoint of that step.
     """
 
@@ -107,19 +107,19 @@ def _copy(arrays: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
 
 
 def fresh_weights(loop: Loop) -> Mapping[str, jax.Array]:
-    """The variables of a weight version in buffers of their own, dtypes as the model has them.
+    """Returns the variables of a weight version in new buffers, with the model's dtypes.
 
-    Returns at once; the copy runs after the step that computes the weights.
+    The call returns at once; the copy runs after the step that computes the weights.
     """
     return _copy(published(loop.model_state))
 
 
 class _NothingLeft(Exception):
-    """The checkpoint is of the last step."""
+    """Raised if the checkpoint is that of the last step."""
 
 
 class _Extension:
-    """The replacements of one run of the loop and what they have to remember."""
+    """The replacements of one run of the loop, and the state they share."""
 
     def __init__(
         self, train: Any, config: Any, events: Events, arrays: Mapping[str, ArraySpec], rl: bool
@@ -181,7 +181,7 @@ class _Extension:
         }
 
     def validate_completed_steps(self, completed_steps: int, config_steps: int) -> None:
-        """Rejects nothing: ``setup_train_loop`` below ends the loop."""
+        """Accepts any number of steps, as ``setup_train_loop`` below ends a finished loop."""
 
     def setup_train_loop(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def setup(config: Any, recorder: Any, devices: Any = None) -> Any:
@@ -255,7 +255,7 @@ class _Extension:
         )
 
     def _save_once(self, manager: Any, state: Any, data_iterator: Any) -> None:
-        """The same, unless the loop already has; on disk when it returns."""
+        """Saves the checkpoint unless the loop already has, and waits until it is on disk."""
         if manager is None:
             return
         checkpointing = self.train.checkpointing
@@ -287,10 +287,10 @@ class _Extension:
 
 @contextmanager
 def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[None]:
-    """Checks what is replaced, replaces it, and puts it back however the block ends.
+    """Checks and replaces MaxText's extension points, and restores them when the block ends.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     declared = OVERRIDES + (rl_loss.OVERRIDES if extension.rl else ())
     check(declared, extension.config.allow_untested)
@@ -322,12 +322,12 @@ def run_train_loop(
 ) -> Loop:
     """Runs MaxText's ``train_loop`` from the newest checkpoint, if any, to ``config.steps``.
 
-    With a checkpoint of that step it returns after ``on_start``: nothing is left to train.
+    With a checkpoint of that step it returns after ``on_start``, as no steps are left.
 
     Args:
-      config: of ``config.loading.initialize``. With an objective, ``rlax.objective`` says how many
-        updates a step has; they must divide ``steps``.
-      events: see there.
+      config: returned by ``config.loading.initialize``. With an objective, ``rlax.objective`` sets
+        the number of updates per step, which must divide ``steps``.
+      events: see ``Events``.
       arrays: names and specs of the arrays of a batch that the device gets, all
         [rows, max_target_length, ...].
       objective: the RL objective; None trains with MaxText's own loss.
@@ -336,7 +336,7 @@ def run_train_loop(
       The loop as it ended, by ``config.steps`` or because ``decide`` said so.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
       TrainingError: a batch of wrong shape; the loss became NaN or infinite; the checkpoint lies
         inside an RL step, because ``rlax.objective`` has changed.
       Exception: whatever ``events`` raised, unchanged.
@@ -365,7 +365,7 @@ def run_train_loop(
 
 @contextlib.contextmanager
 def _original(extension: _Extension) -> Iterator[None]:
-    """Raises what really went wrong, where MaxText swallowed, wrapped or exited instead."""
+    """Raises the original error where MaxText swallowed or wrapped it, or exited instead."""
     try:
         yield
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""One RL step as several MaxText steps: the mini-batches it hands out, the metrics it adds up."""
+"""Divides one RL step into several MaxText steps, and adds up their metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Updates:
     Attributes:
       epochs: passes over the step's batch.
       mini_batches: updates per pass, each on as many rows.
-      seed: of the order of rows.
+      seed: seed of the order of rows.
     """
 
     epochs: int = 1
@@ -35,15 +35,15 @@ class Updates:
         return self.epochs * self.mini_batches
 
     def of(self, step: int, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-        """The batch of every update, in order.
+        """Yields the batch of every update, in order.
 
-        Each epoch deals the rows out anew: sorted by their trained tokens, every ``mini_batches``
-        neighbours go to as many mini-batches at random. So all get about as many tokens, and none
-        is without any as long as there are ``mini_batches`` rows that have some. The whole batch,
-        if there is one mini-batch, stays as it is.
+        Each epoch distributes the rows again: sorted by their trained tokens, every
+        ``mini_batches`` neighbours go to as many mini-batches at random. So all get about as many
+        tokens, and each has some as long as at least ``mini_batches`` rows have some. With one
+        mini-batch the batch is unchanged.
 
         Args:
-          step: RL step, counts from 1; with ``seed`` and epoch it decides the order.
+          step: RL step, counts from 1; with ``seed`` and epoch it determines the order.
           batch: name -> [rows, length, ...], with ``rl_mask``; ``mini_batches`` divides the rows.
         """
         supervised = "rl_mask" not in batch
@@ -72,17 +72,17 @@ def _added(a: Any, b: Any) -> Any:
 
 
 class StepMetrics:
-    """Metrics of an RL step's updates, added up on the device; nothing waits for them."""
+    """Sums of the metrics of an RL step's updates, kept on the device without waiting."""
 
     def __init__(self) -> None:
         self._totals: tuple[Any, Any] | None = None
         self._updates = 0
 
     def add(self, scalars: Mapping[str, Any], sums: Mapping[str, Any]) -> None:
-        """What one update reports: MaxText's scalars, and the objective's sums.
+        """Adds the metrics of one update: MaxText's scalars, and the objective's sums.
 
-        Only before the first update do trainer and sampler hold equal weights: the log-prob gap of
-        the others is left out.
+        Trainer and sampler hold equal weights only before the first update, so the log-prob gap of
+        later updates is left out.
         """
         found = (dict(scalars), dict(sums))
         if self._updates:
@@ -92,7 +92,7 @@ class StepMetrics:
         self._updates += 1
 
     def take(self) -> dict[str, Any]:
-        """The scalars' means over the updates and the sums of the sums; starts anew."""
+        """Returns the scalars' means over the updates and the totals of the sums; starts anew."""
         assert self._totals is not None, "no update has been added"
         (scalars, sums), updates = self._totals, self._updates
         self._totals, self._updates = None, 0

@@ -1,1 +1,1 @@
-"""What is relied on in MaxText and JetStream as they are: signatures, imports, compatibility."""
+"""Declares and checks the parts of MaxText and JetStream that this project relies on."""

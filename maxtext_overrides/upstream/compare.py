@@ -1,7 +1,7 @@
-"""Compares what is relied on upstream between the tested version and another; imports neither.
+"""Compares the upstream symbols in use between the tested version and another; imports neither.
 
 ``make maxtext-check VERSION=0.2.6``, or ``python -m maxtext_overrides.upstream.compare 0.2.6``. A
-folder or a wheel does as well as a version.
+folder or a wheel may be given instead of a version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.terminal import console
 
 Table = Mapping[str, tuple[Override, ...]]
-"""Module of ours -> the symbols that it uses."""
+"""Maps a module of this project to the symbols that it uses."""
 
 Status = Literal["same", "changed", "missing"]
 _STYLES = {"same": "green", "changed": "yellow", "missing": "red"}
@@ -39,10 +39,10 @@ class Comparison:
     """One symbol in another version.
 
     Attributes:
-      override: what of ours belongs to it.
-      module: of ours.
-      status: ``missing`` also where the symbol is there and a name in it is not.
-      notes: what is missing and where it may be now, one a line.
+      override: declaration of the symbol.
+      module: module of this project that uses it.
+      status: ``missing`` also if the symbol exists and a name in it does not.
+      notes: what is missing and where it may be now, one note per line.
       diff: lines of a unified diff.
     """
 
@@ -56,11 +56,12 @@ class Comparison:
 def compare(
     table: Mapping[str, Iterable[Override]], tested: Sources, other: Sources
 ) -> list[Comparison]:
-    """Looks every symbol up in both.
+    """Looks up every symbol in both versions.
 
     Args:
-      table: module of ours -> what it relies on.
-      tested: holds every symbol of the table.
+      table: module of this project -> the symbols it relies on.
+      tested: the tested sources; they hold every symbol of the table.
+      other: the sources to compare with.
     """
     return [
         _compared(override, module, tested, other)
@@ -100,7 +101,7 @@ def _renamed(name: str, after: Definition) -> str:
 
 
 def show(found: Iterable[Comparison], out: Console) -> None:
-    """Prints one line per symbol, and below it what has changed and what is relied on."""
+    """Prints one line per symbol, followed by the changes and the parts that are relied on."""
     for one in found:
         override = one.override
         line = Text(one.status.ljust(8), _STYLES[one.status])
@@ -124,7 +125,7 @@ def _summary(found: Iterable[Comparison], tested: str, other: str) -> str:
 
 
 def installed(distribution: str, version: str) -> Sources:
-    """What is installed, if it is the tested version; else its wheel."""
+    """Returns the installed sources if they have the tested version; else those of its wheel."""
     spec = importlib.util.find_spec(distribution)
     if spec is None or not spec.submodule_search_locations:
         return Sources(wheels.fetch(distribution, version))
@@ -150,8 +151,10 @@ def main(
     """Compares the symbols in use with those of another version.
 
     Args:
+      arguments: arguments of the command line.
+      distribution: PyPI name of the package.
       by_module: the symbols.
-      find: gives the sources of a distribution's tested version.
+      find: returns the sources of a distribution's tested version.
 
     Returns:
       0 if nothing has changed, 1 if something has, 2 if there is nothing to compare.

@@ -55,7 +55,7 @@ def _register_lazily(name: str) -> None:
 
 
 class _TokenizerType:
-    """Stands in for the protobuf enum that 0.2.2 lacks; numbers as in the later upstream code."""
+    """Stands in for the protobuf enum that 0.2.2 lacks, with the numbers of later upstream code."""
 
     DEFAULT, tiktoken, sentencepiece, huggingface = range(4)
     DESCRIPTOR = SimpleNamespace(
@@ -67,7 +67,7 @@ class _TokenizerType:
 
 
 def _with_log_prob(base: type) -> type:
-    """``ResultTokens`` plus a ``log_prob`` leaf; the pytree stays a dataclass of flax."""
+    """Returns ``ResultTokens`` with a ``log_prob`` leaf; the pytree stays a dataclass of flax."""
     from flax import struct
 
     namespace = {
@@ -82,7 +82,9 @@ def _with_log_prob(base: type) -> type:
 
 
 def prepare() -> None:
-    """Adds what the installed JetStream lacks. Idempotent; call it before importing MaxText.
+    """Adds the features that the installed JetStream lacks; call it before importing MaxText.
+
+    Further calls change nothing.
 
     Raises:
       ImportError: google-jetstream is not installed.
@@ -111,8 +113,8 @@ def prepare() -> None:
 def import_orchestrator() -> ModuleType:
     """Imports ``jetstream.core.orchestrator`` and keeps it from reconfiguring the root logger.
 
-    Putting it right afterwards would be too late for what other threads log meanwhile: that would
-    be among what ``rlax serve`` prints.
+    Restoring the logger afterwards would be too late for messages that other threads log meanwhile:
+    they would appear in the output of ``rlax serve``.
     """
     prepare()
     root: Any = logging.getLogger()

@@ -1,4 +1,4 @@
-"""Imports MaxText's trainer without two libraries it never uses here.
+"""Imports MaxText's trainer without two libraries that this project never uses.
 
 ``maxtext.trainers.pre_train.train`` imports TensorFlow, to hide GPUs from TFDS, and
 ``google.cloud.aiplatform``, for Vertex AI TensorBoard: half of its 33 s of CPU. Both imports have a
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class _Unavailable(MetaPathFinder, Loader):
-    """Makes an import of the given modules fail, in the thread that asked for it only."""
+    """Makes an import of the given modules fail, only in the thread that created the object."""
 
     def __init__(self, names: frozenset[str]):
         self._names, self._thread = names, threading.get_ident()
@@ -43,7 +43,7 @@ class _Unavailable(MetaPathFinder, Loader):
 
 @contextmanager
 def unavailable(*names: str) -> Iterator[None]:
-    """Inside, importing one of ``names`` raises ``ModuleNotFoundError`` unless it is loaded."""
+    """Makes importing any of ``names`` raise ``ModuleNotFoundError`` unless it is loaded."""
     finder = _Unavailable(frozenset(names) - sys.modules.keys())
     sys.meta_path.insert(0, finder)
     try:
@@ -56,7 +56,7 @@ def import_trainer(vertex_tensorboard: bool = False) -> Any:
     """Returns the module ``maxtext.trainers.pre_train.train``.
 
     Args:
-      vertex_tensorboard: whether the run uploads to Vertex AI TensorBoard.
+      vertex_tensorboard: True if the run uploads to Vertex AI TensorBoard.
     """
     names = ["tensorflow"] if vertex_tensorboard else ["tensorflow", "google.cloud.aiplatform"]
     with unavailable(*names):

@@ -1,4 +1,4 @@
-"""One symbol of another package that is relied on: how it is declared, and what it is now.
+"""The declaration of one upstream symbol that is relied on, and its lookup.
 
 Importing this module imports nothing of MaxText.
 """
@@ -13,7 +13,7 @@ from rlax_plugin.errors import RlaxError
 
 
 class OverrideError(RlaxError):
-    """Something upstream is not what the override of it was written for."""
+    """An upstream symbol differs from the one that its override was written for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,18 @@ class Override:
     """One upstream symbol that is replaced, called or read. Each is declared once.
 
     Attributes:
-      symbol: dotted name, e.g. ``maxtext.trainers.pre_train.train.loss_fn``; of a function, class,
-        constant or module.
-      use: what is done with it. ``replaced`` by ours and ``wrapped`` by ours: for a while or for
-        the life of the process. ``called`` or subclassed as it is. ``read``: what it does, or
-        holds, is relied on.
-      why: what is changed, and why no config key can; or what it is used for.
+      symbol: dotted name of a function, class, constant or module, e.g.
+        ``maxtext.trainers.pre_train.train.loss_fn``.
+      use: ``replaced`` or ``wrapped`` by ours, for a while or for the life of the process.
+        ``called``, or subclassed, unchanged. ``read``: its behaviour or content is relied on.
+      why: what is changed, and why no config key can do it; or what it is used for.
       delete_when: the upstream change that makes it superfluous.
-      relies_on: what of it must stay: arguments, positions of the result, keys, attributes.
-      sha256: of the source, as ``inspect.getsource`` returns it. Empty where only ``names`` count.
+      relies_on: parts of it that must stay: arguments, positions of the result, keys, attributes.
+      sha256: hash of the source, as ``inspect.getsource`` returns it. Empty if only ``names``
+        count.
       signature: names and defaults as ``signature_of`` writes them; for a clearer message.
-      names: what must be given a name inside: fields, functions, imports, keys of mappings.
-      versions: of ``distribution``, with which it was tested.
+      names: names that must exist inside: fields, functions, imports, keys of mappings.
+      versions: versions of ``distribution`` with which it was tested.
       distribution: the PyPI name.
     """
 
@@ -49,7 +49,7 @@ class Override:
 
 
 def resolve(symbol: str) -> tuple[Any, str, Any]:
-    """(module or class, attribute name, object) of a dotted name.
+    """Returns (module or class, attribute name, object) of a dotted name.
 
     Raises:
       OverrideError: the module or the attribute does not exist.

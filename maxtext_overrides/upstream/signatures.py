@@ -1,4 +1,4 @@
-"""Checks that what is relied on upstream is still what was tested.
+"""Checks that the upstream symbols in use are still those that were tested.
 
 Importing this module imports nothing of MaxText. A check takes a few milliseconds per symbol.
 """
@@ -21,14 +21,14 @@ _MOST_LINES = 60  # of one symbol's diff in an error
 
 
 def signature_of(function: Any) -> str:
-    """Parameter names and defaults without annotations, e.g. ``(state, step=None)``."""
+    """Returns parameter names and defaults without annotations, e.g. ``(state, step=None)``."""
     parameters = inspect.signature(function).parameters.values()
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
     return str(inspect.Signature(bare))
 
 
 def source_hash(function: Any) -> str:
-    """sha256, in hex, of the source of a function or class with its decorators and comments."""
+    """Returns the sha256, in hex, of the source of a function or class, decorators included."""
     return sha256(inspect.getsource(function))
 
 
@@ -36,7 +36,7 @@ def check(overrides: Iterable[Override], allow_untested: bool = False) -> None:
     """Compares signature and source of every symbol that has a digest with what was tested.
 
     Args:
-      overrides: what to check; all of them are looked at before the first error is raised.
+      overrides: symbols to check; all are checked before the first error is raised.
       allow_untested: ``rlax.trainer.allow_untested``; log a warning instead of raising.
 
     Raises:
@@ -94,7 +94,7 @@ def _how_to_compare(override: Override) -> str:
 
 
 def _difference(override: Override) -> str:
-    """A diff of the tested source and the one in use; empty where one of them is not at hand."""
+    """Returns a diff of the tested source and the one in use; empty if one is not available."""
     version = override.versions[-1]
     wheel = wheels.kept(override.distribution, version)
     tested = Sources(wheel).find(override.symbol) if wheel is not None else None

@@ -1,4 +1,4 @@
-"""Python sources by dotted name, read from a folder or a wheel; nothing is imported."""
+"""Finds Python sources by dotted name in a folder or a wheel, without importing them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _MOST_NEAREST = 3  # places where a symbol may have gone
 
 
 def sha256(text: str) -> str:
-    """In hex; of the text of a function or class with its decorators and comments."""
+    """Returns the sha256 of a source text, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def unified(old: str, new: str, old_name: str, new_name: str) -> list[str]:
-    """The lines of a unified diff, without line ends; none if both are the same."""
+    """Returns the lines of a unified diff without line ends; none if both texts are the same."""
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), old_name, new_name)
     return [line.rstrip("\n") for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """Where a symbol is defined, behind all imports of it.
+    """The definition of a symbol, found by following imports.
 
     Attributes:
       symbol: dotted name of the module that defines it, and its name there.
-      text: of a function or class what ``inspect.getsource`` returns; else the statement, or the
+      text: for a function or class the result of ``inspect.getsource``; else the statement, or the
         whole module.
-      node: the same, parsed.
+      node: the text, parsed.
     """
 
     symbol: str
@@ -44,7 +44,7 @@ class Definition:
 
     @property
     def names(self) -> frozenset[str]:
-        """Everything that has a name inside: variables, fields, keys, functions, imports."""
+        """All names inside: variables, fields, keys, functions, imports."""
         return frozenset(_names(self.node))
 
 
@@ -59,7 +59,7 @@ class Sources:
       root: a wheel, or a folder such as ``site-packages``.
 
     Raises:
-      SourcesError: it is neither; also from its methods, for a module that is no Python.
+      SourcesError: it is neither; its methods also raise it for a module that is not Python.
     """
 
     def __init__(self, root: Path):
@@ -70,7 +70,7 @@ class Sources:
         self._parsed: dict[str, tuple[str, ast.Module]] = {}
 
     def find(self, symbol: str) -> Definition | None:
-        """What a dotted name stands for: a module, a name in one, or a name in a class.
+        """Returns the definition of a dotted name: a module, a name in one, or a name in a class.
 
         A name that a module imports from its own package is followed to its definition.
         """
@@ -81,7 +81,7 @@ class Sources:
         return None
 
     def nearest(self, symbol: str) -> list[Definition]:
-        """Where a symbol that is gone may be now: under another name there, or elsewhere."""
+        """Returns likely new places of a missing symbol: under another name there, or elsewhere."""
         owner, _, name = symbol.rpartition(".")
         found = []
         if (definition := self.find(owner)) is not None:
@@ -113,7 +113,7 @@ class Sources:
         return self._parsed[module]
 
     def _modules(self, package: str, name: str) -> Iterator[str]:
-        """Modules that define ``name`` themselves, not inside a class."""
+        """Yields modules that define ``name`` at top level."""
 
         def below(folder: Path | zipfile.Path, prefix: str) -> Iterator[str]:
             for path in folder.iterdir():
@@ -168,7 +168,7 @@ def _text(lines: list[str], node: ast.AST) -> str:
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of a body, and of what is tried or done under a condition in it."""
+    """Yields the statements of a body, with those inside its conditions and try blocks."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With):
@@ -179,7 +179,7 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """Names that a statement gives to something."""
+    """Returns the names that a statement binds."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""Wheels of versions that are not installed, fetched once and kept in ``.cache/maxtext``."""
+"""Fetches wheels of versions that are not installed, and keeps them in ``.cache/maxtext``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FETCH_S = 600  # for a few megabytes, on a slow network
 
 
 class FetchError(RlaxError):
-    """A version that cannot be had."""
+    """A version cannot be fetched."""
 
 
 def kept(distribution: str, version: str, folder: Path = FOLDER) -> Path | None:
-    """The wheel of a version, if it was fetched before."""
+    """Returns the wheel of a version if it was fetched before."""
     name = distribution.replace("-", "_")
     return next(iter(sorted(folder.glob(f"{name}-{version}-*.whl"))), None)
 
 
 def fetch(distribution: str, version: str, folder: Path = FOLDER) -> Path:
-    """The wheel of a version, without what it depends on; nothing is installed.
+    """Returns the wheel of a version, without its dependencies and without installing anything.
 
     Raises:
       FetchError: there is no such version, or the registry cannot be reached.

@@ -1,4 +1,4 @@
-"""The task as a tensorflow-datasets builder that generates its own data, without a network.
+"""A tensorflow-datasets builder that generates the arithmetic problems itself, without a network.
 
 The files are in the array_record format, which tensorflow-datasets writes and reads without
 importing TensorFlow.
@@ -18,7 +18,7 @@ from rlax_arithmetic.problems import SPLITS, ProblemSet
 
 @dataclasses.dataclass(eq=False)
 class ArithmeticBuilderConfig(tfds.core.BuilderConfig):
-    """A `ProblemSet` under its own name, so that each has a directory of its own."""
+    """A `ProblemSet` under its own name, so that each set has its own directory."""
 
     problems: ProblemSet = dataclasses.field(default_factory=ProblemSet)
 
@@ -61,9 +61,9 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
 
 
 def prepared(problems: ProblemSet, data_dir: Path) -> Arithmetic:
-    """The builder of ``problems`` under ``data_dir``, generated if it is not there yet.
+    """Returns the builder of ``problems`` under ``data_dir``, generating the data if necessary.
 
-    Safe while other processes do the same: tfds writes to a directory of its own and renames it.
+    Other processes may do the same: tfds writes to a directory of its own and renames it.
 
     Raises:
       OSError: ``data_dir`` cannot be written.
@@ -77,11 +77,11 @@ def prepared(problems: ProblemSet, data_dir: Path) -> Arithmetic:
             # Lost the race: the directory, which appears whole or not at all, was not there before.
             if not builder.data_path.exists():
                 raise
-    return _builder(problems, data_dir)  # reads what is on disk now, whoever wrote it
+    return _builder(problems, data_dir)  # reads the disk; another process may have written it
 
 
 def read(problems: ProblemSet, data_dir: Path, split: str) -> list[tuple[str, str]]:
-    """(question, answer) of every problem of a split, in the dataset's order."""
+    """Returns (question, answer) of every problem of a split, in the dataset's order."""
     builder: Any = prepared(problems, data_dir)
     source = builder.as_data_source(split=split)
     return [

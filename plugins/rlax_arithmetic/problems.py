@@ -1,4 +1,4 @@
-"""Which problems exist and which split each belongs to: a pure function of the options."""
+"""Defines the problems of each split as a pure function of the options."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _SYMBOLS: dict[Operation, tuple[str, Callable[[int, int], int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ProblemSet:
-    """What is asked and how many problems each split holds.
+    """The kind of problems, and the number of problems in each split.
 
     Attributes:
       digits: decimal digits of both operands, without leading zeros (2: 10 .. 99).
-      operation: what is done with them.
-      test, validation: problems of these splits; one more where a pair would be torn apart.
-      train: problems of the training split at most.
+      operation: operation on the operands.
+      test, validation: numbers of problems in these splits; one more if a mirrored pair would be
+        divided.
+      train: largest number of problems in the training split.
     """
 
     digits: int = 2
@@ -35,39 +36,39 @@ class ProblemSet:
 
     @property
     def total(self) -> int:
-        """Number of problems with such operands."""
+        """The number of problems with operands of this length."""
         return (9 * 10 ** (self.digits - 1)) ** 2
 
     @property
     def name(self) -> str:
-        """Names the content: equal names, equal data."""
+        """The name of the content: equal names mean equal data."""
         return (
             f"{self.operation}-{self.digits}d-{self.test}test-{self.validation}validation"
             f"-{self.train}train"
         )
 
     def split(self, split: str) -> Iterator[tuple[str, str]]:
-        """(question, answer) of every problem of a split, in its fixed order."""
+        """Yields (question, answer) of every problem of a split, in its fixed order."""
         symbol, compute = _SYMBOLS[self.operation]
         for a, b in operands(self)[split].tolist():
             yield f"{a}{symbol}{b}=", str(compute(a, b))
 
 
 def operands(problems: ProblemSet) -> dict[str, np.ndarray]:
-    """Partitions the whole grid of operands.
+    """Divides all pairs of operands among the splits.
 
-    ``a, b`` and ``b, a`` have one answer, so both go to one split: a held-out problem's mirror
-    image is never trained on. The order is that of a hash (SplitMix64), not of numpy's generators,
-    whose streams may change between releases.
+    ``a, b`` and ``b, a`` have the same answer, so both go to one split: the mirror image of a
+    held-out problem is never trained on. The order is that of a hash (SplitMix64), not of numpy's
+    generators, whose streams may change between releases.
 
     Args:
-      problems: what to partition.
+      problems: the problem set.
 
     Returns:
       split -> int64 [problems, 2].
 
     Raises:
-      ValueError: the held-out splits leave nothing to train on.
+      ValueError: the held-out splits leave no problems for training.
     """
     low, high = 10 ** (problems.digits - 1), 10**problems.digits
     values = np.arange(low, high, dtype=np.uint64)
@@ -101,7 +102,7 @@ def operands(problems: ProblemSet) -> dict[str, np.ndarray]:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64 (Steele, Lea and Flood, 2014), a bijection of uint64 [n] with good avalanche."""
+    """Returns the SplitMix64 hash of uint64 [n] (Steele, Lea and Flood, 2014), a bijection."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

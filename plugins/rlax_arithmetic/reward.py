@@ -10,10 +10,10 @@ _ANSWER = re.compile(r"\s*([0-9]+)\s*")
 
 
 class ExactAnswer(Reward):
-    """1.0 if the completion is the reference's number and nothing else, otherwise 0.0.
+    """1.0 if the completion is exactly the reference's number, otherwise 0.0.
 
-    White space around it is ignored. Leading zeros are accepted ("046" is 46): what is compared is
-    the number. A sign, a decimal point or any other character makes it wrong.
+    White space around it is ignored. Leading zeros are accepted ("046" is 46), because numbers are
+    compared. A sign, a decimal point or any other character makes it wrong.
     """
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
@@ -29,6 +29,6 @@ class ExactAnswer(Reward):
 
 
 def _number(text: str) -> str | None:
-    """Decimal digits without leading zeros; None if the text is not a number."""
+    """Returns decimal digits without leading zeros; None if the text is not a number."""
     match = _ANSWER.fullmatch(text)
     return (match[1].lstrip("0") or "0") if match else None

@@ -94,7 +94,7 @@ class ArithmeticSource(PromptSource):
         self._prompts: dict[str, tuple[Prompt, ...]] = {}
 
     def prompts(self, split: str) -> Sequence[Prompt]:
-        """All prompts of a split, in the dataset's order.
+        """Returns all prompts of a split, in the dataset's order.
 
         Raises:
           ConfigError: there is no such split.
@@ -114,7 +114,7 @@ class ArithmeticSource(PromptSource):
         return tokenizer.decode(tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a prompt such as ``12+34=``.
+        """Returns the tokens of a prompt such as ``12+34=``.
 
         Raises:
           ValueError: a character is not in the vocabulary.
@@ -122,7 +122,7 @@ class ArithmeticSource(PromptSource):
         return [tokenizer.BOS_ID, *tokenizer.encode(text)]
 
     def encode_given(self, text: str) -> list[int]:
-        """Tokens of a text that an environment gives behind a completion.
+        """Returns the tokens of a text that an environment adds after a completion.
 
         Raises:
           ValueError: a character is not in the vocabulary.
@@ -130,11 +130,11 @@ class ArithmeticSource(PromptSource):
         return tokenizer.encode(text)
 
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
-        """The right completion, int32 [answer_length + 1], the end token included."""
+        """Returns the right completion, int32 [answer_length + 1], the end token included."""
         return _ended(prompt.reference)
 
     def answer_turns(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
-        """What is given before each answer of a right episode, and the answer; int32 both."""
+        """Returns, per turn of a right episode, the tokens given and the answer, both int32."""
         return self._turns(prompt)
 
     def _at_once(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -151,12 +151,12 @@ class ArithmeticSource(PromptSource):
 
     @property
     def pad_id(self) -> int:
-        """The token that fills rows up to the batch's length."""
+        """The id of the token that pads rows to the batch's length."""
         return tokenizer.PAD_ID
 
 
 def _ended(text: str) -> np.ndarray:
-    """Tokens of a completion with its end token."""
+    """Returns the tokens of a completion, followed by the end token."""
     return np.array([*tokenizer.encode(text), tokenizer.EOS_ID], dtype=np.int32)
 
 

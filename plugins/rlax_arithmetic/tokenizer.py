@@ -18,14 +18,14 @@ VOCAB = (*SPECIAL, *CHARACTERS)
 VOCAB_SIZE = len(VOCAB)
 
 TOKENIZER_DIR = Path(__file__).parent / "tokenizer_files"
-"""A copy of what `write_tokenizer` writes, for ``tokenizer_path`` in a config."""
+"""A copy of the files that `write_tokenizer` writes, for ``tokenizer_path`` in a config."""
 
 _IDS = {character: i for i, character in enumerate(VOCAB)}
 _UNKNOWN = "\ufffd"  # ids the model has and the tokenizer has not (a padded vocabulary)
 
 
 def encode(text: str) -> list[int]:
-    """Ids of each character; no special tokens are added.
+    """Returns the id of each character, without special tokens.
 
     Raises:
       ValueError: a character is not in the vocabulary.
@@ -37,10 +37,10 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: np.ndarray) -> str:
-    """Text up to the first end-of-sequence token, or without trailing padding where there is none.
+    """Returns the text up to the first end-of-sequence token, or else without trailing padding.
 
-    Anything else that is no character stays visible ("<bos>", "<pad>"), so that a completion with
-    such a token in it is not taken for a right answer.
+    Other special tokens stay visible ("<bos>", "<pad>"), so that a completion that contains one is
+    not accepted as a right answer.
 
     Args:
       tokens: int32 [length].
@@ -55,7 +55,7 @@ def decode(tokens: np.ndarray) -> str:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """Writes what ``transformers.AutoTokenizer.from_pretrained(directory)`` reads, offline."""
+    """Writes files for ``transformers.AutoTokenizer.from_pretrained(directory)``, offline."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     # No unknown token: text outside the vocabulary is an error, as in `encode`.

@@ -22,7 +22,8 @@ def _build(config: PythonTestsConfig, context: BuildContext) -> PythonTests:
 
 
 def _check_start(config: PythonTestsConfig, context: BuildContext) -> None:
-    """
+    """Checks the sandbox and the time limits before a run.
+
     Raises:
       ConfigError: the sandbox lacks a layer, or a completion's tests may take too long.
     """
@@ -56,7 +57,7 @@ def _check(config: PythonTestsConfig, context: BuildContext) -> CheckResult:
 
 
 def _key(context: BuildContext) -> str:
-    """Of the first such reward: the options alone do not say where they stand."""
+    """Returns the key of the first such reward, as the options do not tell their own position."""
     names = [choice.plain_name for choice in context.section.rewards]
     return f"rlax.rewards.{names.index(_NAME)}" if _NAME in names else "rlax.rewards"
 

@@ -1,4 +1,4 @@
-"""The tests of a prompt, as its data has them."""
+"""Reads the tests of a prompt from its data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """Python that raises unless the code is right, such as ``assert f(2) == 4``.
+    """Python code that raises unless the tested code is right, such as ``assert f(2) == 4``.
 
     Attributes:
-      entry: name of the function that its ``check`` is called with; "": it has none.
+      text: the code.
+      entry: name of the function that its ``check`` is called with; empty if it has none.
     """
 
     text: str
@@ -29,13 +30,13 @@ class Statements:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """What a program reads from stdin, and what it must print."""
+    """A test that gives a program its stdin and states the expected output."""
 
     given: str
     expected: str
 
     def holds(self, printed: str) -> bool:
-        """Whether a program printed it; white space at the ends of lines does not count."""
+        """True if a program printed the expected output; white space at line ends is ignored."""
         return _lines(printed) == _lines(self.expected)
 
 
@@ -47,14 +48,16 @@ def _lines(text: str) -> list[str]:
 
 
 def cases_of(prompt: Prompt, column: str, call: str) -> list[Case]:
-    """The tests of a prompt.
+    """Returns the tests of a prompt.
 
     Args:
-      column: of its metadata; without it, or where it is empty, they are the prompt's reference.
-      call: a column with the name of a function, which ``check`` in the tests is called with.
+      prompt: the prompt.
+      column: column of its metadata with the tests; if it is missing or empty, the reference is
+        used.
+      call: column with the name of a function, which ``check`` in the tests is called with.
 
     Raises:
-      ValueError: there are none, or they are something else; names prompt and column.
+      ValueError: there are none, or they have another form; names prompt and column.
     """
     found = prompt.metadata.get(column) if column else None
     where = f"column {column!r}"
@@ -72,7 +75,7 @@ def cases_of(prompt: Prompt, column: str, call: str) -> list[Case]:
 
 
 def _reference(text: str) -> Any:
-    """JSON with tests, or Python."""
+    """Returns the tests of a reference, parsed if it is JSON, else as Python code."""
     if text.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(text)
@@ -82,7 +85,7 @@ def _reference(text: str) -> Any:
 
 
 def _cases(found: Any) -> list[Case]:
-    """Empty if it is none of the forms."""
+    """Returns the tests; empty if they have none of the known forms."""
     if isinstance(found, str):
         return [Statements(found)] if found.strip() else []
     if isinstance(found, Mapping):

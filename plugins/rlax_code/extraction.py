@@ -1,4 +1,4 @@
-"""Which part of a completion is code."""
+"""Finds the code in a completion."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTI
 
 
 def code_of(completion: str) -> str:
-    """The last fenced block that is marked as Python, or not marked at all.
+    """Returns the last fenced block that is marked as Python, or not marked at all.
 
     A block begins with a line of three or more backticks or tildes, and ends with a line of at
-    least as many; one that is not closed reaches to the end. Without any such block the whole
-    completion is code, since some models answer that way. Blocks of other languages do not count.
+    least as many; an unclosed block reaches to the end. If there is no such block, the whole
+    completion is taken as code, since some models answer that way. Blocks of other languages do not
+    count.
     """
     found: str | None = None
     opened: tuple[str, int] | None = None  # the fence, and where its block begins

@@ -1,10 +1,10 @@
-"""What runs inside the two sandboxes: one answers with the tested code, the other one tests.
+"""The programs inside the two sandboxes: one runs the tested code, the other one the tests.
 
-It is loaded there before any untrusted code, and imports only Python's own library and its
-neighbours ``plain`` and ``names``. The two processes share one socket and nothing else. On it pass
-lines of JSON: calls in one direction, plain data in the other. So whatever the tested code does to
-its own process, the comparison happens where it cannot reach, with values that are numbers, texts
-and containers of these, and with the ``==`` of these.
+The module is loaded before any untrusted code, and imports only Python's own library and its
+neighbours ``plain`` and ``names``. The two processes share one socket and nothing else, over which
+they send lines of JSON: calls in one direction, plain data in the other. So whatever the tested
+code does to its own process, the comparison happens where it cannot reach, with values that are
+numbers, texts and containers of these, and with the ``==`` of these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlax_code.plain import decode, encode
 
 CHANNEL = 3
 RIGHT, WRONG, BROKEN = 0, 1, 3
-"""Exit codes of the testing process: a test holds, does not, or is none."""
+"""Exit codes of the testing process: a test passes, fails, or cannot be used."""
 
 _LONGEST = 1 << 20  # bytes of a line
 _ONE_BY_ONE = 16  # items of an iterator: a test may read no more of them
@@ -40,11 +40,11 @@ _NOT_RAISED = (StopIteration, StopAsyncIteration, ExceptionGroup)
 
 
 class _Unusable(TypeError):
-    """A test is none, for example because it gives the code something that is not plain data."""
+    """The test cannot be used, for example because it passes data that is not plain to the code."""
 
 
 class _Lines:
-    """The socket between the two."""
+    """The socket between the two processes."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(fileno=CHANNEL)
@@ -57,10 +57,11 @@ class _Lines:
         self._socket.sendall(data)
 
     def receive(self) -> dict[str, Any]:
-        """
+        """Receives one message.
+
         Raises:
           EOFError: the other side has ended.
-          ValueError: it sends too much, or no JSON.
+          ValueError: the message is too long, or not JSON.
         """
         while b"\n" not in self._rest:
             if len(self._rest) > _LONGEST:
@@ -83,7 +84,7 @@ class _Lines:
 
 
 def serve(setup: str, code: str) -> None:
-    """Runs the code, and then does what the tests ask of it, until they end."""
+    """Runs the code, and then executes the calls of the tests until they end."""
     lines, held = _Lines(), list[Any]()
     # Data classes and others look for their module.
     sys.modules["solution"] = solution = ModuleType("solution")
@@ -148,7 +149,7 @@ def _left_of(iterator: Any) -> Iterator[Any]:
 
 
 def _kind(error: BaseException) -> str:
-    """The class of an exception; of one that the code defines, the class of Python below it."""
+    """Returns an exception's class name; for classes of the code, that of their Python base."""
     for kind in type(error).__mro__:
         if getattr(builtins, kind.__name__, None) is kind and issubclass(kind, Exception):
             return kind.__name__ if kind is not Exception else type(error).__name__
@@ -166,11 +167,11 @@ def _said(error: BaseException) -> str:
 
 
 class _Code:
-    """The code, as the tests reach it.
+    """The tested code as the tests reach it.
 
     Attributes:
-      given: functions that the tests share with the code, which knows them by their names, as
-        it knows Python's own.
+      given: functions that the tests share with the code, which knows them by name, as it knows
+        Python's builtins.
     """
 
     def __init__(self, lines: _Lines):
@@ -213,7 +214,7 @@ class _Code:
 
 
 class _Remote:
-    """An object of the code's: a function, a class, or whatever it made."""
+    """A proxy of an object in the code's process: a function, a class, or any object it made."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -290,10 +291,12 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
     """Runs one test, and ends with ``RIGHT``, ``WRONG`` or ``BROKEN``.
 
     Args:
-      prefix: what the completion continues; the tests have what it defines.
+      setup: Python that runs before the test.
+      prefix: code that the completion continues; its definitions are available to the tests.
       entry: name of the function of the code that ``check`` of the test is called with. The code
-        then supplies no other name, except those that the prefix leaves to it. "": there is no
-        ``check``, and it supplies every name that nobody else defines.
+        then supplies no other name, except those that the prefix leaves to it. If empty, there is
+        no ``check``, and the code supplies every name that nothing else defines.
+      test: the test.
     """
     withheld = set[str]()
     try:

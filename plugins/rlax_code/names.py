@@ -1,4 +1,4 @@
-"""Who defines a name that the tests use: Python, the tests, what is given with them, or the code.
+"""Finds which names of the tests Python, the tests, their context or the tested code must define.
 
 It runs inside the sandbox of the tests, so it imports only Python's own library.
 """
@@ -18,7 +18,7 @@ _GIVEN = (*_DEFINITIONS, *_ASSIGNMENTS, *_IMPORTS)
 
 
 def free_names(texts: Iterable[str]) -> set[str]:
-    """Global names that some of the texts use, and neither any of them nor Python defines.
+    """Returns global names that some text uses and that neither a text nor Python defines.
 
     Raises:
       SyntaxError: a text is not valid Python.
@@ -38,7 +38,7 @@ def free_names(texts: Iterable[str]) -> set[str]:
 
 
 def modules_among(names: Iterable[str], texts: Iterable[str]) -> set[str]:
-    """Names of standard modules that the texts use as modules are used, which is for attributes."""
+    """Returns names of standard modules that the texts use only with attributes, as modules are."""
     nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     of_attributes = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     otherwise = {
@@ -48,12 +48,12 @@ def modules_among(names: Iterable[str], texts: Iterable[str]) -> set[str]:
 
 
 def given(prefix: str, entry: str) -> tuple[str, set[str]]:
-    """Separates what a prefix defines for the tests from the names that it leaves to the code.
+    """Separates the definitions of a prefix that the tests get from the names left to the code.
 
-    The tests have its imports, its functions and its variables. To the code it leaves classes,
-    because the tests may pass their objects to it, and where there is a class also the functions,
-    which may work on its objects; the function that the completion continues; functions without a
-    body; the tested one; and whatever needs one of these to be defined.
+    The tests get its imports, its functions and its variables. The code keeps classes, because the
+    tests may pass their objects to it, and if there is a class also the functions, which may work
+    on its objects; the function that the completion continues; functions without a body; the tested
+    one; and everything that needs one of these to be defined.
 
     Args:
       prefix: the beginning of a program, which may end within a statement.
@@ -80,7 +80,7 @@ def given(prefix: str, entry: str) -> tuple[str, set[str]]:
 
 
 def _complete(prefix: str) -> list[ast.stmt]:
-    """The statements before the first one, from the end, that is not Python without its rest."""
+    """Returns the statements of the longest beginning of a prefix that is valid Python."""
     lines = prefix.splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if line.strip() and not line[0].isspace()]
     for cut in (len(lines), *reversed(starts)):
@@ -113,7 +113,7 @@ def _is_stub(statement: ast.stmt) -> bool:
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """Global names that a statement may define."""
+    """Returns the global names that a statement may define."""
     table = symtable.symtable(ast.unparse(statement), "statement", "exec")
     symbols = table.get_symbols()
     return {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}

@@ -1,4 +1,4 @@
-"""Plain data as JSON, between the process of the tests and the one of the code.
+"""Encodes plain data as JSON between the process of the tests and that of the code.
 
 It runs inside the sandboxes, so it imports only Python's own library.
 """
@@ -45,10 +45,12 @@ _BY_TEXT: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 
 
 def encode(value: Any, keep: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Plain data as JSON; subclasses lose what makes them special.
+    """Returns plain data as JSON; instances of subclasses become instances of the base class.
 
     Args:
-      keep: what becomes of everything else.
+      value: the data.
+      keep: returns the JSON for any other object.
+      depth: level of nesting.
     """
     if depth > _DEEPEST:
         raise ValueError(f"data is nested more than {_DEEPEST} deep")
@@ -77,10 +79,10 @@ def encode(value: Any, keep: Callable[[Any], Any], depth: int = 0) -> Any:
 
 
 def decode(found: Any, kept: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Reads the result of ``encode``; the sender may have written anything.
+    """Reads the result of ``encode``; the sender is not trusted.
 
     Raises:
-      ValueError, TypeError, LookupError, ArithmeticError: it is nothing of that.
+      ValueError, TypeError, LookupError, ArithmeticError: it is not such a result.
     """
     if depth > _DEEPEST + 1:
         raise ValueError("data is nested too deep")

@@ -86,12 +86,12 @@ class PythonTestsConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """The code that is tested.
+    """The tested code with its context.
 
     Attributes:
-      setup: what runs before the code and before each test.
-      prefix: the part of the code that the prompt has given.
-      code: the prefix and what the completion makes of it.
+      setup: Python that runs before the code and before each test.
+      prefix: the part of the code that the prompt contains.
+      code: the prefix, continued by the completion.
     """
 
     setup: str
@@ -102,21 +102,21 @@ class _Program:
 class PythonTests(Reward):
     """1 if the code of a completion passes the prompt's tests, or the share that it passes.
 
-    Each test has a fresh process for the code. A test that is an input and an expected output runs
-    the code as a program, and what it prints is compared here. A test that is Python, such as
+    Each test runs the code in a fresh process. A test that is an input and an expected output runs
+    the code as a program, and its output is compared here. A test that is Python, such as
     ``assert f(2) == 4``, runs in another sandbox than the code: a call of the code is a message,
     and its result comes back as plain data. So the code cannot forge a verdict by ending its
     process, by replacing builtins or ``assert``, by objects that equal everything, or by printing:
-    it can only answer. Names that the tests, the setup, the prefix or Python define are never the
-    code's, except for classes of the prefix and the function that is continued; and where the data
-    names the tested function, the code supplies no other one.
+    it can only answer. Names that the tests, the setup, the prefix or Python define are never taken
+    from the code, except for classes of the prefix and the function that is continued; and if the
+    data names the tested function, the code supplies no other one.
 
-    What remains: code may find out from its arguments which test it is in, and answer from a list;
-    no sandbox can tell. A test that calls nothing always holds. Arguments are copies, so a test of
-    what a function does to its argument fails; and a test can give plain data only (numbers, texts,
-    bytes, times, lists, tuples, sets, dicts), objects that the code made, and functions of Python,
-    the setup or the prefix. One that gives anything else, or is no Python, raises a ValueError, and
-    the sample is unscored. docs/sandbox.md has the whole list.
+    Remaining limits: code may find out from its arguments which test it is in, and answer from a
+    list; no sandbox can tell. A test that calls nothing always passes. Arguments are copies, so a
+    test of what a function does to its argument fails. A test can pass plain data only (numbers,
+    texts, bytes, times, lists, tuples, sets, dicts), objects that the code made, and functions of
+    Python, the setup or the prefix. A test that passes anything else, or is not Python, raises a
+    ValueError, and the sample is unscored. docs/sandbox.md has the whole list.
     """
 
     def __init__(self, config: PythonTestsConfig):
@@ -149,7 +149,7 @@ class PythonTests(Reward):
         return Score(total, metrics={"tests_passed": share, "tests_late": late / len(cases)})
 
     def _tried(self, prompt: Prompt, cases: list[Case], program: _Program) -> tuple[int, int]:
-        """How many hold, and how many of the others took too long."""
+        """Returns how many tests pass, and how many of the others took too long."""
         end = time.monotonic() + self._config.sample_s
         passed = late = 0
         for number, case in enumerate(cases):
@@ -242,7 +242,8 @@ def _call(function: str, *arguments: str) -> str:
 
 
 def _column(prompt: Prompt, name: str) -> str:
-    """
+    """Returns the text of a column; empty if no column is named.
+
     Raises:
       ValueError: the prompt has no such text.
     """

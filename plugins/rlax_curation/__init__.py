@@ -1,4 +1,4 @@
-"""Built-in samplers (which prompts are chosen) and filters (which groups are used)."""
+"""Built-in samplers, which choose prompts, and filters, which reject groups."""
 
 from __future__ import annotations
 

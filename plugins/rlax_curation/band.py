@@ -1,4 +1,4 @@
-"""Sampler ``band``: prompts whose pass rate may lie between two bounds."""
+"""The sampler ``band``: prompts whose pass rate may lie between two bounds."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class BandSamplerConfig(CandidatesConfig):
 
 
 class BandSampler(Sampler):
-    """The first of some random candidates whose credible interval overlaps [low, high].
+    """Chooses the first of some random candidates whose credible interval overlaps [low, high].
 
-    For each prompt chosen, ``candidates`` are sampled uniformly. If the interval of none of them
+    For each prompt chosen, ``candidates`` are sampled uniformly. If none of their intervals
     overlaps the band, the one with the posterior mean nearest to the band is taken.
     """
 

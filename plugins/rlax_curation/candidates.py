@@ -1,4 +1,4 @@
-"""Random prompts from which a sampler picks one, and those first that were never asked."""
+"""Samples random candidate prompts, of which a sampler picks one, or unmeasured prompts first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from rlax_curation.epochs import Order, domains_of
 from rlax_plugin.api import Domains, PassRates, PositiveInt, Prompt, Section
 
-_LOOKED_AT = 256  # prompts, for one that was never asked
+_LOOKED_AT = 256  # prompts inspected to find one without a measured pass rate
 
 
 class CandidatesConfig(Section):
@@ -28,9 +28,9 @@ class CandidatesConfig(Section):
 
 
 class Candidates:
-    """Chooses each prompt from some that are chosen uniformly.
+    """Chooses each prompt from candidates that are sampled uniformly.
 
-    Where prompts have domains, all candidates are of one, which is chosen by its weight.
+    If prompts have domains, all candidates are of one domain, which is sampled by its weight.
     """
 
     def __init__(self, config: CandidatesConfig):
@@ -47,10 +47,15 @@ class Candidates:
         count: int,
         pick: Callable[[np.ndarray], np.ndarray],
     ) -> list[int]:
-        """As many prompts as are asked for.
+        """Returns indices of ``count`` prompts.
 
         Args:
-          pick: int64 [count, candidates], indices of prompts, to int64 [count], which of each row.
+          prompts: all prompts.
+          rates: their pass rates.
+          rng: source of randomness.
+          count: number of prompts to choose.
+          pick: maps int64 [count, candidates], indices of prompts, to int64 [count], the column
+            that is chosen in each row.
         """
         each = self._config.candidates
         numbers = self._domain_numbers(prompts, rng, count)
@@ -69,7 +74,7 @@ class Candidates:
     def _domain_numbers(
         self, prompts: Sequence[Prompt], rng: np.random.Generator, count: int
     ) -> list[int] | None:
-        """The domain of each choice; None: there are none."""
+        """Returns the domain of each choice; None if there are no domains."""
         if (domains := domains_of(prompts)) is None:
             return None
         if domains is not self._domains:
@@ -83,7 +88,7 @@ class Candidates:
         rng: np.random.Generator,
         number: int | None,
     ) -> int | None:
-        """The next of a domain that was never asked; None: none of those that were looked at."""
+        """Returns the next unmeasured prompt of a domain; None if no inspected prompt qualifies."""
         places, name = None, ""
         if number is not None:
             assert self._domains is not None
@@ -103,7 +108,7 @@ class Candidates:
         return {"unasked": {name: order.state() for name, order in self._unasked.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes back to what ``state`` returned; all else is known from the pass-rate table."""
+        """Restores the state that ``state`` returned; the rest is in the pass-rate table."""
         self._unasked = {}
         for name, order in state.get("unasked", {}).items():
             self._unasked[name] = Order()

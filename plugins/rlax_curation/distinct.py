@@ -1,4 +1,4 @@
-"""Filter ``distinct``: too many completions of a group are the same, token for token."""
+"""The filter ``distinct``, which rejects groups with too many identical completions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class DistinctConfig(Section):
     """Accepts a group if enough of its samples differ from each other.
 
     If nearly all samples of a prompt are the same, token for token, the policy has collapsed on
-    this prompt: the group says almost nothing that its first sample does not say. Short answers
-    are often the same although nothing is wrong: use this filter where completions are long enough
-    to differ, such as with reasoning.
+    this prompt, and the group says almost nothing that its first sample does not say. Short answers
+    are often the same although nothing is wrong, so use this filter where completions are long
+    enough to differ, such as with reasoning.
     """
 
     minimum: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -27,7 +27,7 @@ class DistinctConfig(Section):
 
 
 class Distinct(Filter):
-    """Rejects groups with too few different completions; one sample alone is accepted."""
+    """Rejects groups with too few different completions; a group of one sample is accepted."""
 
     def __init__(self, config: DistinctConfig) -> None:
         self._minimum = config.minimum

@@ -1,4 +1,4 @@
-"""Prompts in epochs: each once, in a random order; with domains, each domain has its own."""
+"""Chooses prompts in epochs: each once, in a random order; each domain has epochs of its own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _BLOCK, _BLOCKS = 16, 4  # so many prompts are looked at, so often, until one is
 
 
 def domains_of(prompts: Sequence[Prompt]) -> Domains | None:
-    """The domains of prompts that have several."""
+    """Returns the domains of the prompts, or None if they have none."""
     return prompts.domains if isinstance(prompts, PromptTable) else None
 
 
 class Order:
     """Numbers from 0 to size - 1 in epochs, each in a random order.
 
-    What is saved is the generator's state before an order was made and how many of it are used, so
-    that a million prompts take no more than ten.
+    The saved state is the generator's state before an order was made and the count of used numbers,
+    so a million prompts take no more space than ten.
     """
 
     def __init__(self) -> None:
@@ -31,19 +31,19 @@ class Order:
         self._left = 0  # the last is used first
 
     def peek(self, size: int, most: int, rng: np.random.Generator) -> np.ndarray:
-        """The next numbers of this epoch, at least one; an ended epoch is followed by another."""
+        """Returns the next numbers of this epoch, at least one; a finished epoch starts another."""
         if not self._left:
             self._before = dict(copy.deepcopy(rng.bit_generator.state))
             self._order, self._left = rng.permutation(size), size
         return self._order[max(0, self._left - most) : self._left][::-1]
 
     def skip(self, count: int) -> None:
-        """Leaves numbers behind that ``peek`` returned."""
+        """Marks ``count`` numbers that ``peek`` returned as used."""
         self._left -= count
 
     @property
     def ended(self) -> bool:
-        """Whether an epoch is over and the next has not begun."""
+        """True if an epoch is over and the next has not begun."""
         return self._before is not None and not self._left
 
     def state(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Order:
 
 
 class Epochs:
-    """Every prompt once per epoch, shuffled again for each.
+    """Every prompt once per epoch, shuffled again for each epoch.
 
     With domains, each has epochs of its own, and the next prompt is of the domain that is furthest
     behind its weight since the weights were last changed.
@@ -84,10 +84,12 @@ class Epochs:
         rng: np.random.Generator,
         accepts: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> int:
-        """The next prompt.
+        """Returns the index of the next prompt.
 
         Args:
-          accepts: indices of prompts -> bool of each; those before the first that is accepted are
+          prompts: all prompts.
+          rng: source of randomness.
+          accepts: maps indices of prompts to a bool each; prompts before the first accepted one are
             left out of this epoch. If none of 64 is accepted, the last of them is taken.
         """
         order, places = self._next_order(prompts)

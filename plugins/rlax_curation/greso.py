@@ -1,4 +1,4 @@
-"""Sampler ``greso``: epochs in which prompts are skipped that kept having one outcome."""
+"""The sampler ``greso``: epochs that skip prompts whose recent groups all had the same outcome."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GresoConfig(Section):
 
 
 class Greso(Sampler):
-    """Skips prompts by how many of their last groups in a row had no variance (arXiv 2506.02177).
+    """Skips prompts by the number of their latest groups without variance (arXiv 2506.02177).
 
     It learns of new groups from ``rates.outcomes``, so that a resumed run adapts the same way.
     """

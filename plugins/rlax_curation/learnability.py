@@ -1,4 +1,4 @@
-"""Sampler ``learnability``: prompts by p (1 - p)."""
+"""The sampler ``learnability``, which weights prompts by p (1 - p)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class LearnabilityConfig(CandidatesConfig):
 
 
 class Learnability(Sampler):
-    """Prompts with weight p(1-p), the chance-of-a-gradient rule of LILO (arXiv 2502.12272).
+    """Samples prompts with weight p(1-p), the learnability rule of LILO (arXiv 2502.12272).
 
     For each prompt chosen, ``candidates`` are sampled uniformly and one of them is picked with
-    probability proportional to ``max(floor, q (1 - q)) ** exponent``, q being a draw from the
+    probability proportional to ``max(floor, q (1 - q)) ** exponent``, where q is sampled from the
     posterior of its pass rate (Thompson sampling). Easy and hopeless prompts become rare; they are
-    chosen again when the policy has moved so far that they may have changed. Where prompts have
-    domains, all candidates are of one, which is chosen by its weight.
+    chosen again when the policy has moved so far that they may have changed. If prompts have
+    domains, all candidates are of one domain, which is sampled by its weight.
     """
 
     def __init__(self, config: LearnabilityConfig) -> None:

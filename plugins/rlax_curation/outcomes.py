@@ -1,4 +1,4 @@
-"""Filters by the rewards of a group: do they differ, and is the prompt too easy or too hard."""
+"""Filters that look at the rewards of a group: equal rewards, and too easy or too hard prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MixedOutcomeConfig(NoOptions):
 class MixedOutcome(Filter):
     """Accepts a group only if its rewards differ: DAPO's dynamic sampling (arXiv 2503.14476).
 
-    Without a difference every advantage is 0, and the group has no gradient.
+    If all rewards are equal, every advantage is 0 and the group has no gradient.
     """
 
     def reject(self, group: ScoredGroup) -> str | None:

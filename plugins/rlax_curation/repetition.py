@@ -1,4 +1,4 @@
-"""Filter ``repetition``: too many completions of a group end in the same few tokens, repeated."""
+"""The filter ``repetition``, which rejects groups with too many degenerate repetitions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class RepetitionConfig(Section):
     """Accepts a group if not too many of its samples end in degenerate repetition.
 
     A sample is degenerate if its last tokens are one sequence of tokens, over and over again, such
-    as a phrase that the model cannot leave any more. Only the end of a sample is looked at, which
-    takes no longer for a text of a million tokens than for one of a few hundred.
+    as a phrase that the model keeps repeating. Only the end of a sample is examined, so a text of a
+    million tokens takes no longer than one of a few hundred.
     """
 
     most: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -36,7 +36,7 @@ class RepetitionConfig(Section):
 
 
 class Repetition(Filter):
-    """Rejects groups of which too many samples end in degenerate repetition."""
+    """Rejects groups in which too many samples end in degenerate repetition."""
 
     def __init__(self, config: RepetitionConfig) -> None:
         self._config = config
@@ -49,9 +49,9 @@ class Repetition(Filter):
         return "degenerate repetition" if degenerate > most else None
 
     def _repeats(self, sampled: Sampled) -> bool:
-        """Compares the end with itself, shifted by each period.
+        """True if the end equals itself shifted by some period.
 
-        At most ``period`` comparisons of ``max(tokens, period * repeats)`` tokens.
+        It takes at most ``period`` comparisons of ``max(tokens, period * repeats)`` tokens.
         """
         config = self._config
         # The token that ended the sample by itself is no part of what was repeated before it.

@@ -1,4 +1,4 @@
-"""Sampler ``shuffled``: every prompt equally often."""
+"""The sampler ``shuffled``, which chooses every prompt equally often."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ShuffledConfig(NoOptions):
 
 
 class Shuffled(Sampler):
-    """Every prompt once per epoch, shuffled again for each epoch; domains by their weights."""
+    """Chooses every prompt once per epoch, in a new random order; domains by their weights."""
 
     def __init__(self) -> None:
         self._epochs = Epochs()

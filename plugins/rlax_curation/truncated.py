@@ -1,4 +1,4 @@
-"""Filter ``truncated``: too many completions of a group were cut before they ended."""
+"""The filter ``truncated``, which rejects groups with too many truncated completions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TruncatedConfig(Section):
 
 
 class Truncated(Filter):
-    """Rejects groups of which too many samples were cut, also those whose rewards failed."""
+    """Rejects groups in which too many samples were truncated, even if rewards failed."""
 
     def __init__(self, config: TruncatedConfig) -> None:
         self._most = config.most

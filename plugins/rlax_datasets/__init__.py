@@ -1,4 +1,4 @@
-"""Prompt sources over data sets: files, libraries of data sets, generated tasks, and mixtures."""
+"""Prompt sources for data sets: files, libraries of data sets, generated tasks, and mixtures."""
 
 from __future__ import annotations
 

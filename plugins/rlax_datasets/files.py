@@ -1,4 +1,4 @@
-"""What prompt sources that read files have in common."""
+"""The common base of prompt sources that read files."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class FilesConfig(DatasetConfig):
         return self
 
     def patterns(self, split: str) -> tuple[str, tuple[str, ...]]:
-        """The key that names the files of a split, and what it says."""
+        """Returns the key that names the files of a split, and its patterns."""
         key = f"{_KEY}.splits.{split}" if self.splits else f"{_KEY}.path"
         found = self.splits[split] if self.splits else self.path
         return key, (found,) if isinstance(found, str) else found
 
     def check_local(self) -> None:
-        """Whether files on this machine are there.
+        """Checks that files on this machine exist.
 
         Raises:
-          ConfigError: one is not.
+          ConfigError: a file does not exist.
         """
         for split in self.read_splits:
             key, patterns = self.patterns(split)

@@ -36,21 +36,21 @@ class HuggingFaceConfig(DatasetConfig):
 
     @property
     def directory(self) -> Path | None:
-        """Where the data are, if that is not the hub."""
+        """The directory of the data; None if they are on the hub."""
         found = Path(self.dataset).expanduser()
         return found if found.is_dir() else None
 
     @property
     def is_saved(self) -> bool:
-        """Whether ``save_to_disk`` has written the directory."""
+        """True if ``save_to_disk`` has written the directory."""
         found = self.directory
         return found is not None and any((found / one).exists() for one in (_OF_SPLITS, _OF_ONE))
 
     def check_local(self) -> None:
-        """Whether a path is a directory, and has no revision.
+        """Checks that a local path is a directory, and is not combined with options of the hub.
 
         Raises:
-          ConfigError: it is not, or has one.
+          ConfigError: it is not a directory, or is combined with such an option.
         """
         if self.directory is None and self.dataset[0] in "./~":
             raise ConfigError(f"{_KEY}.dataset", self.dataset, "does not exist, or is no directory")

@@ -1,4 +1,4 @@
-"""The prompt source ``jsonl``: a JSON object on each line."""
+"""The prompt source ``jsonl``, which reads files with a JSON object on each line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class JsonlConfig(FilesConfig):
 
 
 class JsonlSource(FilesSource):
-    """One prompt per line; empty lines are passed over."""
+    """One prompt per line; empty lines are skipped."""
 
     config: JsonlConfig
 
@@ -55,7 +55,7 @@ class JsonlSource(FilesSource):
 
 
 def _lines(file: IO[bytes], most: int) -> Iterator[bytes]:
-    """The lines of a file, each with its end; in place of one that is too long, nothing."""
+    """Yields the lines of a file with their ends; a line that is too long becomes empty."""
     while line := file.readline(most + 2):
         if len(line.rstrip(b"\r\n")) <= most:
             yield line

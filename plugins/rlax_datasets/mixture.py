@@ -1,4 +1,4 @@
-"""The prompt source ``mixture``: several sources over data sets, each with a weight."""
+"""The prompt source ``mixture``, which combines several data sets by weight."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SEPARATOR = "/"  # between a source's name and that of a domain of its
 
 
 class WeightedSource(Choice):
-    """A prompt source, and its share of the training prompts relative to the others."""
+    """A prompt source and its share of the training prompts relative to the others."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
@@ -55,13 +55,13 @@ class MixtureConfig(Section):
 
 
 class Mixture(TextSource):
-    """Several sources as one.
+    """Several sources combined into one.
 
     Attributes:
       sources: name -> source.
 
     Raises:
-      ConfigError: one is of another sort, or they differ in how a completion ends.
+      ConfigError: a source is of another kind, or they differ in how a completion ends.
     """
 
     def __init__(self, sources: Mapping[str, DatasetSource], weights: Mapping[str, float]):
@@ -84,7 +84,7 @@ class Mixture(TextSource):
 
     @classmethod
     def build(cls, config: MixtureConfig, context: BuildContext) -> Self:
-        """For ``Extension``: builds the sources, which read nothing of their data yet."""
+        """Builds the sources for ``Extension``, without reading their data yet."""
         sources = {}
         for name, choice in config.sources.items():
             with _named(name):
@@ -114,7 +114,7 @@ class Mixture(TextSource):
         return self._tables[split]
 
     def _apart(self, name: str, table: PromptTable) -> PromptTable:
-        """Training prompts of a source without those that other sources are evaluated with."""
+        """Returns a source's training prompts that are in no evaluation split of other sources."""
         if self.sources[name].config.duplicates == "keep":
             return table
         for other, source in self.sources.items():
@@ -133,7 +133,7 @@ class Mixture(TextSource):
         return table
 
     def identity(self) -> dict[str, Any]:
-        """The files of all sources, see ``DatasetSource.identity``."""
+        """Returns the files of all sources; see ``DatasetSource.identity``."""
         files: dict[str, Any] = {}
         for name, source in self.sources.items():
             with _named(name):
@@ -148,7 +148,7 @@ def _plain(choice: WeightedSource) -> Choice:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Errors that name a key of a source name it where it stands in the mixture."""
+    """Changes the keys in errors of a source to the keys of the mixture."""
     try:
         yield
     except ConfigError as error:
@@ -160,10 +160,10 @@ def _named(name: str) -> Iterator[None]:
 
 
 def check_start(config: MixtureConfig, context: BuildContext) -> None:
-    """Whether the sources are there, their options right, and what they check themselves.
+    """Checks that the sources exist and their options are right, and runs their own checks.
 
     Raises:
-      ConfigError: one is not.
+      ConfigError: a check fails.
     """
     Mixture.build(config, context)
     for name, choice in config.sources.items():

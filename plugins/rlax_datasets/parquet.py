@@ -1,4 +1,4 @@
-"""The prompt source ``parquet``: a row of a table is a prompt."""
+"""The prompt source ``parquet``, which reads each row of a table as a prompt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The prompt source ``tfds``: a data set of TensorFlow Datasets.
 
-TensorFlow is imported by the process that reads, and by no other.
+Only the process that reads imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class TfdsConfig(DatasetConfig):
 
     @property
     def directory(self) -> Path | None:
-        """Of a version that is prepared, if ``dataset`` is that."""
+        """The directory of a prepared version, if ``dataset`` names one; else None."""
         found = Path(self.dataset).expanduser()
         return found if (found / _INFO).is_file() else None
 
     @property
     def local(self) -> Path | None:
-        """Where all versions of the data set are, if that is on this machine."""
+        """The directory with all versions of the data set; None if it is not on this machine."""
         where = self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
         name = self.dataset.partition("/")[0].partition(":")[0]
         return None if "://" in where else Path(where).expanduser() / name
 
     def check_local(self) -> None:
-        """Whether a path is the directory of a version.
+        """Checks that a local path is the directory of a version.
 
         Raises:
           ConfigError: it is not.
@@ -152,6 +152,6 @@ class TfdsSource(DatasetSource):
 
 
 def _first(error: Exception) -> str:
-    """The first line of what an error says, which may list all data sets that there are."""
+    """Returns the first line of an error's message, which may list all data sets that exist."""
     said = str(error).strip().partition("\n")[0]
     return one_line(said or type(error).__name__, 200)

@@ -1,4 +1,4 @@
-"""Values of data set libraries as plain Python, which JSON can hold."""
+"""Converts values of data set libraries to plain Python values that JSON can hold."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """Text, numbers, lists and dicts of a value of ``datasets``, TensorFlow or NumPy.
+    """Returns a value of ``datasets``, TensorFlow or NumPy as text, numbers, lists and dicts.
 
     Bytes become text if they are UTF-8. ``{"role": [...], "content": [...]}``, as which both
-    libraries may store a list of messages, becomes that list. What is unknown, such as an image,
-    stays as it is: whoever wants that column is told so.
+    libraries may store a list of messages, becomes that list. Unknown values, such as an image, are
+    returned unchanged; using such a column is an error later.
     """
     if isinstance(value, str):
         return str(value)  # also numpy's

@@ -1,4 +1,4 @@
-"""Rewards that ask a server: ``http_verifier`` and ``llm_judge``. See docs/judges.md."""
+"""Rewards computed by a server: ``http_verifier`` and ``llm_judge``. See docs/judges.md."""
 
 from __future__ import annotations
 

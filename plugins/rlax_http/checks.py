@@ -1,4 +1,4 @@
-"""What is looked at before a run: the key, and for ``rlax check`` the server itself, once."""
+"""Checks before a run: the key, and for ``rlax check`` one request to the server."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TRIAL = (
     Prompt("rlax-check", np.array([1], np.int32), "What is 1+1?", "2", {"rlax_check": True}),
     "2",
 )
-"""What ``rlax check`` has a server score: a prompt and its completion."""
+"""The prompt and completion that ``rlax check`` sends to a server to be scored."""
 
 _WRONG = (301, 302, 303, 307, 308, 401, 403, 404, 405)  # HTTP status that a config is the cause of
 
 
 def check_key(config: ServerConfig, context: BuildContext) -> None:
-    """Whether the key is there, before anything is started.
+    """Checks before a start that the key exists.
 
     Raises:
-      ConfigError: it is not.
+      ConfigError: there is no key where the config says.
     """
     try:
         config.key()
@@ -39,10 +39,10 @@ def check_key(config: ServerConfig, context: BuildContext) -> None:
 
 
 def check_verifier(config: VerifierConfig, context: BuildContext) -> CheckResult:
-    """Sends one sample.
+    """Sends one sample to the verifier.
 
     Raises:
-      ConfigError: the server says that this config is wrong.
+      ConfigError: the server's reply shows that this config is wrong.
     """
 
     async def ask(limit_s: float) -> Score:
@@ -66,7 +66,7 @@ def check_verifier(config: VerifierConfig, context: BuildContext) -> CheckResult
 
 
 def check_judge(config: JudgeConfig, context: BuildContext) -> CheckResult:
-    """Asks one question.
+    """Asks the judge one question.
 
     Raises:
       ConfigError: see ``check_verifier``.
@@ -92,7 +92,7 @@ def _result(
     url: str,
     warnings: list[tuple[str, str]],
 ) -> CheckResult:
-    """What a server answers to a trial."""
+    """Returns the result of one request to a server."""
     begun_s = time.monotonic()
     try:
         score = asyncio.run(ask(context.section.deadlines.rpc_s))
@@ -127,5 +127,5 @@ def _warnings(config: ServerConfig, context: BuildContext, url: str) -> Iterator
 
 
 def _place(config: ServerConfig, context: BuildContext) -> str:
-    """Dotted key of the reward whose options these are."""
+    """Returns the dotted key of the reward that has these options."""
     return next((key for key, _ in choices_of(config, context)), "rlax.rewards")

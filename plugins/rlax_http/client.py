@@ -1,8 +1,8 @@
-"""Asks one server: how often, how fast, how long; and what counts as an answer.
+"""Sends requests to one server, with limits on rate, time and size, and retries.
 
-Requests that fail for a reason that may pass are repeated until the deadline, so that an outage
-costs time before it costs samples. An answer is JSON, read up to a limit. Redirects are not
-followed, because the key would follow them.
+Requests that fail for a temporary reason are repeated until the deadline, so that an outage costs
+time before it costs samples. An answer is JSON, read up to a limit. Redirects are not followed,
+because the key would be sent along.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _ERROR_BYTES = 4096  # read of a reply that is an error
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer.
+    """The answer to a request.
 
     Attributes:
       content: decoded JSON, not checked further.
-      tries: requests that it took.
+      tries: number of requests it took.
     """
 
     content: Any
@@ -44,14 +44,14 @@ class Reply:
 
 
 class Client:
-    """Sends JSON to a server and gets JSON; for one event loop.
+    """Sends JSON to a server and receives JSON; for use in one event loop.
 
     Args:
-      config: limits, and where the key is sent.
-      url: of every request.
+      config: limits, and the header that carries the key.
+      url: address of every request.
       key: may be empty.
-      processes: how many share the limits.
-      tokens_per_minute: limit of what ``post`` calls ``cost``.
+      processes: number of processes that share the limits.
+      tokens_per_minute: limit for the sum of ``cost`` in ``post``.
     """
 
     def __init__(
@@ -91,22 +91,24 @@ class Client:
         await self._http.aclose()
 
     def shown(self, text: str) -> str:
-        """What a server says, for a message: short, harmless and without the key."""
+        """Returns a server's text for a message: short, harmless and without the key."""
         return one_line(self._key.hidden(text[: 50 * _EXCERPT]), _EXCERPT)
 
     async def post(
         self, body: Any, limit_s: float, cost: float = 0.0, crashes: int | None = None
     ) -> Reply:
-        """Asks until there is an answer, for ``limit_s`` seconds.
+        """Sends a request until it is answered, for at most ``limit_s`` seconds.
 
         Args:
+          body: content of the request.
+          limit_s: time limit.
           cost: tokens that the request may take.
-          crashes: replies of status 500 after which the body is taken for their cause; None: they
-            are repeated like others.
+          crashes: number of replies with status 500 after which the body is considered their cause;
+            None: such replies are retried like others.
 
         Raises:
-          ServerError: there was none, or one that will not change.
-          ValueError: the body is no JSON, such as NaN.
+          ServerError: there was no answer, or an error that retrying cannot change.
+          ValueError: the body cannot be written as JSON, for example because of NaN.
         """
         content = json.dumps(body, allow_nan=False).encode()
         tries = invalid = crashed = 0
@@ -144,7 +146,7 @@ class Client:
             raise ServerError(said, passes=True) from None
 
     async def once(self, body: Any, limit_s: float) -> Reply:
-        """Asks one time, without regard to limits.
+        """Sends a request one time, without regard to limits of rate.
 
         Raises:
           ServerError: there was no answer.
@@ -157,7 +159,7 @@ class Client:
             raise ServerError(said, passes=True) from None
 
     async def _turn(self, cost: float, latest_s: float) -> None:
-        """Waits as the limits per minute want it."""
+        """Waits as long as the limits per minute require."""
         requests = self._requests.reserve(1, latest_s)
         tokens = None if requests is None else self.tokens.reserve(cost, latest_s)
         if requests is None or tokens is None:
@@ -167,17 +169,19 @@ class Client:
         await asyncio.sleep(max(requests, tokens))
 
     async def _reopened(self) -> None:
-        """Waits until the time is over for which the server asked to be left alone."""
+        """Waits until a pause that the server asked for is over."""
         while (left_s := self._pause.wait_s()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._opened.wait()
 
     def _wait_s(self, tries: int, error: ServerError, left_s: float) -> float:
-        """Seconds from an attempt that failed to the next one.
+        """Returns the seconds between a failed attempt and the next one.
 
         Args:
-          left_s: of the request's own limit.
+          tries: number of attempts so far.
+          error: error of the failed attempt.
+          left_s: time left of the request's own limit.
         """
         longest_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(tries - 1, 20))
         own_s = longest_s * random.uniform(0.5, 1.0)  # so that not all come back together
@@ -273,7 +277,7 @@ class Client:
 
 
 def names_of(answer: Any) -> str:
-    """What an answer has in place of what was wanted, for a message."""
+    """Describes the JSON type of an unexpected answer, for a message."""
     if isinstance(answer, Mapping):
         return f"an object with {', '.join(map(repr, list(answer)[:8])) or 'nothing'}"
     kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}

@@ -1,4 +1,4 @@
-"""What can go wrong with a server, and whether it may pass."""
+"""The errors of a server, and which of them are temporary."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class ServerError(RlaxError):
     """A server gave no usable answer, which leaves samples without a reward.
 
     Attributes:
-      passes: whether the same request may succeed later, as during an outage.
-      after_s: seconds that the server asked to be left alone; None: it did not say.
-      status: of its reply; 0: there was none, or it was a good one that made no sense.
+      passes: True if the same request may succeed later, as during an outage.
+      after_s: seconds for which the server asked not to be called; None if it did not.
+      status: HTTP status of its reply; 0 if there was none, or if a successful one made no sense.
     """
 
     def __init__(self, said: str, *, passes: bool, after_s: float | None = None, status: int = 0):
@@ -25,9 +25,9 @@ class ServerError(RlaxError):
 
 
 class UnreadableError(ServerError):
-    """A judge's server answered, but not with a verdict on this sample.
+    """A judge's server answered, but without a verdict on this sample.
 
-    The completion may be the cause of it, or the judge.
+    The cause may be the completion or the judge.
     """
 
     def __init__(self, said: str, status: int = 0):
@@ -35,16 +35,17 @@ class UnreadableError(ServerError):
 
 
 def passes(status: int) -> bool:
-    """Whether a reply of this HTTP status may be another one later."""
+    """True if a reply with this HTTP status may change later."""
     return status in (408, 425, 429) or status >= 500
 
 
 def retry_after_s(header: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """What a ``Retry-After`` asks for, in seconds; None if it says nothing that makes sense.
+    """Returns the seconds of a ``Retry-After`` header; None if it has no meaningful value.
 
     RFC 9110, section 10.2.3: whole seconds, or a date.
 
     Args:
+      header: value of the header.
       now: seconds since 1970.
     """
     if not header:

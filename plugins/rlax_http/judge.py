@@ -1,4 +1,4 @@
-"""Reward ``llm_judge``: a language model grades completions, over the OpenAI protocol.
+"""The reward ``llm_judge``: a language model grades completions, over the OpenAI protocol.
 
 The protocol is that of ``POST BASE_URL/chat/completions``
 (https://platform.openai.com/docs/api-reference/chat), which vLLM, SGLang, llama.cpp and most
@@ -110,19 +110,19 @@ class JudgeConfig(ServerConfig):
         return self.verdict != "json" and bool(self.marker)
 
     def code_of(self, prompt: Prompt, completion: str) -> str:
-        """The text before the verdict on a completion; empty if there is none."""
+        """Returns the text before the verdict on a completion; empty if there is none."""
         return code_of(prompt, completion) if self._has_code else ""
 
     @property
     def question(self) -> str:
-        """The template, or the one that there is for this kind of verdict."""
+        """The template, or the default one for this kind of verdict."""
         return self.template or default_template(
             self.verdict, self.marker, self.field, self.lowest, self.highest
         )
 
 
 class LlmJudge:
-    """Asks one question for each completion."""
+    """Asks the judge one question for each completion."""
 
     def __init__(self, config: JudgeConfig, context: BuildContext):
         section = context.section
@@ -155,11 +155,11 @@ class LlmJudge:
             return Score(self._worst, metrics={"judge_requests": 2.0, "judge_unreadable": 1.0})
 
     async def _score(self, prompt: Prompt, completion: str, until_s: float) -> Score:
-        """Asks once.
+        """Asks one time.
 
         Raises:
           ServerError: there is no answer.
-          UnreadableError: there is one without a verdict.
+          UnreadableError: the answer has no verdict.
         """
         body = self.request(prompt, completion)
         letters = sum(len(one["content"]) for one in body["messages"])
@@ -176,7 +176,7 @@ class LlmJudge:
         return self.reward_of(reply, prompt, completion)
 
     def request(self, prompt: Prompt, completion: str) -> dict[str, Any]:
-        """The body of a request."""
+        """Returns the body of a request."""
         config = self._config
         messages = [{"role": "system", "content": config.system}] if config.system else []
         messages += [{"role": "user", "content": self._question(prompt, completion)}]
@@ -193,10 +193,10 @@ class LlmJudge:
         return question(self._pieces, prompt, completion, self._config.marker)
 
     def reward_of(self, reply: Reply, prompt: Prompt, completion: str) -> Score:
-        """The reward in an answer.
+        """Returns the reward in an answer.
 
         Raises:
-          ServerError: it is no answer of a judge.
+          ServerError: it is not an answer of a judge.
           UnreadableError: it has no verdict.
         """
         config = self._config
@@ -221,7 +221,7 @@ class LlmJudge:
         return Score(value, metrics=metrics)
 
     def _text(self, content: Any) -> str:
-        """The judge's own words, all of them."""
+        """Returns the complete text that the judge wrote."""
         try:
             choice = content["choices"][0]
             text, finish = choice["message"]["content"], choice.get("finish_reason")
@@ -239,7 +239,7 @@ class LlmJudge:
 
 
 def _used_tokens(content: Any) -> float | None:
-    """What the server counted for a request; None if it says nothing that makes sense."""
+    """Returns the tokens that the server counted for a request; None if meaningless."""
     usage = content.get("usage") if isinstance(content, Mapping) else None
     used = usage.get("total_tokens") if isinstance(usage, Mapping) else None
     if isinstance(used, int) and 0 <= used <= _MOST_TOKENS:

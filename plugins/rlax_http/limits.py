@@ -1,4 +1,4 @@
-"""Limits of the rate of requests to a server, and pauses that it asks for."""
+"""Limits the rate of requests to a server, and keeps the pauses that the server asks for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _FIRST_PROBE_S, _BETWEEN_PROBES_S = 1.0, 8.0  # of a pause: at first, and at mos
 
 
 class Rate:
-    """Spends at most so much in every minute, spread evenly.
+    """Spends at most a given amount in every minute, spread evenly.
 
     Args:
-      per_minute: None: there is no limit.
-      clock: seconds.
+      per_minute: the amount; None: there is no limit.
+      clock: returns seconds.
     """
 
     def __init__(self, per_minute: float | None, clock: Callable[[], float] = time.monotonic):
@@ -22,10 +22,11 @@ class Rate:
         self._clock, self._free_s = clock, 0.0
 
     def reserve(self, amount: float, latest_s: float) -> float | None:
-        """Seconds to wait before spending; None, and nothing is spent, if that would be too late.
+        """Returns seconds to wait before spending; None if too late, and then nothing is spent.
 
         Args:
-          latest_s: on the clock.
+          amount: the amount to spend.
+          latest_s: latest time on the clock.
         """
         if not self._seconds_each:
             return 0.0
@@ -37,24 +38,24 @@ class Rate:
         return start - now
 
     def correct(self, more: float) -> None:
-        """So much more was spent than reserved; less if it is negative."""
+        """Corrects a reservation by the amount spent beyond it; negative if less was spent."""
         self._free_s += more * self._seconds_each
 
 
 def share(total: float | None, processes: int) -> float | None:
-    """Of a limit, what one of several processes has."""
+    """Returns the part of a limit for one of several processes."""
     return None if total is None else total / processes
 
 
 class Pause:
-    """The time for which a server has asked to be left alone, by every request.
+    """A pause in all requests that a server has asked for.
 
-    One answer may be wrong: it may come from a proxy, or concern only the request that it answers.
-    So while the pause lasts, single requests are sent as probes, ever more rarely, and a good
-    answer to one ends the pause.
+    One answer may be wrong: it may come from a proxy, or concern only its own request. So while the
+    pause lasts, single requests are sent as probes, ever more rarely, and a good answer to one ends
+    the pause.
 
     Args:
-      clock: seconds.
+      clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -62,7 +63,7 @@ class Pause:
         self._until_s = self._begun_s = self._probe_s = self._between_s = 0.0
 
     def begin(self, seconds: float) -> None:
-        """The server asked to be left alone from now on; the longest pause counts."""
+        """Starts a pause from now on; of several pauses the longest applies."""
         now = self._clock()
         if now >= self._until_s:
             self._between_s = _FIRST_PROBE_S
@@ -71,7 +72,7 @@ class Pause:
         self._until_s = max(self._until_s, now + min(seconds, _LONGEST_PAUSE_S))
 
     def wait_s(self) -> float:
-        """Seconds to wait before asking for this again; 0: send a request now, maybe as a probe."""
+        """Returns seconds to wait before the next call; 0: send a request now, maybe as a probe."""
         now = self._clock()
         if now >= self._until_s:
             return 0.0
@@ -85,10 +86,10 @@ class Pause:
         """Ends the pause if a good answer came to a request that was sent after it began.
 
         Args:
-          sent_s: on the clock.
+          sent_s: time on the clock when the request was sent.
 
         Returns:
-          Whether there was a pause, which is over now.
+          True if this ended a pause.
         """
         if not self._begun_s < sent_s < self._until_s:
             return False

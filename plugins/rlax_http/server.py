@@ -1,8 +1,8 @@
-"""Options of a reward that asks a server, and the key that it shows there.
+"""Options of a reward that asks a server, and the key for that server.
 
-A key is never in a config: a config is copied into the run's directory, given to every worker and
-sent to trackers. So it names an environment variable or a file, and whatever looks like a key in
-its place is rejected without being repeated.
+A key is never in a config, because a config is copied into the run's directory, given to every
+worker and sent to trackers. So the config names an environment variable or a file, and a value that
+looks like a key is rejected without being repeated.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TELLING = 8  # characters of a key in a row that must not be shown
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a text looks like a key: it begins as many do, or is long and random."""
+    """True if a text looks like a key: it has a typical beginning, or is long and random."""
     random = _RANDOM.fullmatch(text) and not _VARIABLE.fullmatch(text)
     return bool(_PREFIX.match(text) or random)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an option of this name usually holds a key."""
+    """True if an option of this name usually holds a key."""
     return name.lower().replace("-", "_") in _NAMES
 
 
@@ -48,10 +48,10 @@ def _refused(key: str, what: str) -> ConfigError:
 
 
 def check_url(key: str, url: str) -> None:
-    """Whether an address is one, and holds no key.
+    """Checks that an address is valid and holds no key.
 
     Raises:
-      ConfigError: it is not, or seems to. The address is not repeated if it seems to.
+      ConfigError: it is not valid, or seems to hold a key; such an address is not repeated.
     """
     try:
         parts = urlsplit(url)
@@ -72,7 +72,7 @@ def check_url(key: str, url: str) -> None:
 
 
 class Key:
-    """A secret, which shows itself to ``value`` only."""
+    """A secret that is shown only by its attribute ``value``."""
 
     def __init__(self, value: str):
         self.value = value
@@ -81,7 +81,7 @@ class Key:
         return "Key(...)"
 
     def hidden(self, text: str) -> str:
-        """The text without the key, or longer parts of it."""
+        """Returns the text without the key and without longer parts of it."""
         size = min(_TELLING, len(self.value))
         if not size:
             return text
@@ -154,10 +154,10 @@ class ServerConfig(Section):
         return given
 
     def key(self) -> Key:
-        """The key; an empty one where the config names none.
+        """Returns the key; an empty one if the config names none.
 
         Raises:
-          ConfigError: there is none where the config says.
+          ConfigError: there is no key where the config says.
         """
         name, value, where = "key_env", "", self.key_env
         if self.key_env:
@@ -183,7 +183,7 @@ class ServerConfig(Section):
 
 
 def choices_of(config: ServerConfig, context: BuildContext) -> list[tuple[str, Any]]:
-    """(dotted key, choice) of each reward of the run whose options these are."""
+    """Returns (dotted key, choice) of each reward of the run that has these options."""
     given = config.model_dump(mode="json", exclude_unset=True)
     section = context.section
     lists = {"rlax": section.rewards}

@@ -1,10 +1,10 @@
-"""How a judge is asked, and where in its answer the verdict is.
+"""Writes the question to a judge, and reads the verdict in its answer.
 
-A completion may try to steer the judge. What it says is data here: it is put into the question
-once, nothing in it is a field, and it stands between two lines with a mark that it cannot contain,
-as the mark is computed from it. So is the code in the marker before the verdict: whatever a judge
-quotes from the completion, before or after its verdict, is not read as one. Whether the judge
-believes what it reads is beyond this: see docs/judges.md.
+A completion may try to steer the judge, so it is treated as data: it is put into the question once,
+nothing in it is a field, and it stands between two lines with a mark that it cannot contain, as the
+mark is computed from it. So is the code in the marker before the verdict: whatever a judge quotes
+from the completion, before or after its verdict, is not read as one. Whether the judge believes
+what it reads cannot be controlled here: see docs/judges.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlax_plugin.api import ConfigError, Prompt, alternatives
 Kind = Literal["number", "yes_no", "json"]
 FIELDS = ("prompt", "completion", "reference", "mark", "marker")
 CONTROL = "I do not know."
-"""A completion that every judge can grade, by which the cause of an unreadable answer is found."""
+"""A completion that every judge can grade, to find the cause of an unreadable answer."""
 
 _CODE_LETTERS = "bcdfghjkmnpqrstvwxz"  # without vowels no word arises, and no digit is a verdict
 _CODE_SIZE = 10  # 42 bits
@@ -63,7 +63,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 def default_template(kind: Kind, marker: str, field: str, low: float, high: float) -> str:
-    """A question about right and wrong, whose answer ends with a verdict."""
+    """Returns a question whether a completion is right, to be answered with a verdict."""
     if kind == "json" or marker:
         name = json.dumps(field).replace("{", "{{").replace("}", "}}")
         return _QUESTION + _ENDINGS[kind].format(field=name, low=low, high=high)
@@ -71,7 +71,7 @@ def default_template(kind: Kind, marker: str, field: str, low: float, high: floa
 
 
 def pieces(template: str) -> list[tuple[str, str]]:
-    """(text, name of the field behind it, or empty) of a template.
+    """Returns a template as (text, name of the field after it, or empty).
 
     Raises:
       ConfigError: it has other fields, or no completion.
@@ -94,7 +94,7 @@ def pieces(template: str) -> list[tuple[str, str]]:
 def question(
     parts: list[tuple[str, str]], prompt: Prompt, completion: str, marker: str = ""
 ) -> str:
-    """The template's ``pieces`` with the fields of a sample."""
+    """Returns the question: the template's ``pieces`` with the fields of a sample."""
     fields = {
         "": "",
         "prompt": prompt.text,
@@ -107,9 +107,9 @@ def question(
 
 
 def code_of(prompt: Prompt, completion: str) -> str:
-    """The letters that the judge writes before its verdict on a completion.
+    """Returns the letters that the judge writes before its verdict on a completion.
 
-    They are a hash of all that the question has from outside, so none of it can contain them. The
+    They are a hash of all external parts of the question, so none of these can contain them. The
     same sample gets the same question again.
     """
     number = int.from_bytes(_digest("code", prompt, completion), "big")
@@ -121,7 +121,7 @@ def code_of(prompt: Prompt, completion: str) -> str:
 
 
 def coded(marker: str, code: str) -> str:
-    """A marker with its code, such as ``Score wkbdtrmzqc:``."""
+    """Returns a marker with its code, such as ``Score wkbdtrmzqc:``."""
     return f"{marker[:-1]} {code}:" if marker.endswith(":") else f"{marker} {code}"
 
 
@@ -138,20 +138,24 @@ def verdict(
     pick: Callable[[Iterable[float]], float] = min,
     highest: float | None = None,
 ) -> float:
-    """What a judge's answer says: a number, or 1 for yes and 0 for no.
+    """Returns the verdict in a judge's answer: a number, or 1 for yes and 0 for no.
 
-    ``number`` and ``yes_no`` are read behind the code; without one the whole answer must be the
+    ``number`` and ``yes_no`` are read after the code; without one the whole answer must be the
     verdict. Of several verdicts the one that pays least counts, so that no completion gains by
-    having the judge write another one. What a model has thought, up to the first ``</think>``, is
-    no part of its answer; a later one may be quoted.
+    having the judge write another one. The model's thinking, up to the first ``</think>``, is not
+    part of its answer; a later ``</think>`` may be quoted.
 
     Args:
-      code: see ``code_of``; empty: none was asked for.
+      text: the judge's answer.
+      kind: kind of verdict.
+      code: see ``code_of``; empty if none was asked for.
+      field: field of the JSON object with the verdict.
       pick: chooses the verdict that pays least.
-      highest: behind a slash, as in ``7/10``, it changes nothing; another number is no verdict.
+      highest: best verdict; it may follow a slash, as in ``7/10``. With another number after the
+        slash the text is not a verdict.
 
     Raises:
-      ValueError: it says nothing of the kind.
+      ValueError: it has no such verdict.
     """
     thought, closed, answer = text.partition("</think>")
     if not closed and text.lstrip().startswith("<think>"):
@@ -205,4 +209,4 @@ def _field(text: str, field: str) -> list[float]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The names and values of a JSON object, as they were written."""
+    """The names and values of a JSON object, in the order they were written."""

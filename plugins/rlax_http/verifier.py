@@ -1,4 +1,4 @@
-"""Reward ``http_verifier``: a program behind a URL scores completions, several per request."""
+"""The reward ``http_verifier``: a program behind a URL scores completions, several per request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlax_http.server import ServerConfig, check_url
 from rlax_plugin.api import BuildContext, PositiveInt, Prompt, Score
 
 USABLE = 0.9
-"""Part of ``rlax.deadlines.reward_s`` for the server, so that what it lacks can still be said."""
+"""Part of ``rlax.deadlines.reward_s`` for the server; the rest leaves time to report errors."""
 
 _MOST_CRASHES = 3  # of a server, with the same batch
 _MAY_BE_ONE_SAMPLE = (0, 400, 413, 422, 500)  # HTTP status of a batch that is tried one by one
@@ -41,7 +41,7 @@ class VerifierConfig(ServerConfig):
 
 
 class HttpVerifier:
-    """Sends samples as they come; what fails leaves them without a reward."""
+    """Sends samples to a verifier as they come; failed requests leave samples without a reward."""
 
     def __init__(self, config: VerifierConfig, context: BuildContext):
         section = context.section
@@ -66,10 +66,10 @@ class HttpVerifier:
         return found
 
     def rewards(self, content: Any, count: int) -> Sequence[Any]:
-        """What an answer gives each of the samples that were sent as a list.
+        """Returns the answer's entries for the samples that were sent as a list.
 
         Raises:
-          ServerError: it is another number of them, or no list.
+          ServerError: it has another number of entries, or is not a list.
         """
         if isinstance(content, Mapping) and "rewards" in content:
             content = content["rewards"]
@@ -81,10 +81,10 @@ class HttpVerifier:
         return content
 
     def reward_of(self, given: Any, tries: int) -> Score:
-        """What one sample is given: a number, or an object with ``reward`` or ``error``.
+        """Returns the reward in one entry: a number, or an object with ``reward`` or ``error``.
 
         Raises:
-          ServerError: it is given an error, or something that is no reward.
+          ServerError: the entry is an error, or not a reward.
         """
         metrics: Any = {}
         if isinstance(given, Mapping) and given.get("error") is not None:
@@ -108,10 +108,10 @@ class HttpVerifier:
 
 
 def _number(value: Any) -> float:
-    """A figure of the verifier's; texts are none, and are not repeated in a message.
+    """Returns a number of the verifier's answer; texts are rejected, and not repeated in a message.
 
     Raises:
-      TypeError, OverflowError: it is none.
+      TypeError, OverflowError: it is not a number.
     """
     if not isinstance(value, int | float):
         raise TypeError
@@ -122,7 +122,8 @@ class _Batch:
     """Samples that are sent together.
 
     Attributes:
-      sent: is done with a score or an error for each of them.
+      samples: the samples.
+      sent: future with a score or an error for each sample.
     """
 
     def __init__(self, of: HttpVerifier, config: VerifierConfig, limit_s: float, first: Any):
@@ -133,7 +134,7 @@ class _Batch:
         self.sent = asyncio.ensure_future(self._send())
 
     def joins(self, sample: Any) -> bool:
-        """Adds a sample, if the batch has not been sent yet."""
+        """Adds a sample if the batch has not been sent yet, and then returns True."""
         if self._closed or self.sent.done():
             return False
         self.samples.append(sample)
@@ -159,7 +160,7 @@ class _Batch:
         return [self._score(one, reply.tries) for one in given]
 
     async def _alone(self, sample: Any) -> Score | ServerError:
-        """One of a batch that the server does not take: most of it may be fine."""
+        """Sends one sample of a batch that the server rejected, as the others may be fine."""
         try:
             reply = await self._of.client.post([sample], self._left_s)
             (given,) = self._of.rewards(reply.content, 1)
@@ -179,7 +180,7 @@ class _Batch:
 
 
 def sample_of(prompt: Prompt, completion: str) -> dict[str, Any]:
-    """What the verifier is sent of a sample."""
+    """Returns the JSON object that is sent for a sample."""
     return {
         "id": prompt.id,
         "prompt": prompt.text,

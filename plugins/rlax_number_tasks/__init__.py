@@ -1,6 +1,6 @@
 """Task plug-in: the largest or the sum of a few numbers, for pretrained language models.
 
-Its answers are numbers: the reward ``exact_answer`` scores them.
+Its answers are numbers, which the reward ``exact_answer`` scores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which number problems exist and which split each belongs to: a pure function of its arguments."""
+"""Defines the number problems of each split as a pure function of its arguments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PARTS = 10  # of all problems: one is for tests, one for validation, the others
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Some numbers, and the right answer."""
+    """Some numbers and the right answer."""
 
     numbers: tuple[int, ...]
     answer: int
 
 
 def problems(task: Task, split: str, count: int) -> list[Problem]:
-    """The first problems of a split, at most ``count``, in a fixed order.
+    """Returns the first problems of a split, at most ``count``, in a fixed order.
 
     ``largest`` has four different numbers from 1 to 99, ``sum`` three digits from 0 to 9. The same
     numbers in another order are always in the same split, so that none is held out and trained on.
@@ -37,7 +37,7 @@ def problems(task: Task, split: str, count: int) -> list[Problem]:
 
 
 def examples(task: Task, asked: Problem, count: int) -> list[Problem]:
-    """Solved training problems to be shown before a question: the same ones each time.
+    """Returns solved training problems to show before a question, the same ones each time.
 
     None of them has the numbers of the question.
     """
@@ -54,7 +54,7 @@ def examples(task: Task, asked: Problem, count: int) -> list[Problem]:
 
 
 def _hash(text: str) -> bytes:
-    """Random numbers that no release of a library changes."""
+    """Returns random bytes that do not depend on the release of any library."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -64,7 +64,7 @@ def _split(task: Task, numbers: Sequence[int]) -> str:
 
 
 def _numbers(task: Task, name: str) -> tuple[int, ...]:
-    """One problem's numbers, chosen by a name."""
+    """Returns the numbers of one problem, determined by a name."""
     digest = _hash(f"{task}/{name}")
     if task == "sum":
         return tuple(byte % 10 for byte in digest[:3])
@@ -77,7 +77,7 @@ def _largest() -> Iterator[tuple[int, ...]]:
 
 
 def _sum() -> Iterator[tuple[int, ...]]:
-    """All of them, in the order of a hash."""
+    """Yields all problems of ``sum`` in the order of a hash."""
     every = itertools.product(range(10), repeat=3)
     return iter(sorted(every, key=lambda numbers: _hash(f"sum/problem/{numbers}")))
 

@@ -1,4 +1,4 @@
-"""The prompt source ``number_tasks``: small problems about numbers, in a language model's words."""
+"""The prompt source ``number_tasks``: small problems about numbers, phrased for language models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NumberTasksConfig(Section):
 class NumberTasks(TextSource):
     """Prompts of one task in one form; ``docs/your_model.md`` shows both.
 
-    Behind examples an answer ends with its line, in a chat as the template ends it.
+    After examples an answer ends with its line; in a chat it ends as the template defines.
     """
 
     def __init__(self, config: NumberTasksConfig, tokenizer: Tokenizer):

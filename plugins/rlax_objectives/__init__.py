@@ -1,6 +1,6 @@
 """Objective plug-in: the slots of the unified objective, and the published algorithms as presets.
 
-``rlax_plugin.objective.loss`` holds the sum that the slots enter. Importing this package does not
+``rlax_plugin.objective.loss`` computes the sum that uses the slots. Importing this package does not
 import JAX: a slot does when it is traced.
 
 Notation, here and in ``presets.yml``: r = pi_theta / pi_old; mu the behaviour policy; A the
@@ -24,7 +24,7 @@ def _function(part: Any) -> Extension:
 
 
 def _with_options(config_class: type[Section]) -> Extension:
-    """Of a config class whose instances are the part."""
+    """Returns the extension of a config class whose instances are the part."""
     return Extension(config_class, lambda config, context: config)
 
 

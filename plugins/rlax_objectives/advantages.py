@@ -1,10 +1,10 @@
-"""Advantages, in numpy and float64; ``rlax_plugin.objective.advantages`` says when they are called.
+"""Advantages in numpy and float64; see ``rlax_plugin.objective.advantages`` for their use.
 
 Statistics are over scored samples. Equal rewards give exactly 0, in a group or, where the whole
 batch is normalised, in the batch: in floating point their mean may differ from them, and the
 quotient by a tiny std would be of order 1.
 
-Suffixes as there: ``_g`` samples of a group, ``_n`` of a batch, ``_nt`` [samples, tokens].
+Suffixes: ``_g`` samples of a group, ``_n`` of a batch, ``_nt`` [samples, tokens].
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Whitening(Section):
     )
 
     def whitened(self, x_nt: np.ndarray, outcomes: Outcomes) -> np.ndarray:
-        """[n, t]: what is behind a sample's end neither counts nor means anything."""
+        """Returns whitened values [n, t]; positions after a sample's end do not count."""
         mask_nt = outcomes.mask_nt
         if self.whiten_over == "none":
             return x_nt

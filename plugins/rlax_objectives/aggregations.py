@@ -65,7 +65,7 @@ class ConstantLength(Section):
 
 
 def build_constant_length(config: ConstantLength, context: BuildContext) -> Aggregation:
-    """Takes L_max from the run unless the config sets it."""
+    """Returns the aggregation, with L_max from the run unless the config sets it."""
     max_tokens = config.max_tokens or context.section.sampled_tokens
 
     def constant_length(inputs: TokenInputs) -> tuple[Any, Any]:

@@ -43,7 +43,7 @@ class ClippedRatio(Section):
         return {name: beyond_bt for name, _, beyond_bt in self._clipped(inputs)}
 
     def _clipped(self, inputs: TokenInputs) -> list[tuple[str, float, Any]]:
-        """Name of the metric, the bound, and which tokens are beyond it; no token is twice."""
+        """Returns metric, bound and mask of the tokens beyond it; no token is counted twice."""
         ratio_bt, negative_bt = inputs.ratio_bt, inputs.advantages_bt < 0
         high, low = 1 + self.high, 1 - self.low
         clipped = [

@@ -1,9 +1,10 @@
 """Importance weights and corrections: inputs -> factor_bt, without gradient.
 
-``m`` is ``inputs.mismatch_bt``, pi_old / mu as the trainer computes pi_old. With ``old_policy:
-sampler`` it computes none, and m is pi_theta / mu at each update. A correction looks at m only, so
-it composes with every term; ``ratio`` says what a factor multiplies by, and ``resolve`` rejects two
-that make no sense together. Aggregation weights are not re-normalised for what a factor removes.
+``m`` is ``inputs.mismatch_bt``, pi_old / mu with the trainer's pi_old. With ``old_policy:
+sampler`` no pi_old is computed, and m is pi_theta / mu at each update. A correction uses m only, so
+it composes with every term; ``ratio`` names the ratio that a factor multiplies by, and ``resolve``
+rejects two that make no sense together. Aggregation weights are not re-normalised for tokens that a
+factor removes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Per = Literal["token", "sequence"]
 
 
 def _summed(inputs: TokenInputs, log_ratio_bt: Any, per: Per) -> Any:
-    """log ratio of each token, or of its whole sequence: products are sums of logarithms."""
+    """Returns the log ratio of each token, or of its whole sequence, as a sum of logarithms."""
     return inputs.sequence_sum(log_ratio_bt) if per == "sequence" else log_ratio_bt
 
 
@@ -165,7 +166,7 @@ class Topr(Section):
 
 
 class _Mask(Section):
-    """1 on tokens to keep, 0 elsewhere."""
+    """A factor that is 1 on tokens to keep, and 0 elsewhere."""
 
     corrects: ClassVar[bool] = True
     prefix: ClassVar[str]

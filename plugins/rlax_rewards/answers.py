@@ -1,15 +1,15 @@
-r"""Where the answer stands in a completion.
+r"""Finds the answer in a completion.
 
 A completion may say many things before its answer, and say the answer several times. Each rule
 finds at most one answer, always the last one, so that listing guesses does not help:
 
 - ``whole``: the whole text.
 - ``last_line``: the last line that is not blank.
-- ``marker``: the first line that is not blank behind the last occurrence of the marker, beginning
+- ``marker``: the first line that is not blank after the last occurrence of the marker, beginning
   on the marker's own line.
-- ``tag``: what is between the last closing tag, such as ``</answer>``, and the last opening tag
+- ``tag``: the text between the last closing tag, such as ``</answer>``, and the last opening tag
   before it.
-- ``boxed``: what is in the last ``\boxed{...}`` or ``\fbox{...}`` whose braces are balanced. If
+- ``boxed``: the content of the last ``\boxed{...}`` or ``\fbox{...}`` whose braces are balanced. If
   that contains another box, the last one inside it counts.
 
 White space around an answer is removed. All rules take time linear in the length of the text.
@@ -44,9 +44,11 @@ class AnswerConfig(Section):
 
 
 def answer_in(text: str, place: Place, *, marker: str = "####", tag: str = "answer") -> str | None:
-    """The answer in a text; None if it has none at that place.
+    """Returns the answer in a text; None if there is none at that place.
 
     Args:
+      text: the completion.
+      place: rule by which the answer is found.
       marker, tag: not empty.
     """
     if place == "whole":

@@ -1,9 +1,9 @@
-"""Expressions that are too large to compute, seen before anything computes them.
+"""Recognises expressions that are too large to compute, before they are computed.
 
-A completion can write a number that no machine holds in ten characters. math-verify parses it
+A completion can write a number that no machine can hold in ten characters. math-verify parses it
 without computing it, but comparing it would; and the time that parsing itself takes doubles with
-each level of some nested expressions. The limits lie beyond any ordinary answer. What passes them
-and takes long nevertheless meets the reward's limit of CPU time.
+each level of some nested expressions. The limits lie beyond any ordinary answer. An expression that
+passes them and still takes long is ended by the reward's limit of CPU time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MUCH_TOO_LONG = re.compile(rf"\d{{{_MOST_DIGITS}}}")
 
 
 def may_be_parsed(text: str) -> bool:
-    """Whether parsing a text, at most as long as an answer, ends soon."""
+    """True if parsing a text, at most as long as an answer, ends soon."""
     if _MUCH_TOO_LONG.search(text) or (_COMPUTED.search(text) and _LONG_NUMBER.search(text)):
         return False
     if len(_SUMS.findall(text)) > _MOST_SUMS or "\\int" in text:
@@ -67,7 +67,7 @@ def _nesting_is_small(text: str) -> bool:
 
 
 def is_small(expression: Any) -> bool:
-    """Whether sympy can compute, expand and compare an expression soon."""
+    """True if sympy can compute, expand and compare an expression soon."""
     import sympy
 
     if isinstance(expression, sympy.MatrixBase):
@@ -102,7 +102,7 @@ class _Sizes:
         return True
 
     def _is_small(self, node: Any) -> bool:
-        """Whether a node, whose parts are small, adds no loop that is too long."""
+        """True if a node whose parts are small adds no loop that is too long."""
         import sympy
 
         if isinstance(node, sympy.Sum | sympy.Product):
@@ -114,7 +114,7 @@ class _Sizes:
         return True
 
     def _digits_of(self, node: Any) -> float:
-        """An upper limit of the digits of all numbers that computing it makes."""
+        """Returns an upper limit for the digits of all numbers that computing the node makes."""
         import sympy
 
         if isinstance(node, sympy.Rational):
@@ -127,7 +127,7 @@ class _Sizes:
         return sum(self._digits.get(one, 0.0) for one in node.args)
 
     def _steps_of(self, node: Any) -> float:
-        """Steps of the longest loop, those inside each other multiplied."""
+        """Returns the steps of the longest loop; the steps of nested loops are multiplied."""
         import sympy
 
         steps = max((self._steps.get(one, 1.0) for one in node.args), default=1.0)
@@ -137,7 +137,7 @@ class _Sizes:
         return steps
 
     def _terms_of(self, node: Any) -> float:
-        """Terms of the sum that it is if it is multiplied out."""
+        """Returns the number of terms of the node when it is multiplied out."""
         import sympy
 
         terms = [self._terms.get(one, 1.0) for one in node.args]
@@ -155,7 +155,7 @@ class _Sizes:
 
 
 def _value(number: Any) -> float:
-    """The absolute value of something small; infinity if it is not finite."""
+    """Returns the absolute value of a small number; infinity if it is not finite."""
     import sympy
 
     if number.free_symbols:

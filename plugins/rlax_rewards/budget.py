@@ -1,4 +1,4 @@
-"""The CPU time that a reward may spend on one answer; an answer that needs more is wrong."""
+"""Limits the CPU time that a reward may spend on one answer; slower answers are wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST_SHARE = 2
 
 
 class CpuBudget(Section):
-    """Options of rewards whose library an answer can make compute for long."""
+    """Options of rewards in which an answer can cause long computations."""
 
     cpu_s: Seconds | None = Field(
         None,
@@ -22,7 +22,7 @@ class CpuBudget(Section):
     )
 
     def limited(self, function: str, context: BuildContext) -> LimitedFunction:
-        """The function, ``module:name``, in a process that is being started."""
+        """Returns the function, ``module:name``, running in a process that is being started."""
         deadlines = context.section.deadlines
         found = LimitedFunction(
             function,
@@ -35,9 +35,12 @@ class CpuBudget(Section):
 
 
 def check_budget(config: CpuBudget, context: BuildContext, name: str) -> None:
-    """
+    """Checks that the budget ends before the deadline of rewards.
+
     Args:
-      name: the reward's.
+      config: options of the reward.
+      context: the run.
+      name: name of the reward.
 
     Raises:
       ConfigError: the deadline of all rewards may end the reward before the budget does.

@@ -1,4 +1,4 @@
-"""The reward ``exact_match``: the answer is the reference, character by character."""
+"""The reward ``exact_match``: the answer equals the reference, character by character."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ExactMatchConfig(AnswerConfig):
 
 
 class ExactMatch(Reward):
-    """1.0 or 0.0.
+    """1.0 if the answer equals the reference, else 0.0.
 
     White space at both ends of the answer and of the reference never counts. Nothing else is
     removed: neither punctuation, quotes and Markdown nor invisible characters, such as
@@ -60,10 +60,10 @@ class ExactMatch(Reward):
         return float(self._normal(answer) == expected)
 
     def _normal(self, text: str) -> str:
-        """A text as it is compared.
+        """Returns a text in the form in which it is compared.
 
-        NFC and NFKC compose at most four characters to one; nothing else makes a text shorter, but
-        for white space.
+        NFC and NFKC compose at most four characters into one; apart from that, only removing white
+        space makes a text shorter.
         """
         config = self._config
         if config.unicode != "exact":

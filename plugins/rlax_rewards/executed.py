@@ -1,8 +1,8 @@
-"""Answers that a scorer would execute as Python, checked before it does.
+"""Checks answers that a scorer would execute as Python, before it does.
 
 Some scorers of reasoning-gym pass an answer to ``eval`` or to sympy's ``parse_expr``, which uses
-it. A completion could run any code in the reward process so, or name a variable that holds the
-right answer. Only data pass here, and arithmetic that is small.
+it. A completion could thus run any code in the reward process, or name a variable that holds the
+right answer. Only plain data and small arithmetic expressions pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FUNCTIONS = {
 
 
 def is_harmless_literal(text: str) -> bool:
-    """Whether ``eval`` of a text makes plain data, or fails because it is no Python."""
+    """True if ``eval`` of a text makes plain data, or fails because it is not Python."""
     if len(text) > _LONGEST:
         return False
     try:
@@ -34,7 +34,7 @@ def is_harmless_literal(text: str) -> bool:
 
 
 def is_harmless_arithmetic(text: str) -> bool:
-    """Whether sympy's ``parse_expr`` of a text computes nothing but a small formula."""
+    """True if sympy's ``parse_expr`` of a text computes only a small formula."""
     if len(text) > _LONGEST:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The reward ``length``: long completions cost."""
+"""The reward ``length``, a penalty for long completions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Penalty:
 
 
 class TokenLength:
-    """The penalty for the tokens that the policy sampled, in all turns; stop tokens count."""
+    """The penalty for the tokens that the policy sampled in all turns, including stop tokens."""
 
     def __init__(self, penalty: _Penalty):
         self._penalty = penalty
@@ -98,6 +98,6 @@ class CharacterLength:
 
 
 def build_length(config: LengthConfig, context: BuildContext) -> Any:
-    """The reward that counts what the config says."""
+    """Returns the reward that counts the config's unit."""
     penalty = _Penalty(config, context.section.sampled_tokens)
     return TokenLength(penalty) if config.unit == "tokens" else CharacterLength(penalty)

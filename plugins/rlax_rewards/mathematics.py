@@ -2,10 +2,10 @@ r"""The reward ``math_verify``: the answer equals the reference as mathematics.
 
 Parsing and comparing are those of https://github.com/huggingface/Math-Verify. Its own time limits
 are off, because they need SIGALRM, which works in the main thread alone and not while C code runs.
-Instead, the answer is cut out first (``answers``), so that it never searches a long text; what
-would take long to compute, such as ``9^{9^9}``, is not computed (``rlax_rewards.bounds``); and it
-runs in a process with a limit on CPU time and memory (``rlax_rewards.verdicts``). An answer that
-needs more is wrong.
+Instead, the answer is extracted first (``answers``), so that it never searches a long text;
+expressions that would take long to compute, such as ``9^{9^9}``, are not computed
+(``rlax_rewards.bounds``); and it runs in a process with a limit on CPU time and memory
+(``rlax_rewards.verdicts``). An answer that needs more is wrong.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class MathVerify(Reward):
 
 
 def build_math_verify(config: MathVerifyConfig, context: BuildContext) -> MathVerify:
-    """With a process that compares."""
+    """Returns the reward, with a process that compares."""
     return MathVerify(config, config.limited("rlax_rewards.verdicts:verdict", context))
 
 
@@ -98,7 +98,7 @@ def check_math_verify(config: MathVerifyConfig, context: BuildContext) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without dollar signs around it, ``\\text`` around words, and thin spaces in numbers."""
+    """Returns a text without dollar signs around it, ``\\text`` around words, and thin spaces."""
     text = _SPACED_GROUPS.sub("", text.strip())
     for mark in ("$$", "$"):
         if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):

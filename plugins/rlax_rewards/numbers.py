@@ -1,17 +1,17 @@
-r"""Numbers in texts, exactly, as fractions.
+r"""Reads numbers in texts exactly, as fractions.
 
-What counts as a number, apart from a sign (``+``, ``-`` or the minus sign U+2212):
+The following count as numbers, apart from a sign (``+``, ``-`` or the minus sign U+2212):
 
-- decimal digits, with ``,`` between groups of three or without, decimals behind ``.``, and an
+- decimal digits, with ``,`` between groups of three or without, decimals after ``.``, and an
   exponent: ``1,234.5``, ``.5``, ``6.02e23``. TeX's ``1{,}234`` and ``1\,234`` are the same.
 - a fraction of whole numbers: ``-3/4``, ``\frac{3}{4}``, ``\dfrac{-3}{4}``.
-- A currency sign before a number, and a percent sign behind it, belong to it.
+- a currency sign before a number, and a percent sign after it, belong to it.
 
-What does not, on purpose: other groups of digits (``1,23``, ``1 234``), several points
+The following do not, on purpose: other groups of digits (``1,23``, ``1 234``), several points
 (``1.2.3``), times (``10:30``), numbers inside words (``x2``, ``0x1F``, ``1_000``), superscripts and
 characters such as ``½``, divisions by 0, more than 1,000 characters, and exponents above 400. Such
-a text is passed over as a whole; no part of it is read as a number. Digits of other scripts, such
-as Arabic-Indic or full-width ones, count only if ``unicode_digits`` says so.
+a text is skipped as a whole; no part of it is read as a number. Digits of other scripts, such as
+Arabic-Indic or full-width ones, count only with ``unicode_digits``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _TEX = re.compile(r"\{,\}|\\[,!]|\\(?=[$%])")
 
 
 def whole_number_in(text: str, **options: bool) -> Fraction | None:
-    """The number that a text consists of, a full stop behind it left out; None: it is no number.
+    """Returns the number that a text consists of, ignoring a final full stop; None if it is none.
 
     Args:
+      text: the text.
       options: ``percent``: 50% is 1/2; otherwise the sign is ignored. ``unicode_digits``: decimal
         digits of all scripts count.
     """
@@ -55,13 +56,13 @@ def whole_number_in(text: str, **options: bool) -> Fraction | None:
 
 
 def only_number_in(text: str, **options: bool) -> Fraction | None:
-    """The number of a text that has exactly one."""
+    """Returns the number in a text that has exactly one; else None."""
     found = list(itertools.islice(_values(_NUMBER.finditer(_plain(text)), options), 2))
     return found[0] if len(found) == 1 else None
 
 
 def last_number_in(text: str, **options: bool) -> Fraction | None:
-    """The last number of a text; None if it has none."""
+    """Returns the last number in a text; None if it has none."""
     return next(_values(reversed(list(_NUMBER.finditer(_plain(text)))), options), None)
 
 

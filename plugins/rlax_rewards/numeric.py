@@ -37,9 +37,9 @@ class NumericConfig(AnswerConfig):
 
 
 class Numeric(Reward):
-    """1.0 or 0.0; see ``rlax_rewards.numbers`` for what a number is.
+    """1.0 if the answer is the reference's number, else 0.0; see ``rlax_rewards.numbers``.
 
-    The reference is a number, or a text such as GSM8K's solutions, with the number behind the last
+    The reference is a number, or a text such as GSM8K's solutions, with the number after the last
     marker.
     """
 
@@ -85,5 +85,5 @@ class Numeric(Reward):
 
 
 def _exactly(tolerance: float) -> Fraction:
-    """As it is written in the config: 0.01 is a hundredth."""
+    """Returns a tolerance as written in the config: 0.01 is a hundredth."""
     return Fraction(repr(tolerance))

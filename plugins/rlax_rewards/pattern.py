@@ -38,7 +38,7 @@ class FormatConfig(Section):
 
 
 class Format(Reward):
-    """1.0 or 0.0.
+    """1.0 if the completion matches, else 0.0.
 
     A pattern such as ``<a>.*</a>`` also matches a text that prints the tags many times: name the
     tags in ``once`` to reject that.
@@ -49,7 +49,7 @@ class Format(Reward):
         self._said = False
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
-        """Scores one completion; one on which the pattern backtracks without end does not match."""
+        """Scores one completion; if the pattern backtracks too long on it, it does not match."""
         config = self._config
         if any(completion.count(text) != 1 for text in config.once):
             return 0.0

@@ -1,4 +1,4 @@
-"""The reward ``reasoning_gym``: the scorer of the task from which a prompt is.
+"""The reward ``reasoning_gym``, which uses the scorer of a prompt's task.
 
 https://github.com/open-thought/reasoning-gym has about a hundred tasks. Each of them generates
 entries ``{"question", "answer", "metadata"}``, and has a scorer, which may accept several answers
@@ -29,7 +29,7 @@ _TASK = "source_dataset"  # in an entry's metadata
 
 
 class ReasoningGymConfig(AnswerConfig, CpuBudget):
-    """What the task's own scorer gives: 0 to 1. It needs the extra reasoning-gym."""
+    """The score of the task's own scorer, 0 to 1. It needs the extra reasoning-gym."""
 
     answer: Place = Field("tag", description=f"which part of the completion it is. {PLACES}")
     task: str = Field(
@@ -40,17 +40,18 @@ class ReasoningGymConfig(AnswerConfig, CpuBudget):
 
 
 class ReasoningGym(Reward):
-    """0.0 without an answer, else what the scorer gives.
+    """0.0 without an answer, else the score of the task's scorer.
 
     The entry is made from the prompt: the answer is its reference; ``metadata`` is the column
     ``metadata`` of a file of entries or, without such a column, all metadata of the prompt. JSON
-    has made lists of its tuples; they are tuples again for a task whose scorer gives its own answer
-    more then, such as arc_agi.
+    turns tuples into lists; they become tuples again for a task whose scorer then gives its own
+    answer a higher score, such as arc_agi.
 
     Scorers that execute the answer as Python get it only if it is data or arithmetic, see
     ``executed``; other answers get 0.0. They may execute parts of the entry as well, so train only
     on entries that reasoning-gym has generated. They run in a process with a limit on CPU time and
-    memory: an answer that needs more, or for which its scorer raises or gives no number, gets 0.0.
+    memory: an answer that needs more, or for which its scorer raises or returns no number, gets
+    0.0.
     """
 
     def __init__(self, config: ReasoningGymConfig, score: LimitedFunction):
@@ -60,7 +61,7 @@ class ReasoningGym(Reward):
         """Scores one completion.
 
         Raises:
-          ValueError: the prompt is not from a task, or says no known one.
+          ValueError: the prompt is not from a task, or names an unknown one.
         """
         config = self._config
         entry = _entry(prompt)
@@ -91,14 +92,15 @@ def _entry(prompt: Prompt) -> dict[str, Any]:
 
 
 def build_reasoning_gym(config: ReasoningGymConfig, context: BuildContext) -> ReasoningGym:
-    """With a process that scores."""
+    """Returns the reward, with a process that scores."""
     return ReasoningGym(config, config.limited("rlax_rewards.scorers:score", context))
 
 
 def check_reasoning_gym(config: ReasoningGymConfig, context: BuildContext) -> None:
-    """
+    """Checks that the package is installed, and the budget.
+
     Raises:
-      ConfigError: the package is not there; or see ``check_budget``.
+      ConfigError: the package is not installed; or see ``check_budget``.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         reason = "needs the package reasoning-gym: pip install '.[reasoning-gym]' in a checkout"

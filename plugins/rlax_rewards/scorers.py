@@ -1,4 +1,4 @@
-"""Scorers of reasoning-gym; runs in a process of its own, with limits."""
+"""Calls the scorers of reasoning-gym; runs in a process of its own, with limits."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ _wants_tuples: dict[str, bool] = {}  # task -> whether lists are to be tuples
 
 
 def score(name: str, entry: dict[str, Any], answer: str | None) -> tuple[float, str]:
-    """Scores an answer by its task's scorer, in [0, 1]; or says why nothing can be scored.
+    """Returns the score of an answer by its task's scorer, in [0, 1], and an error or empty text.
 
     Args:
-      answer: None: tries the scorer with the entry's own.
+      name: name of the task.
+      entry: the entry.
+      answer: None tries the scorer with the entry's own answer.
     """
     if name not in factory.DATASETS:
         return 0.0, f"reasoning-gym has no task {name!r}"
@@ -52,15 +54,15 @@ def score(name: str, entry: dict[str, Any], answer: str | None) -> tuple[float, 
 
 
 def _within(given: Any) -> float:
-    """The score, if it is a number in [0, 1] or can be made one."""
+    """Returns a scorer's result as a number in [0, 1]; 0 if it is not finite."""
     found = float(given)
     return min(1.0, max(0.0, found)) if math.isfinite(found) else 0.0
 
 
 def _is_finite(answer: str) -> bool:
-    """Returns True if no number of an answer is infinite or nan, which some scorers call right.
+    """True if no number of an answer is infinite or nan, which some scorers accept as right.
 
-    Letters that are part of a text, such as the name Nan in a sentence, are none.
+    Letters that are part of a text, such as the name Nan in a sentence, do not count.
     """
     words = {word.lower() for word in _WORDS.findall(answer)}
     if words & _NOT_FINITE and all(word in _NOT_FINITE or len(word) == 1 for word in words):
@@ -76,7 +78,10 @@ def _float(text: str) -> float:
 
 
 def _broken(scorer: Callable[..., Any], entry: dict[str, Any]) -> str:
-    """Why an entry cannot be scored; empty if its own answer can, or any if it has none."""
+    """Returns the reason why an entry cannot be scored; empty if its own answer can.
+
+    If the entry has no answer, some answers are tried.
+    """
     said = ""
     for answer in [entry["answer"]] if entry["answer"] else _TRIED:
         try:
@@ -97,7 +102,7 @@ def _as_generated(name: str, scorer: Callable[..., Any], entry: dict[str, Any]) 
 
 @functools.cache
 def _scorer_of(name: str) -> tuple[Callable[..., Any], Callable[[str], bool]]:
-    """Scores an answer; and says whether it may be given one."""
+    """Returns a task's scorer, and a check whether an answer is safe to give to it."""
     scorer: Any = factory.get_score_answer_fn(name)
     source = inspect.getsource(scorer)
     if "parse_expr(" in source:

@@ -18,7 +18,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its li
 
 
 def is_readable(reference: str) -> bool:
-    """Returns True if a reference is an expression, and small enough to compute."""
+    """True if a reference is an expression that is small enough to compute."""
     return bool(_parsed_reference(reference))
 
 
@@ -38,7 +38,7 @@ def verdict(reference: str, answer: str | None) -> bool:
 
 
 def _parsed(text: str) -> list[object]:
-    """The expressions that a text may mean; empty if it is none, or too large to compute."""
+    """Returns the expressions that a text may mean; empty if there are none or too large ones."""
     if not may_be_parsed(text):
         return []
     found = math_verify.parse(

@@ -1,1 +1,1 @@
-"""What runs beside the main thread: threads, event loops, repeated attempts, the first failure."""
+"""Concurrent work: threads, event loops, retries, and the first failure of a run."""

@@ -1,4 +1,4 @@
-"""The time that code on an event loop goes by: an argument, so that it can pass otherwise."""
+"""A clock for code on an event loop, passed as an argument so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 
 
 class Clock:
-    """The time of this machine, which passes by itself."""
+    """The clock of this machine."""
 
     def now_s(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Returns the seconds of a clock that never goes back."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Returns after so many seconds; with 0 once everything else had its turn."""
+        """Returns after the given seconds; with 0 after all other tasks had their turn."""
         await asyncio.sleep(seconds)

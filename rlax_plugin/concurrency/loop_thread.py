@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, and how other threads wait for what runs on it."""
+"""An event loop on a thread of its own, and functions by which other threads wait for its work."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ def result_within[T](
     deadline_s: float | None,
     late: Callable[[float], DeadlineError],
 ) -> T:
-    """The result of ``work`` on a loop of another thread; cancels it if the wait ends earlier.
+    """Returns the result of ``work`` on another thread's loop; cancels it if the wait ends early.
 
     Args:
+      work: the coroutine.
+      loop: the event loop.
+      deadline_s: time limit; None: there is none.
       late: given the deadline, makes the error for work that was not done by then.
 
     Raises:
@@ -39,7 +42,7 @@ def result_within[T](
             return future.result()  # it has ended just now, or raised the error itself
         raise late(deadline_s) from None
     finally:
-        future.cancel()  # no-op unless nobody waits for it any more
+        future.cancel()  # no-op once it is done
 
 
 class LoopThread:
@@ -59,7 +62,7 @@ class LoopThread:
         what: str = "",
         key: str = "",
     ) -> T:
-        """The result of ``work``, which is cancelled if the wait for it ends earlier.
+        """Returns the result of ``work``, which is cancelled if the wait for it ends early.
 
         Raises:
           DeadlineError: it took too long.
@@ -69,9 +72,9 @@ class LoopThread:
         )
 
     def run_last(self, work: Coroutine[Any, Any, object], deadline_s: float = _CLOSE_S) -> bool:
-        """``run`` for what comes after the result; returns whether it ended in time.
+        """Runs work that follows the result of a run; returns True if it ended in time.
 
-        What the result is does not depend on it, so that being late is no error.
+        The result does not depend on it, so being late is not an error.
         """
         try:
             self.run(work, deadline_s, "the end of the run")

@@ -1,4 +1,4 @@
-"""When to try again what a disk or a network has failed at: pauses that double, within a time."""
+"""Pauses between retries of disk or network operations, which double within a time limit."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 
 class Pauses:
-    """The pauses between tries. Whoever tries sleeps, as a thread or as a coroutine.
+    """The pauses between tries. The caller sleeps, as a thread or as a coroutine.
 
     Args:
       within_s: time for everything, from now on.
+      longest_s: the longest pause.
       first_s: the first pause.
-      longest_s: no pause is longer.
-      clock: tells the time in seconds.
+      clock: returns the time in seconds.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class Pauses:
 
     @property
     def over(self) -> bool:
-        """Whether the time would have ended before the next try."""
+        """True if the time would end before the next try."""
         return self._clock() + self._next_s > self._end_s
 
     def next_s(self) -> float:
-        """Seconds until the next try; the pause after it is twice as long."""
+        """Returns the seconds until the next try; the pause after it is twice as long."""
         pause_s = self._next_s
         self._next_s = min(2 * pause_s, self._longest_s)
         return pause_s

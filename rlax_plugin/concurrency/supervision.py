@@ -1,4 +1,4 @@
-"""Tasks on an event loop, of which none may fail unnoticed: the first failure of a run."""
+"""Tasks on an event loop whose failures are noticed: the first failure ends the run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Supervision:
-    """Tasks on one event loop, and the first failure of a run: the only place that keeps it.
+    """Tasks on one event loop, and the first failure of a run, which is stored only here.
 
     Attributes:
-      closing: whether everything is being ended.
+      closing: True if everything is being ended.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Supervision:
 
     @property
     def failed(self) -> bool:
-        """Whether there is a failure."""
+        """True if there is a failure."""
         return self._failure is not None
 
     def watch_loop(self) -> None:
-        """Makes an error on the running loop that no code waits for a failure, too."""
+        """Treats an error on the running loop that no code waits for as a failure, too."""
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
 
@@ -47,14 +47,14 @@ class Supervision:
             self.fail(error)
 
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that ``close`` ends, should nobody wait for it any more."""
+        """Returns a task that ``close`` ends if nothing waits for it any more."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs work whose failure is one of the whole."""
+        """Runs work whose failure is a failure of the run."""
 
         def ended(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -65,14 +65,14 @@ class Supervision:
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Whoever waits in ``unless_failed``, now or later, gets ``error`` if it is the first."""
+        """Records the first failure, which callers of ``unless_failed`` then receive."""
         log.error("the run fails: %s", error, exc_info=error)
         if self._failure is None:
             self._failure = error
             self._failed.set()
 
     def fail_from_thread(self, error: BaseException) -> None:
-        """``fail`` for other threads; does nothing once the loop is closed: the run has ended."""
+        """Calls ``fail`` from another thread; does nothing once the loop is closed."""
         if self._loop is None:  # nothing waits yet
             self.fail(error)
             return
@@ -80,7 +80,7 @@ class Supervision:
             self._loop.call_soon_threadsafe(self.fail, error)
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, given up as soon as there is a failure.
+        """Returns the result of ``work``, or gives up as soon as there is a failure.
 
         Raises:
           BaseException: the first failure, also if it was long ago.
@@ -97,7 +97,7 @@ class Supervision:
             running.cancel()
 
     async def close(self) -> None:
-        """Cancels every task; what fails from now on is only logged."""
+        """Cancels every task; later failures are only logged."""
         self.closing = True
         for task in list(self._tasks):
             task.cancel()

@@ -1,4 +1,4 @@
-"""Threads for what blocks, such as files, of which none can keep the process alive."""
+"""Threads for blocking work, such as file operations, that never keep the process alive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlax_plugin.errors import BacklogError, RlaxError
 
 
 def on_daemon[T](work: Callable[[], T], name: str) -> Future[T]:
-    """The result of work on a thread of its own, which is left behind if it hangs."""
+    """Returns the future of work on a thread of its own, which is abandoned if it hangs."""
     future: Future[T] = Future()
     threading.Thread(target=_fulfil, args=(future, work), name=name, daemon=True).start()
     return future
@@ -25,22 +25,21 @@ def _fulfil[T](future: Future[T], work: Callable[[], T]) -> None:
         return
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001  raised by whoever waits
+    except BaseException as error:  # noqa: BLE001  raised where the result is awaited
         future.set_exception(error)
     else:
         future.set_result(result)
 
 
 class BackgroundWorker(Executor):
-    """Does one thing after the other, on a thread of its own; only so many may wait.
+    """Does one piece of work after the other, on its own thread, with a bounded queue.
 
-    Unlike an executor of the standard library's, it cannot keep the process alive.
-    Python waits for the threads of those when it exits, for as long as a disk or a bucket hangs.
+    Unlike an executor of the standard library, it cannot keep the process alive. Python waits for
+    the threads of such executors when it exits, for as long as a disk or a bucket hangs.
 
     Args:
-      name: of the thread, for messages.
-      most_waiting: what is submitted beyond that is rejected: the work is slower than what asks
-        for it, or hangs.
+      name: name of the thread, for messages.
+      most_waiting: further work is rejected: the work is slower than its callers, or hangs.
     """
 
     def __init__(self, name: str, most_waiting: int):
@@ -53,15 +52,15 @@ class BackgroundWorker(Executor):
 
     @property
     def waiting(self) -> int:
-        """How much was submitted and has not begun."""
+        """The number of submitted pieces of work that have not begun."""
         return len(self._waiting)
 
     def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See ``Executor``; a future that is cancelled before its turn is left out.
+        """See ``Executor``; a future that is cancelled before its turn is skipped.
 
         Raises:
           BacklogError: too much is waiting.
-          RlaxError: the thread is told to end.
+          RlaxError: the thread was told to end.
         """
         if self._ended:
             raise RlaxError(f"{self._name} has ended")
@@ -81,28 +80,28 @@ class BackgroundWorker(Executor):
         return future
 
     def finish(self, last: Callable[[], object], deadline_s: float) -> bool:
-        """``end`` behind one more piece of work, however much is waiting."""
+        """Adds a last piece of work, however much is waiting, and calls ``end``."""
         self._put(last)
         return self.end(deadline_s)
 
     def end(self, deadline_s: float) -> bool:
-        """Ends the thread behind what is submitted, and waits for it.
+        """Ends the thread after all submitted work, and waits for it.
 
         Python aborts a process that exits while such a thread frees arrays of a device.
 
         Returns:
-          Whether everything is done in time.
+          True if everything is done in time.
         """
         self.shutdown()
         self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Ends the thread behind what is submitted, or behind what it is doing.
+        """Ends the thread after all submitted work, or after the present piece of work.
 
         Args:
-          wait: is not looked at: ``end`` has a deadline.
-          cancel_futures: cancels what has not begun.
+          wait: ignored: ``end`` has a deadline.
+          cancel_futures: cancels work that has not begun.
         """
         self._ended = True
         if cancel_futures:
@@ -115,7 +114,7 @@ class BackgroundWorker(Executor):
             pass
 
     def _do_next(self) -> bool:
-        """What was worked on is forgotten when this returns, and not when more work comes."""
+        """Does one piece of work, and drops all references to it when it returns."""
         work = self._work.get()
         if work is None:
             return False

@@ -1,1 +1,1 @@
-"""What is optimised: inputs, losses, presets, advantages, diagnostics, training batches."""
+"""The optimised objective: inputs, losses, presets, advantages, diagnostics, training batches."""

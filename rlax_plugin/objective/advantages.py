@@ -1,4 +1,4 @@
-"""From rewards to advantages: numpy, float64, over all samples of one batch.
+"""Computes advantages from rewards: numpy, float64, over all samples of one batch.
 
 An advantage slot maps ``Outcomes`` to one advantage per sample or per token. Most look at one
 group at a time and are written as a function of its rewards and lengths: ``per_group`` makes a slot
@@ -25,16 +25,16 @@ PAID_AT_TOKENS = "rl_paid_at_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What advantages are computed from: every scored sample of a batch, float64.
+    """The inputs of advantages: every scored sample of a batch, float64.
 
     Attributes:
-      rewards_n: of whole samples, shaped.
+      rewards_n: rewards of whole samples, after the length penalty.
       lengths_n: int, completion tokens. The tokens of a sample are in the order in which they were
         answered, whichever trajectories they belong to.
       group_n: int, samples of one group share a number.
-      token_rewards_nt: paid per token in addition, 0 behind a sample's end; None: nothing is.
-      paid_at_tokens_n: sum of the token rewards that rewards and the environment paid, without KL
-        rewards; None: they paid none.
+      token_rewards_nt: further rewards per token, 0 after a sample's end; None if there are none.
+      paid_at_tokens_n: sum of the token rewards that rewards and the environment gave, without KL
+        rewards; None if there are none.
       values_nt: a critic's value of the state before each token; None without a critic.
     """
 
@@ -47,26 +47,26 @@ class Outcomes:
 
     @property
     def mask_nt(self) -> np.ndarray:
-        """bool: the tokens of each sample."""
+        """The mask of each sample's tokens, bool."""
         return np.arange(self.lengths_n.max(initial=0)) < self.lengths_n[:, None]
 
     @property
     def totals_n(self) -> np.ndarray:
-        """All that a sample was paid."""
+        """The complete reward of each sample."""
         if self.token_rewards_nt is None:
             return self.rewards_n
         return self.rewards_n + self.token_rewards_nt.sum(axis=1)
 
     @property
     def paid_n(self) -> np.ndarray:
-        """All that rewards and the environment paid for a sample, without KL rewards."""
+        """The complete reward of each sample from rewards and environment, without KL rewards."""
         if self.paid_at_tokens_n is None:
             return self.rewards_n
         return self.rewards_n + self.paid_at_tokens_n
 
     @property
     def returns_nt(self) -> np.ndarray:
-        """The sample's reward, and the token rewards from each token on (return-to-go)."""
+        """The sample's reward plus the token rewards from each token on (return-to-go)."""
         to_go_nt = np.zeros(self.mask_nt.shape)
         if self.token_rewards_nt is not None:
             to_go_nt = np.cumsum(self.token_rewards_nt[:, ::-1], axis=1)[:, ::-1]
@@ -78,13 +78,13 @@ GroupAdvantage = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rewards_g, l
 
 
 def per_group(function: GroupAdvantage) -> AdvantageSlot:
-    """An advantage slot that looks at one group at a time.
+    """Returns an advantage slot that looks at one group at a time.
 
     Args:
-      function: (rewards_g, lengths_g) -> float64 [g]. It sees scored samples only, their token
-        rewards added up. A group whose rewards are all equal is never shown to it: its advantages
-        are 0. In floating point the mean of equal numbers may differ from them, and a quotient by
-        a tiny std would be of order 1.
+      function: (rewards_g, lengths_g) -> float64 [g]. It sees scored samples only, with their token
+        rewards added up. It is not called for a group whose rewards are all equal, whose advantages
+        are 0: in floating point the mean of equal numbers may differ from them, and a quotient by a
+        tiny std would be of order 1.
     """
 
     def advantages(outcomes: Outcomes) -> np.ndarray:
@@ -104,7 +104,7 @@ def per_group(function: GroupAdvantage) -> AdvantageSlot:
 def shaped(
     rewards_n: np.ndarray, lengths_n: np.ndarray, overlong: Overlong, max_new_tokens: int
 ) -> np.ndarray:
-    """Rewards less the punishment of ``config.Overlong``."""
+    """Returns rewards minus the length penalty of ``config.Overlong``."""
     if not overlong.penalty:
         return rewards_n
     most = overlong.max_tokens or max_new_tokens
@@ -113,7 +113,7 @@ def shaped(
 
 
 def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.ndarray, ...]:
-    """Advantages of the episodes of one batch; those without a reward get 0.
+    """Returns advantages of the episodes of one batch; those without a reward get 0.
 
     Returns:
       See ``TrainBatch.advantages``.
@@ -162,7 +162,7 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.nd
 def _token_rewards(
     scored: Sequence[tuple[Episode, Score]], lengths_n: np.ndarray
 ) -> np.ndarray | None:
-    """float64 [n, longest], in the order of time; None if nothing was paid at a token."""
+    """Returns float64 [n, longest], in the order of time; None if there are no token rewards."""
     if not any(score.token_rewards for _, score in scored):
         return None
     paid_nt = np.zeros((len(scored), int(lengths_n.max(initial=0))))
@@ -174,7 +174,7 @@ def _token_rewards(
 
 
 def probe(slot: AdvantageSlot, group_size: int) -> None:
-    """Calls a slot once, so that what it cannot do is known before a run starts.
+    """Calls a slot once, so that its errors are found before a run starts.
 
     Raises:
       ConfigError, TrainingError: see ``of_groups``.
@@ -190,11 +190,12 @@ def of_batch(
     token_rewards_bt: np.ndarray | None = None,
     values_bt: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Advantages of a laid-out batch, float64 [rows, length], 0 outside of completions.
+    """Returns advantages of a laid-out batch, float64 [rows, length], 0 outside of completions.
 
     Args:
+      slot: the advantage slot.
       arrays: of ``objective/batches.py``: ``rl_rewards``, ``rl_group``, ``rl_episode`` and
-        ``rl_place`` are read, and ``rl_paid_at_tokens`` where it is there.
+        ``rl_place`` are read, and ``rl_paid_at_tokens`` if present.
       token_rewards_bt, values_bt: see ``Outcomes``; read at the tokens of completions.
 
     Raises:
@@ -228,7 +229,7 @@ def of_batch(
 
 
 def completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(rows, positions) of the sampled tokens of each episode of a batch that has a reward.
+    """Yields (rows, positions) of the sampled tokens of each episode of a batch that has a reward.
 
     They lie in one row, unless the episode has several trajectories. Tokens are in the order in
     which they were answered, wherever they lie.
@@ -245,7 +246,7 @@ def completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, 
 
 
 def _computed(slot: AdvantageSlot, outcomes: Outcomes) -> np.ndarray:
-    """float64 [n, t], or [n, 1] of a slot that returned one number per sample."""
+    """Returns float64 [n, t], or [n, 1] for a slot that returned one number per sample."""
     shape = (outcomes.lengths_n.size, int(outcomes.lengths_n.max(initial=0)))
     if not shape[0]:
         return np.zeros((0, 1))

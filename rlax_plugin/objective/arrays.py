@@ -1,4 +1,4 @@
-"""What an array of a training batch is, without its contents."""
+"""Describes the arrays of a training batch without their contents."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class ArraySpec:
     """One array of a batch, [rows, length, *trailing].
 
     Attributes:
-      dtype: of its numbers.
-      trailing: axes behind the positions: () for one number per position, (layers, k) for the
+      dtype: dtype of its numbers.
+      trailing: axes after the positions: () for one number per position, (layers, k) for the
         experts of a token in each layer.
     """
 
@@ -22,11 +22,11 @@ class ArraySpec:
     trailing: tuple[int, ...] = ()
 
     def shape(self, rows: int, length: int) -> tuple[int, ...]:
-        """Of a batch of ``rows`` rows with ``length`` positions each."""
+        """Returns the shape for a batch of ``rows`` rows with ``length`` positions each."""
         return (rows, length, *self.trailing)
 
     def zeros(self, rows: int, length: int) -> np.ndarray:
-        """An array of this kind in which nothing is laid out."""
+        """Returns an array of this kind filled with zeros."""
         return np.zeros(self.shape(rows, length), self.dtype)
 
     @property
@@ -34,7 +34,7 @@ class ArraySpec:
         return self.dtype.itemsize * math.prod(self.trailing)
 
     def mismatch(self, array: np.ndarray | None, rows: int, length: int) -> str:
-        """What an array is instead of this; empty if it is this."""
+        """Describes how an array differs from this specification; empty if it does not."""
         shape = self.shape(rows, length)
         if array is None:
             found = "nothing"

@@ -1,4 +1,4 @@
-"""Training batches: the one place that decides which tokens train.
+"""Builds training batches and decides which tokens train; no other module does.
 
 One trajectory per row, or several if they are packed. With ``sequence`` the given and sampled
 tokens of all its turns, ``inputs = sequence[:-1]`` and ``targets = sequence[1:]``; ``rl_*`` at
@@ -51,32 +51,32 @@ HOST_ARRAYS: dict[str, ArraySpec] = {
     "rl_place": _INT32,
 }
 TOKEN_REWARDS = "rl_token_rewards"
-"""float64, what was paid at a token; only in a batch in which something was, ``PAID_AT_TOKENS``
+"""float64, reward given at a token; only in a batch that has such rewards, with ``PAID_AT_TOKENS``
 beside it."""
 
 
 def sizes(groups: Sequence[ScoredGroup]) -> list[int]:
-    """Positions that each trajectory takes in a row: its tokens but one."""
+    """Returns the positions that each trajectory takes in a row: one less than its tokens."""
     return [t.length - 1 for g in groups for episode in g.episodes for t in episode.trajectories]
 
 
 def place(
     sizes: Sequence[int], rows: int, length: int, sequences_per_row: int
 ) -> list[tuple[int, int, int]] | None:
-    """Finds room for every sequence, undivided: first-fit decreasing, equal ones in order.
+    """Places every sequence undivided in a row: first-fit decreasing, equal ones in order.
 
-    The first row with room takes a sequence, the longest first. With one sequence per row no order
-    is better than another: sequence i lies in row i.
+    The first row with room takes a sequence, the longest first. With one sequence per row the order
+    does not matter: sequence i lies in row i.
 
     Args:
       sizes: positions of each sequence, from 1.
-      rows: how many there are.
+      rows: number of rows.
       length: positions of a row.
-      sequences_per_row: in one row at most.
+      sequences_per_row: largest number of sequences in one row.
 
     Returns:
       (row, first position, segment) of each sequence in the order of ``sizes``; segments count
-      from 1 in each row. None: they do not fit.
+      from 1 in each row. None if they do not fit.
     """
     order = list(range(len(sizes)))
     if sequences_per_row > 1:
@@ -97,10 +97,12 @@ def place(
 def arrays_of(
     section: RlaxSection, algorithm: Algorithm, batch: TrainBatch
 ) -> dict[str, np.ndarray]:
-    """A batch laid out as a config says; see ``build_arrays``.
+    """Returns a batch laid out as a config says; see ``build_arrays``.
 
     Args:
-      algorithm: of the objective, preset and config merged.
+      section: the config.
+      algorithm: the objective's, preset and config merged.
+      batch: the batch.
     """
     return build_arrays(
         batch,
@@ -120,16 +122,17 @@ def build_arrays(
     sequences_per_row: int = 1,
     mask_truncated: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Lays out the trajectories of a batch where ``place`` says: ``ARRAYS`` and ``HOST_ARRAYS``.
+    """Lays out the trajectories of a batch by ``place``: ``ARRAYS`` and ``HOST_ARRAYS``.
 
-    Episodes without a score keep their place with a mask of 0. What no sequence covers is padding.
+    Episodes without a score keep their place with a mask of 0. Everything else is padding.
 
     Args:
+      batch: the batch.
       rows: rows of every array.
       length: tokens of every row; a trajectory needs one less than it has.
       pad_id: token of padding in ``inputs`` and ``targets``.
-      sequences_per_row: in one row at most.
-      mask_truncated: episodes that were cut before their end train no token; their rewards count.
+      sequences_per_row: largest number of sequences in one row.
+      mask_truncated: if True, truncated episodes train no token; their rewards count.
 
     Raises:
       TrainingError: a trajectory is too long, has an empty turn, is from a version that cannot be
@@ -209,7 +212,7 @@ def build_arrays(
 
 
 def _check_laid_out(where: str, trajectory: Trajectory, length: int) -> None:
-    """Raises if a trajectory cannot be laid out."""
+    """Raises TrainingError if a trajectory cannot be laid out."""
     turns = trajectory.turns
     if not turns or turns[0].given.size == 0 or any(t.sampled.tokens.size == 0 for t in turns):
         raise TrainingError(f"{where} has an empty prompt or completion")
@@ -228,7 +231,7 @@ def _check_laid_out(where: str, trajectory: Trajectory, length: int) -> None:
 
 
 def _check_trained(where: str, episode: Episode, advantage: np.ndarray, step: int) -> None:
-    """Raises if an episode could not have been generated for this step."""
+    """Raises TrainingError if an episode could not have been generated for this step."""
     for s in episode.sampled:
         if not (np.isfinite(advantage).all() and np.isfinite(s.logprobs).all()):
             raise TrainingError(f"{where} has an advantage or log-probs that are not finite")

@@ -1,7 +1,7 @@
-"""Which combinations of an objective's parts and numbers make sense; the others are rejected.
+"""Rejects combinations of an objective's parts and numbers that make no sense.
 
-Parts say what they are: ``ratio``, what they multiply the term by, and ``corrects``, whether they
-keep samples of old weights from dominating; see ``loss.TokenFunction``.
+Parts have two attributes for this: ``ratio``, which they multiply the term by, and ``corrects``,
+True if they keep samples of old weights from dominating; see ``loss.TokenFunction``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
     """Rejects configs that contradict themselves.
 
     Args:
+      section: the config.
       algorithm: preset and config, merged.
       built: config key below ``rlax.objective`` -> part, of every slot.
 
     Raises:
       ConfigError: a ratio enters twice; samples of old weights are not corrected, or several
-        updates by a term that knows no ratio; options that contradict each other or have no effect.
+        updates use a term without a ratio; options that contradict each other or have no effect.
     """
     _check_ratios(section, algorithm, built)
     _check_options(section, algorithm)
@@ -88,7 +89,7 @@ def _name(algorithm: Algorithm, key: str) -> str:
 
 
 def _check_ratios(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) -> None:
-    """pi/mu may enter each term once: whole, or as pi/pi_old times pi_old/mu."""
+    """Checks that pi/mu enters each term once: whole, or as pi/pi_old times pi_old/mu."""
     for term in ("grad_1", "grad_2"):
         other = {"grad_1": "grad_2", "grad_2": "grad_1"}[term]
         used = {k: r for k, part in built.items() if k != other and (r := _ratio(part))}

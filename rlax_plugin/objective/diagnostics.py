@@ -1,4 +1,4 @@
-"""What a step reports of its objective: sums that add up over micro-batches, then numbers.
+"""The metrics of a step's objective: sums that add up over micro-batches, then numbers.
 
 Sums, because means do not add up: micro-batches hold different numbers of tokens. d is
 log pi - log mu per token, w = exp(min(d, 40)); everything is over trained tokens.
@@ -34,7 +34,7 @@ _RAW = ("behaviour/w", "behaviour/w2", "behaviour/logprob", "behaviour/behaviour
 
 
 def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
-    """Sums over tokens; the gap between trainer and sampler only where both held equal weights.
+    """Returns sums over tokens; the trainer-sampler gap only where both held equal weights.
 
     Args:
       inputs: without gradients.
@@ -42,7 +42,7 @@ def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
 
     Returns:
       ``objective/<name>``, whose mean over tokens is reported; ``behaviour/*``, ``gap_*``,
-      ``tokens`` and ``sequences``, from which ``summarise`` derives what is no mean.
+      ``tokens`` and ``sequences``, from which ``summarise`` derives metrics that are not means.
     """
     import jax.numpy as jnp
 
@@ -75,7 +75,7 @@ def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
 
 
 def gap_quantile(hist: np.ndarray, q: float) -> float:
-    """Upper edge, in nats, of the histogram bin that holds the quantile ``q``; q = 1 is the max.
+    """Returns the upper edge, in nats, of the bin that holds the quantile ``q``; q = 1 is the max.
 
     Args:
       hist: [64] counts over ``GAP_EDGES``.
@@ -98,15 +98,15 @@ def gap_quantile(hist: np.ndarray, q: float) -> float:
 
 
 def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers to report from the sums of a whole step (all micro-batches and updates added up).
+    """Returns the metrics of a step from its sums over all micro-batches and updates.
 
     Returns:
       ``objective/tokens`` and ``objective/sequences``; the mean over tokens of every
       ``objective/*`` sum; of w, against the sampler, ``objective/chi_squared`` = E[w^2] - 1,
       ``objective/effective_sample_size`` = (sum w)^2 / (n sum w^2), in (0, 1], and
       ``objective/perplexity_gap``, the trainer's perplexity over the sampler's, less 1;
-      ``logprob_gap/{mean,p95,max,tokens}`` (nats, over tokens of staleness 1). What would be a mean
-      over nothing is left out.
+      ``logprob_gap/{mean,p95,max,tokens}`` (nats, over tokens of staleness 1). Means over nothing
+      are left out.
     """
     tokens = float(totals["tokens"])
     report = {"objective/tokens": tokens, "objective/sequences": float(totals["sequences"])}

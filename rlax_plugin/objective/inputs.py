@@ -1,4 +1,4 @@
-"""What the slots of an objective see of each token.
+"""The inputs of the slots of an objective for each token.
 
 JAX is imported when a method is called. Suffixes name axes: ``_bt`` is [rows, length].
 """
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     import jax
 
 Ratio = Literal["policy/old", "policy/behaviour", "old/behaviour"]
-"""What a slot multiplies the term by."""
+"""The ratio that a slot multiplies the term by."""
 
 
 class Scores(NamedTuple):
-    """What a model says of the target tokens, float32 [rows, length], temperature applied.
+    """A model's scores of the target tokens, float32 [rows, length], with temperature.
 
     Attributes:
       logprobs_bt: log pi_theta of the target.
-      entropy_bt: of pi_theta over the whole vocabulary, nats.
+      entropy_bt: entropy of pi_theta over the whole vocabulary, nats.
     """
 
     logprobs_bt: jax.Array
@@ -31,21 +31,21 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What a slot sees of each token; every array is [rows, length] and 0 on padding.
+    """The inputs of a slot for each token; every array is [rows, length] and 0 on padding.
 
     Attributes:
       logprobs_bt: log pi_theta of the target token, with gradient, temperature applied.
-      entropy_bt: of pi_theta, nats, with gradient.
+      entropy_bt: entropy of pi_theta, nats, with gradient.
       old_logprobs_bt: log pi_old, as ``old_policy`` says.
-      trainer_logprobs_bt: as the trainer computes them, to be compared with the sampler's: log
+      trainer_logprobs_bt: the trainer's log-probabilities, to be compared with the sampler's: log
         pi_old; with ``old_policy: sampler``, where the trainer computes none, log pi_theta without
-        gradient, which several updates with one batch move.
+        gradient, which changes over several updates with one batch.
       behaviour_logprobs_bt: log mu, the sampler's log-probability of the same token.
       reference_logprobs_bt: log pi_ref; 0 without KL in the loss.
       advantages_bt: A.
       mask_bt: 1 on tokens that train, 0 elsewhere.
       sequence_bt: int32, 1 .. ``max_sequences`` within a row on tokens that train, 0 elsewhere.
-      max_sequences: sequences in one row at most.
+      max_sequences: largest number of sequences in one row.
     """
 
     logprobs_bt: jax.Array
@@ -61,26 +61,26 @@ class TokenInputs:
 
     @property
     def log_ratio_bt(self) -> jax.Array:
-        """log r = log pi_theta - log pi_old, with gradient; 0 on padding."""
+        """The log ratio log r = log pi_theta - log pi_old, with gradient; 0 on padding."""
         return self.logprobs_bt - self.old_logprobs_bt
 
     @property
     def ratio_bt(self) -> jax.Array:
-        """r = pi_theta / pi_old, with gradient; 1 on padding."""
+        """The ratio r = pi_theta / pi_old, with gradient; 1 on padding."""
         return ratio_of(self.log_ratio_bt)
 
     @property
     def mismatch_bt(self) -> jax.Array:
-        """Trainer over sampler before the update: pi_old / mu; 1 on padding."""
+        """The ratio of trainer to sampler before the update, pi_old / mu; 1 on padding."""
         return ratio_of(self.trainer_logprobs_bt - self.behaviour_logprobs_bt)
 
     @property
     def length_bt(self) -> jax.Array:
-        """Trained tokens of each token's sequence; 0 on padding."""
+        """The number of trained tokens of each token's sequence; 0 on padding."""
         return self.sequence_sum(self.mask_bt)
 
     def sequence_sum(self, x_bt: jax.Array) -> jax.Array:
-        """[rows, length]: at each token that trains, the sum of x over its sequence."""
+        """Returns [rows, length]: at each token that trains, the sum of x over its sequence."""
         import jax.numpy as jnp
 
         if self.max_sequences == 1:
@@ -91,11 +91,11 @@ class TokenInputs:
         return jnp.where(of_bts, sums_bs[:, None, :], 0).sum(axis=-1)
 
     def sequence_mean(self, x_bt: jax.Array) -> jax.Array:
-        """[rows, length]: at each token that trains, the mean of x over its sequence."""
+        """Returns [rows, length]: at each token that trains, the mean of x over its sequence."""
         return self.sequence_sum(x_bt) / self.length_bt.clip(1)
 
     def sequence_count(self) -> jax.Array:
-        """Scalar: sequences with a token that trains."""
+        """Returns the number of sequences with a token that trains, a scalar."""
         return self._membership().any(axis=1).sum().astype(self.mask_bt.dtype)
 
     def _membership(self) -> jax.Array:
@@ -104,7 +104,7 @@ class TokenInputs:
         return self.sequence_bt[..., None] == jnp.arange(1, self.max_sequences + 1)
 
     def frozen(self) -> TokenInputs:
-        """The same without gradients."""
+        """Returns the same inputs without gradients."""
         import jax
 
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}

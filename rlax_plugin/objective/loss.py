@@ -1,11 +1,11 @@
-"""The objective: one sum with five slots, filled by plug-ins (RLAX, https://arxiv.org/abs/2512.06392).
+"""The objective: one sum with five slots that plug-ins fill (RLAX, arXiv 2512.06392).
 
     J = sum_i sum_t sg[agg_it * is_it * corrections_it] * (sg[A_it] * grad_1_it + grad_2_it)
 
 ``sg`` is stop-gradient and is applied here, so no slot can leak a gradient through a weight. KL and
-entropy, where the config asks for them, are part of grad_2: - beta K_it + c H_it. A loss takes
+entropy, if the config has them, are part of grad_2: - beta K_it + c H_it. A loss takes
 log-probabilities, never a model, and returns a sum and a weight: sums over micro-batches divided by
-the sum of weights is exact however unevenly the tokens are spread.
+the sum of weights are exact however unevenly the tokens are distributed.
 
 JAX is imported when a loss is made, not with this module: ``rlax check`` resolves an objective
 without it.
@@ -76,7 +76,7 @@ class ObjectiveSlots:
       algorithm: preset and config, merged.
       max_sequences: see ``TokenInputs``.
       updates_per_step: optimizer updates with one batch.
-      max_staleness: versions between the update's and a sample's oldest token, at most.
+      max_staleness: largest number of versions between the update's and a sample's oldest token.
     """
 
     aggregation: Aggregation
@@ -100,7 +100,7 @@ class ObjectiveSlots:
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether the trainer adds ``rl_old_logprobs`` to a batch.
+        """True if the trainer adds ``rl_old_logprobs`` to a batch.
 
         With one update per batch, the weights before it are those that the loss sees.
         """
@@ -110,7 +110,7 @@ class ObjectiveSlots:
 
 
 def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
-    """Preset and config, merged; see ``config.Algorithm``."""
+    """Returns preset and config, merged; see ``config.Algorithm``."""
     merged = {name: getattr(preset, name) for name in Algorithm.model_fields}
     for name in objective.model_fields_set & merged.keys():
         given = getattr(objective, name)
@@ -127,7 +127,7 @@ def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
 
 
 def _same_part(given: Any, preset_s: Any) -> bool:
-    """Whether options that a config gives are those of the part that the preset chooses."""
+    """True if a config's options belong to the part that the preset chooses."""
     if not isinstance(given, Choice) or not preset_s:
         return False
     if given.name in ("", preset_s.name):
@@ -137,12 +137,12 @@ def _same_part(given: Any, preset_s: Any) -> bool:
 
 
 def kind_of(slot: str) -> str:
-    """The kind of part that a slot holds."""
+    """Returns the kind of part that a slot holds."""
     return AT_KEY[f"rlax.objective.{slot}"].name
 
 
 def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
-    """(config key below ``rlax.objective``, kind of part, choice) of every slot.
+    """Yields (config key below ``rlax.objective``, kind of part, choice) of every slot.
 
     Raises:
       PluginError: a preset leaves a slot empty.
@@ -157,7 +157,7 @@ def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
 
 
 def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> ObjectiveSlots:
-    """Builds the slots that the config asks for: the preset's, where it does not override them.
+    """Builds the slots of the config's objective: the preset's, except those that it overrides.
 
     Args:
       section: the whole config.
@@ -197,7 +197,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Ob
 
 
 def token_inputs(slots: ObjectiveSlots, scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
-    """What the slots see of a batch; the arguments are those of ``make_loss``'s function."""
+    """Returns the slots' inputs for a batch; arguments are those of ``make_loss``'s function."""
     import jax
     import jax.numpy as jnp
 
@@ -232,7 +232,7 @@ def token_inputs(slots: ObjectiveSlots, scores: Scores, data: Mapping[str, Any])
 
 
 def term_weights(slots: ObjectiveSlots, inputs: TokenInputs) -> tuple[Any, Any]:
-    """agg * is * corrections per token, [rows, length], and the total weight of ``agg``."""
+    """Returns agg * is * corrections per token, [rows, length], and the total weight of ``agg``."""
     weights_bt, weight = slots.aggregation(inputs)
     _check_shape("aggregation", weights_bt, inputs)
     names = [f"corrections.{index}" for index in range(len(slots.corrections))]
@@ -257,17 +257,17 @@ def make_loss(slots: ObjectiveSlots) -> Loss:
     """Returns the function that the trainer differentiates.
 
     It is called as ``loss(scores, data)``: ``scores`` of ``data["targets"]`` under pi_theta;
-    ``data`` the arrays of ``objective/batches.py``, and what the trainer adds: ``rl_old_logprobs``
-    with ``rl_old_known`` if ``slots.needs_old_logprobs``, ``rl_reference_logprobs`` if KL is in the
-    loss. It returns
+    ``data`` the arrays of ``objective/batches.py``, and the trainer's additions:
+    ``rl_old_logprobs`` with ``rl_old_known`` if ``slots.needs_old_logprobs``,
+    ``rl_reference_logprobs`` if KL is in the loss. It returns
 
     - loss_sum: scalar, -J, to be minimised;
     - weight: scalar; the loss of a step is sum(loss_sum) / sum(weight);
     - metrics: sums (scalars, and ``gap_hist`` [64]) that add up over micro-batches;
       ``diagnostics.summarise`` turns them into numbers to report.
 
-    All are float32, or float64 if ``scores`` are. What padding holds, even NaN, changes no bit of
-    the three or of the gradient.
+    All are float32, or float64 if ``scores`` are. The contents of padding, even NaN, change no bit
+    of the three or of the gradient.
     """
     import chex
     import jax

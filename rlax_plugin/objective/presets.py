@@ -14,13 +14,13 @@ from rlax_plugin.ports.protocols import Extension
 
 
 class Preset(Algorithm):
-    """A named algorithm, and what to tell about it.
+    """A named algorithm and its description.
 
     Attributes:
       title: full name.
-      paper: address.
+      paper: address of the paper.
       formula: the objective, to be maximised, in the notation of docs/objectives.md.
-      conventions: what a reader would otherwise have to find out, one sentence each.
+      conventions: conventions that the formula does not show, one sentence each.
       peers: library -> how it differs.
     """
 
@@ -32,10 +32,10 @@ class Preset(Algorithm):
 
 
 def presets_from_yaml(path: str | Path) -> dict[str, Extension]:
-    """What a plug-in's ``rlax_register_objective`` returns, read from a file.
+    """Reads the result of a plug-in's ``rlax_register_objective`` from a file.
 
     Args:
-      path: of a YAML mapping, preset name -> fields of ``Preset``. Slots are written as in a
+      path: path of a YAML mapping, preset name -> fields of ``Preset``. Slots are written as in a
         config: ``grad_1: {name: clipped_ratio, high: 0.28}``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What is made of two log-probs of a token: a bounded ratio, and an estimate of KL.
+"""Functions of two log-probs of a token: a bounded ratio, and an estimate of KL.
 
 JAX is imported when a function is called. Suffixes name axes: ``_bt`` is [rows, length].
 """
@@ -19,7 +19,7 @@ MAX_LOG_RATIO = 40.0  # nats
 
 
 def ratio_of(log_ratio_bt: jax.Array) -> jax.Array:
-    """exp(min(x, 40)): a ratio that is finite, so that a weight or an advantage of 0 removes it.
+    """Returns exp(min(x, 40)), a finite ratio, so that a weight or an advantage of 0 removes it.
 
     e^40 is 2e17; an infinite ratio would turn the product with 0, and its gradient, into NaN.
     """
@@ -29,9 +29,11 @@ def ratio_of(log_ratio_bt: jax.Array) -> jax.Array:
 
 
 def kl_estimate(estimator: str, log_ratio: Any, xp: Any) -> Any:
-    """K1, K2 or K3 of d = log pi - log pi_ref; see ``config.KL``.
+    """Returns K1, K2 or K3 of d = log pi - log pi_ref; see ``config.KL``.
 
     Args:
+      estimator: k1, k2 or k3.
+      log_ratio: d.
       xp: ``numpy`` or ``jax.numpy``, as the array is.
     """
     if estimator == "k1":
@@ -49,12 +51,14 @@ def kl_token_rewards(
     reference_logprobs_bt: np.ndarray,
     mask_bt: np.ndarray,
 ) -> np.ndarray:
-    """What ``kl.placement: reward`` pays each token: -beta K(mu, pi_ref), see ``config.KL``.
+    """Returns token rewards of ``kl.placement: reward``, -beta K(mu, pi_ref); see ``config.KL``.
 
     Args:
+      kl: the config.
       behaviour_logprobs_bt: log mu, nats.
       reference_logprobs_bt: log pi_ref of the same tokens, nats.
-      mask_bt: above 0 on tokens that are paid; the others get 0, whatever the arrays hold there.
+      mask_bt: above 0 on tokens that get a reward; the others get 0, whatever the arrays hold
+        there.
 
     Returns:
       float64 [rows, length], for ``advantages.of_batch``.

@@ -1,1 +1,1 @@
-"""Scoring completions in processes of their own."""
+"""Scores completions in separate processes."""

@@ -1,4 +1,4 @@
-"""Who is to blame for a reward process that has ended, and when a run has no use in going on."""
+"""Decides which job ended a reward process, and when ended processes should end the run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _PROMPTS_IN_VAIN = 3  # that it must concern, as a single one may be at fault
 
 
 class Blame:
-    """Judges what jobs have done to their processes.
+    """Decides which jobs are to blame for ended processes.
 
     Args:
-      processes: how many there are.
-      names: of the rewards, for messages; ``environment`` is that of the environment.
-      log: the file that has what rewards print, for messages.
+      processes: number of processes.
+      names: names of the rewards, for messages.
+      environment: name of the environment, for messages.
+      log: the file with the output of rewards, for messages.
       note, most_in_vain: see ``RewardPool``.
 
     Attributes:
@@ -45,7 +46,7 @@ class Blame:
         self.replaced = 0
 
     def done(self, job: Job) -> None:
-        """A job has ended as it should."""
+        """Records that a job has ended normally."""
         if job.late is None and not job.abandoned:
             self._slowest_s = max(self._slowest_s, job.clock.used_s)
         if job.succeeded:
@@ -53,13 +54,13 @@ class Blame:
             self._in_vain.clear()
 
     def late(self, job: Job, runner: Runner) -> DeadlineError:
-        """What to say of a job whose time is over."""
+        """Returns the error for a job that has exceeded its time limit."""
         slowest = f"{self._slowest_s:.2g} s" if self._slowest_s else "none"
         what = f"{self._name(job, runner)} (slowest answer so far: {slowest})"
         return DeadlineError(what, job.limit_s, job.limit_key)
 
     def _name(self, job: Job, runner: Runner) -> str:
-        """What a process runs for a job; it is the only witness, and so it is not trusted."""
+        """Returns the reward or environment that runs for a job, as the untrusted process says."""
         if job.plays:
             return self._environment
         number = job.reward if job.on_loop else runner.process.witness.reward
@@ -68,16 +69,17 @@ class Blame:
     def verdicts(
         self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]
     ) -> Mapping[Job, RlaxError]:
-        """The jobs that fail, with the reason; marks others that are suspected.
+        """Returns the jobs that fail, with the reason, and marks others as suspects.
 
-        A job is to blame if nothing else can have ended the process: if it was started for this
-        job, or if it happens again to the same job.
+        A job is to blame if nothing else can have ended the process: if the process was started for
+        this job, or if it happens again to the same job.
 
         Args:
+          runner: the process.
           how, ended: see ``Owner.gone``.
 
         Raises:
-          RlaxError: jobs do nothing but end processes.
+          RlaxError: processes keep ending without any result.
         """
         verdicts: dict[Job, RlaxError] = {}
         said = self._said(runner, how, ended)
@@ -109,7 +111,7 @@ class Blame:
         return f"the reward process of {', '.join(names)} {how}"
 
     def replace(self, why: str) -> None:
-        """Counts a process that has to be replaced, and says so."""
+        """Counts a process that has to be replaced, and notes the reason."""
         self.replaced += 1
         if self.replaced & (self.replaced - 1) == 0:  # 1, 2, 4, 8, ...: at once, and not too often
             self._note(

@@ -1,4 +1,4 @@
-"""Episodes that environments play in reward processes, as the trainer's process sees them."""
+"""Episodes that environments play in reward processes, as seen by the trainer's process."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MOST_QUESTIONS = 64  # of one episode at a time
 
 @dataclass(slots=True)
 class PlayCounts:
-    """How episodes of an environment have ended.
+    """Counts of the ways in which episodes of an environment have ended.
 
     Attributes:
-      done: as their environment would have it.
-      cut: at a limit on turns or tokens.
-      errors: with an exception, or with their process.
-      late: at ``rlax.deadlines.episode_s``; they count as errors, too.
+      done: ended by their environment.
+      cut: ended at a limit on turns or tokens.
+      errors: ended with an exception, or with their process.
+      late: ended at ``rlax.deadlines.episode_s``; they also count as errors.
     """
 
     done: int = 0
@@ -42,7 +42,7 @@ class PlayCounts:
     late: int = 0
 
     def since(self, before: PlayCounts) -> PlayCounts:
-        """What has been counted since then."""
+        """Returns the counts since an earlier state."""
         return PlayCounts(
             self.done - before.done,
             self.cut - before.cut,
@@ -55,7 +55,7 @@ class PlayJob(Job):
     """Plays one episode.
 
     Attributes:
-      result: its outcome, or why it has none.
+      result: future with the outcome, or with the reason why there is none.
     """
 
     limit_key = "rlax.deadlines.episode_s"
@@ -94,7 +94,7 @@ class PlayJob(Job):
         return {"job": self.number, "play": play}
 
     def _state(self) -> dict[str, Any]:
-        """What a session shows, apart from the newest answer."""
+        """Returns the state of a session, including the newest answer."""
         played = self._played
         return {
             "answer": answer_to(played.answer),
@@ -134,7 +134,7 @@ class PlayJob(Job):
         return Outcome(text, rewards, ended, checked_metrics(said["metrics"]))
 
     def _ask(self, message: Mapping[str, Any]) -> None:
-        """Has a question answered; the policy's time is not the environment's."""
+        """Answers a question of the environment; the policy's time is not the environment's."""
         call = int(message["call"])
         if "sample" in message:
             given, trajectory = _given(message["sample"]), int(message["trajectory"])

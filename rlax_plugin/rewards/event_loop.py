@@ -1,7 +1,7 @@
-"""Inside a reward process: its event loop, on which jobs wait: async rewards, and episodes.
+"""Inside a reward process: the event loop for jobs that wait, async rewards and episodes.
 
-It says whose step it runs, task by task: many jobs share it, and where one of them blocks it, or
-ends the process, the trainer has to know which. Tasks that a job starts are the job's as well.
+It records whose step it runs, task by task: many jobs share the loop, and if one of them blocks it,
+or ends the process, the trainer has to know which. Tasks that a job starts count as the job's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def _stepped(steps: _Steps) -> Any:
 
 
 def loop_with(witness: Witness) -> asyncio.AbstractEventLoop:
-    """A new event loop on a thread of its own."""
+    """Returns a new event loop on its own thread."""
     loop = asyncio.new_event_loop()
 
     def task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
@@ -84,8 +84,13 @@ class WaitingJobs:
     """The jobs of one event loop; ``take`` is called on it.
 
     Args:
-      environment: plays episodes; None where there is none.
-      reward_limit: of what it pays for a turn.
+      loop: the event loop.
+      forms: the rewards.
+      environment: plays episodes; None if there is none.
+      main_thread: runs functions that are not async.
+      send: sends a message to the trainer.
+      failures: formats exceptions.
+      reward_limit: limit of the environment's reward for a turn.
     """
 
     def __init__(
@@ -107,7 +112,7 @@ class WaitingJobs:
         self._sessions: dict[int, ProcessSession] = {}
 
     def take(self, line: bytes) -> None:
-        """A job, or something that concerns one."""
+        """Starts a job, or passes a message on to a job."""
         message = json.loads(line)
         job = message["job"]
         if "cancel" in message:

@@ -1,4 +1,4 @@
-"""What a reward looks like from outside: which of its methods scores, and whether it is async."""
+"""The interface of a reward: which of its methods scores, and whether it is async."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _METHODS: tuple[tuple[What, str], ...] = (("group", "score_group"), ("episode", 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a reward is called.
+    """The call of a reward: its method, arguments and limits.
 
     Attributes:
-      what: it sees the text of an episode, the episode, or all episodes of a prompt at once.
-      method: takes the prompt, and that.
-      waits: whether it is an ``async`` function, of which many run at a time.
-      weight: of its value in the total; see ``RewardChoice``.
-      name: for messages.
+      what: input of the reward: the text of an episode, the episode, or all episodes of a prompt.
+      method: function to call with the prompt and this input.
+      waits: True if it is an ``async`` function, of which many run at a time.
+      weight: weight of its value in the total; see ``RewardChoice``.
+      name: name for messages.
       limit: largest absolute value that it may return.
     """
 
@@ -35,14 +35,14 @@ class Form:
     limit: float = math.inf
 
     def arguments(self, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
-        """To score one episode with."""
+        """Returns the arguments for scoring one episode."""
         return prompt, episode.text if self.what == "text" else episode
 
 
 def form_of(
     reward: Any, weight: float = 1.0, name: str = "the reward", limit: float = math.inf
 ) -> Form:
-    """The form of a reward: ``score_group``, ``score``, or the reward itself if it has neither."""
+    """Returns the form of a reward: ``score_group``, ``score``, or else the reward itself."""
     for what, attribute in _METHODS:
         if callable(method := getattr(reward, attribute, None)):
             return Form(what, method, _waits(method), weight, name, limit)
@@ -57,12 +57,12 @@ def _waits(function: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the rewards of a process need, as it says once it has started.
+    """The requirements of a process's rewards, which it reports once it has started.
 
     Attributes:
-      group: they see all episodes of a prompt at once.
-      tokens: they see tokens.
-      waits: one of them is async.
+      group: True if a reward sees all episodes of a prompt at once.
+      tokens: True if a reward sees tokens.
+      waits: True if a reward is async.
     """
 
     group: bool = False

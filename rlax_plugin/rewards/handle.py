@@ -1,4 +1,4 @@
-"""A reward process as the trainer's process holds it: starting it, telling it things, ending it."""
+"""Starts, ends and sends lines to a reward process from the trainer's process."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ NO_ANSWER = "sent something that is not an answer"
 
 
 class KilledError(RlaxError):
-    """A signal has ended a process: a crash, or somebody outside who killed it."""
+    """A signal has ended a process: it crashed, or was killed from outside."""
 
 
 class Lines(asyncio.Protocol):
-    """Lines as they come, and the end of the connection.
+    """Receives lines and the end of the connection.
 
     Attributes:
-      take: is given each line.
-      ended: is called once: there are no more, or what came is too long for one.
-      closed: whether that has happened.
+      take: called with each line.
+      ended: called once, when there are no more lines or one is too long.
+      closed: True once the connection has ended.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class RewardProcess:
     """One reward process. It is started again after each ``end``.
 
     Attributes:
-      lines: what it sends.
-      needs: what its rewards need.
-      witness: what it is at.
+      lines: the lines it sends.
+      needs: requirements of its rewards.
+      witness: shared memory that names its current job.
     """
 
     witness: Witness
@@ -84,7 +84,7 @@ class RewardProcess:
         self.needs = Needs()
 
     async def start(self) -> None:
-        """Starts it, after what was left of the last one was ended.
+        """Starts the process, after ending any earlier one.
 
         Raises:
           DeadlineError: it took too long.
@@ -148,17 +148,17 @@ class RewardProcess:
 
     @staticmethod
     async def _end_with_it(process: asyncio.subprocess.Process) -> None:
-        """What it has started does not outlive it, whatever ends it."""
+        """Waits for the process to end, and then kills the processes that it has started."""
         await process.wait()
         kill_tree(process.pid, gone=True)
 
     def send(self, data: bytes) -> None:
-        """Sends lines; one that has ended gets none."""
+        """Sends lines; does nothing if the process has ended."""
         if self._transport is not None:
             self._transport.write(data)
 
     async def how_it_ended(self) -> str:
-        """In words; kills it if it lives."""
+        """Describes in words how the process ended; kills it if it still runs."""
         process = self._process
         if process is None:
             return "was ended"  # by the end of the run
@@ -173,7 +173,7 @@ class RewardProcess:
         return f"was ended by {known.get(-code, f'signal {-code}')}"
 
     def end(self) -> None:
-        """Kills it with all that it has started, whatever it is at."""
+        """Kills the process and all that it has started, whatever it is doing."""
         self.lines.take, self.lines.ended = (lambda one: None), (lambda: None)
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
@@ -183,6 +183,6 @@ class RewardProcess:
             self._transport = None
 
     async def ended(self) -> None:
-        """Returns once a process that was killed is gone; 10 s at most."""
+        """Waits until a killed process is gone, for at most 10 s."""
         if self._ended is not None:
             await asyncio.wait({self._ended}, timeout=_END_S)

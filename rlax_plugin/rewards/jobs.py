@@ -1,4 +1,4 @@
-"""What reward processes are asked for: to score a sample (or a group), or to play an episode."""
+"""The jobs of reward processes: scoring a sample or a group, and playing an episode."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ Send = Callable[[Mapping[str, Any]], None]
 
 
 class Clock:
-    """The time that a job may take, which stops while it waits for something that is not its own.
+    """The time that a job may take; it stops while the job waits for something else.
 
     Args:
-      expired: is called when the time is over.
+      limit_s: the time.
+      expired: called when the time is over.
     """
 
     def __init__(self, limit_s: float, expired: Callable[[], None]):
@@ -48,7 +49,7 @@ class Clock:
         return max(0.0, self._limit_s - self.used_s)
 
     def go(self, *, timer: bool = True) -> None:
-        """Runs on, unless it was ended; ``expired`` is called only with a timer."""
+        """Continues, unless it was ended; ``expired`` is called only with a timer."""
         if self._since_s is None and not self._over:
             self._since_s = time.monotonic()
             if timer:
@@ -62,13 +63,13 @@ class Clock:
             self._timer.cancel()
 
     def end(self) -> None:
-        """Stops for good: the process is gone, whatever the job still waits for."""
+        """Stops the clock for good, because the process is gone."""
         self.stop()
         self._over = True
 
 
 class Priority:
-    """Which group comes first; the jobs of a group share it.
+    """The order of a group, which its jobs share.
 
     Attributes:
       order: the lowest one is next.
@@ -79,21 +80,23 @@ class Priority:
 
 
 class Job:
-    """Something that one process does for one prompt.
+    """A task that one process does for one prompt.
 
     Attributes:
-      on_loop: whether it runs on the process's event loop, beside others.
-      limit_s: the time that it may take, and ``limit_key`` where the config says so.
-      number: of this attempt; 0 while it waits for a process.
-      clock: of this attempt.
-      reward: the number of the reward that it calls on the event loop.
-      deaths: how often a process has ended while it ran there.
-      alone: it must have a process to itself, because one has ended and several may have done it.
-      late: why it is being cancelled.
-      cancelling: the process has said that it is being cancelled.
-      abandoned: its result is not wanted any more.
-      priority: of its group.
-      place: its own in the group.
+      prompt: the prompt.
+      on_loop: True if it runs on the process's event loop, beside others.
+      limit_s: the time that it may take; ``limit_key`` is the config key of this time.
+      number: number of this attempt; 0 while it waits for a process.
+      clock: clock of this attempt.
+      reward: number of the reward that it calls on the event loop.
+      deaths: number of processes that have ended while it ran there.
+      alone: True if it needs a process to itself, because one has ended and several jobs may have
+        caused it.
+      late: error with which it is being cancelled.
+      cancelling: True once the process has confirmed that it is being cancelled.
+      abandoned: True if its result is no longer wanted.
+      priority: priority of its group.
+      place: its place in the group.
     """
 
     limit_key = "rlax.deadlines.reward_s"
@@ -108,7 +111,7 @@ class Job:
         self.begin(0, self.clock, lambda message: None)
 
     def begin(self, number: int, clock: Clock, send: Send) -> None:
-        """A process gets it; once more, perhaps."""
+        """Begins a new attempt in a process."""
         self.clock.stop()
         self.number, self.clock, self._send = number, clock, send
         self.reward = 0
@@ -119,41 +122,41 @@ class Job:
         return (self.priority.order, self.place) < (other.priority.order, other.place)
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
-        """What the process is told."""
+        """Returns the message that tells the process to do the job."""
         raise NotImplementedError
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:
-        """Takes what the process says; whether it has done the job.
+        """Handles a message of the process; returns True if the job is done.
 
         Raises:
-          ValueError, TypeError, LookupError: that is no answer.
+          ValueError, TypeError, LookupError: it is not a valid answer.
         """
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Its result is not wanted any more."""
+        """Marks the job's result as no longer wanted."""
         self.abandoned = True
 
     def fail(self, reason: str) -> None:
-        """It ends without a result, for a reason in one line."""
+        """Ends the job without a result, for a reason in one line."""
         raise NotImplementedError
 
     def fail_run(self, error: Exception) -> None:
-        """The run ends."""
+        """Ends the job because the run ends."""
         raise NotImplementedError
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has a result that is no failure."""
+        """True if it has a result that is not a failure."""
         raise NotImplementedError
 
 
 Clocks = Callable[[Job, Callable[[], None]], Clock]
-"""Makes the clock of one attempt at a job, from what it calls when the time is over."""
+"""Makes the clock of one attempt at a job, given the callback for the end of the time."""
 
 
 def clock_of(job: Job, expired: Callable[[], None]) -> Clock:
-    """One that goes by the time of this machine."""
+    """Returns a clock that uses this machine's time."""
     return Clock(job.limit_s, expired)
 
 
@@ -161,7 +164,7 @@ class Scores:
     """The scores of one group, job by job.
 
     Attributes:
-      all: is done once each episode has a score, or a reason why it has none.
+      all: future that is done once each episode has a score, or a reason why it has none.
     """
 
     def __init__(self, episodes: int):
@@ -180,11 +183,16 @@ class ScoreJob(Job):
     """Scores some episodes of a prompt.
 
     Args:
+      prompt: the prompt.
       shown: ``prompt_to`` of the prompt.
-      scores: get what it finds, from place ``first`` on.
-      weights: of the rewards.
+      episodes: the episodes.
+      scores: receives the scores, from place ``first`` on.
+      first: place of the first episode in the group.
+      reward_s: time limit for each episode.
+      weights: weights of the rewards.
       reward_limit: see ``RlaxSection``.
-      tokens: whether they see tokens.
+      tokens: True if the rewards see tokens.
+      on_loop: see ``Job``.
     """
 
     def __init__(

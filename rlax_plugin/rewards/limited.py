@@ -1,7 +1,8 @@
-"""A function that runs in a process of its own, with limits on its CPU time and its memory.
+"""Runs a function in a separate process, with limits on its CPU time and its memory.
 
-For rewards whose libraries a text can make compute without end. An exception or a signal handler
-would not do: Python runs neither while C code computes ``10**10**10``, and libraries swallow them.
+It is for rewards in whose libraries a text can cause endless computations. An exception or a signal
+handler would not help: Python runs neither while C code computes ``10**10**10``, and libraries
+swallow them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TRIES = 3  # of a call whose process is ended from outside, or was not a new on
 
 
 class OverLimitError(RlaxError):
-    """The function took more than it may, or crashed: its arguments are to blame."""
+    """The function exceeded a limit or crashed, and its arguments are to blame."""
 
 
 class LimitedFunction:
@@ -37,15 +38,15 @@ class LimitedFunction:
 
     The limit is on CPU time, so that the same arguments have the same result however busy the
     machine is. The system enforces it, also in C code and without the function's help. The process
-    stays for the next call; after a call that was over a limit, it takes milliseconds to replace.
+    stays for the next call; after a call that exceeded a limit, replacing it takes milliseconds.
 
     Args:
-      function: ``module:name``. Arguments and result are what JSON can hold.
+      function: ``module:name``. Arguments and result must be JSON values.
       cpu_s: seconds of CPU time of one call.
-      wait_s: seconds that a call may take in all, waiting for the processor included.
+      wait_s: seconds that a call may take in all, including the wait for the processor.
       wait_key: the config key of ``wait_s``, for messages.
       startup_s: seconds in which the function's module must be imported.
-      memory_bytes: that calls may need, beside what the module has.
+      memory_bytes: memory that calls may need in addition to the module's.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class LimitedFunction:
         self._process: _Process | None = None
 
     def start(self) -> None:
-        """Begins to start the process, which the first call waits for."""
+        """Starts the process without waiting for it; the first call waits."""
         if self._process is None:
             command = [self._function, repr(self._cpu_s), str(self._memory_bytes)]
             self._process = _Process(command)
 
     def __call__(self, *arguments: Any) -> Any:
-        """The function's result.
+        """Returns the function's result.
 
         Raises:
           OverLimitError: it took too much CPU time or memory, or crashed.
@@ -138,15 +139,15 @@ class _Lost(Exception):
 
 
 class _Again(Exception):
-    """The arguments may not be to blame: the call is tried again, by a new worker."""
+    """The call is tried again by a new worker, as its arguments may not be to blame."""
 
 
 class _Process:
-    """The keeper, see ``limited_process``, and lines to and from its worker.
+    """The parent process of ``limited_process``, and the lines to and from its worker.
 
     Attributes:
-      ready: whether it has said that it is.
-      fresh: whether its worker has not been called yet.
+      ready: True once it has reported that it is ready.
+      fresh: True until its worker is called for the first time.
     """
 
     def __init__(self, command: Sequence[str]):
@@ -164,10 +165,10 @@ class _Process:
         self.send([entry for entry in sys.path if entry] + [os.getcwd()])
 
     def send(self, message: Sequence[Any]) -> None:
-        """Sends a line; it reads nothing else meanwhile, so that a long one does not block.
+        """Sends a line. The process reads nothing else meanwhile, so a long line does not block.
 
         Raises:
-          _Lost: it is read no more.
+          _Lost: the process no longer reads.
         """
         data = json.dumps(message).encode() + b"\n"
         try:
@@ -177,11 +178,11 @@ class _Process:
             raise _Lost from None
 
     def line(self, wait_s: float, late: DeadlineError) -> Any:
-        """The next line, as JSON.
+        """Returns the next line, parsed as JSON.
 
         Raises:
           DeadlineError: ``late``.
-          _Lost: there is none any more.
+          _Lost: the process has ended.
         """
         end_s = time.monotonic() + wait_s
         with selectors.DefaultSelector() as ready:
@@ -201,7 +202,7 @@ class _Process:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the keeper; its worker reads the end of stdin, or meets its limit of CPU time."""
+    """Ends the parent process; its worker ends at the end of stdin or at its CPU limit."""
     process.kill()
     for one in (process.stdin, process.stdout):
         if one is not None:

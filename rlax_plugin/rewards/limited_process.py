@@ -1,9 +1,9 @@
-"""Inside the processes of a ``LimitedFunction``: a keeper, and a worker that it forks.
+"""The processes of a ``LimitedFunction``: a parent, and a worker that it forks.
 
-Started as ``python -m rlax_plugin.rewards.limited_process FUNCTION CPU_S MEMORY_BYTES``. The keeper
+Started as ``python -m rlax_plugin.rewards.limited_process FUNCTION CPU_S MEMORY_BYTES``. The parent
 imports the function's module once, forks the worker, and waits. The worker calls the function with
-what comes on stdin, and answers on stdout. When a limit has killed it, the keeper says so on its
-behalf and forks another one, which takes milliseconds, as everything is imported.
+the arguments that come on stdin, and answers on stdout. When a limit has killed it, the parent
+reports that and forks another one, which takes milliseconds, as everything is imported.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _AGAIN = 75  # exit code of a worker that has answered, and wants to be replaced
 
 
 class _Lines:
-    """Lines on a descriptor, without reading more than was sent."""
+    """Reads lines from a descriptor, never more than was sent."""
 
     def __init__(self, descriptor: int):
         self._descriptor, self._rest = descriptor, b""
 
     def next(self) -> bytes:
-        """The next line; empty at the end."""
+        """Returns the next line; empty at the end."""
         parts = [self._rest]
         while b"\n" not in parts[-1]:
             data = os.read(self._descriptor, 1 << 16)
@@ -47,7 +47,7 @@ def _say(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def _work(function: Callable[..., Any], lines: _Lines, answers: int, cpu_s: float) -> None:
-    """Answers until there are no more questions."""
+    """Answers calls until there are no more."""
     # Its default action ends the process wherever it is, in C code as well.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     while line := lines.next():
@@ -75,7 +75,7 @@ def _said(error: BaseException) -> str:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Allows so much more than there is; does nothing where the system does not tell."""
+    """Limits memory to the present use and ``more_bytes``; does nothing if the use is unknown."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + more_bytes
@@ -105,7 +105,7 @@ def main() -> None:
             if os.WEXITSTATUS(status) != _AGAIN:
                 return
             continue
-        with suppress(BrokenPipeError):  # nobody is left, and the next worker will see that
+        with suppress(BrokenPipeError):  # the caller is gone, and the next worker will see that
             _say(answers, {"signal": os.WTERMSIG(status)})
 
 

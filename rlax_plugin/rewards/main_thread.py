@@ -1,4 +1,4 @@
-"""Inside a reward process: its main thread, on which functions run one at a time."""
+"""Inside a reward process: the main thread, on which functions run one at a time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlax_plugin.types import Episode, Prompt
 
 Send = Callable[[Mapping[str, Any]], None]
 Asked = tuple[Prompt, list[Episode], list[list[int]]]
-"""A prompt, its episodes, and the sampled tokens of each of their turns."""
+"""A prompt, its episodes, and the number of sampled tokens in each of their turns."""
 
 
 class JobReader:
-    """Reads what is to be scored. A prompt is sent with the first of its samples only."""
+    """Reads the samples to score; a prompt is sent with the first of its samples only."""
 
     def __init__(self) -> None:
         self._prompt: Prompt | None = None
@@ -36,7 +36,7 @@ class JobReader:
 
 
 class MainThread:
-    """What is to be done on the main thread, in order."""
+    """The queue of work for the main thread."""
 
     def __init__(self, send: Send, witness: Witness, failures: Failures):
         self._send, self._witness, self._failures = send, witness, failures
@@ -44,14 +44,14 @@ class MainThread:
         self._jobs = JobReader()
 
     def take(self, lines: Sequence[bytes]) -> None:
-        """Jobs of which no reward is async."""
+        """Adds jobs without async rewards to the queue."""
         self._work.put(lines)
 
     async def call(self, job: int, number: int, form: Form, arguments: tuple[Any, ...]) -> Any:
         """Calls a function that a job on the event loop needs.
 
-        The trainer is told while the job waits for its turn, which is no time of its own. One that
-        runs cannot be cancelled: then the trainer ends the process.
+        The trainer is told when the call runs, as waiting for it is not the job's own time. A
+        running call cannot be cancelled; the trainer then ends the process.
         """
         future: Future[Any] = Future()
 
@@ -103,7 +103,7 @@ class MainThread:
 
 
 class _Raised(Exception):
-    """What a function has raised: a StopIteration or a SystemExit would do harm in a future."""
+    """Carries a function's exception, as a StopIteration or SystemExit would break a future."""
 
     def __init__(self, error: BaseException):
         super().__init__()
@@ -111,7 +111,7 @@ class _Raised(Exception):
 
 
 def _now[T](coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
+    """Returns the result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as end:

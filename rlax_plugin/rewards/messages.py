@@ -1,7 +1,7 @@
-"""What travels between the trainer and a reward process, as JSON: nothing but data crosses.
+"""The messages between the trainer and a reward process: JSON data only.
 
-Whatever a process sends is checked where it is read (``checked``), by the same rules by which the
-process itself checks what a reward has returned.
+Everything that a process sends is checked where it is read (``checked``), by the same rules by
+which the process itself checks the values that a reward has returned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST = 1 << 20
 """Bytes of a message of an environment, and of a sample's answer without its token rewards."""
 
 ON_LOOP = b"~"
-"""Begins a line that is for the event loop of a reward process, and not for its main thread."""
+"""Prefix of a line for the event loop of a reward process, and not for its main thread."""
 
 MOST_METRICS = 32
 _LONGEST_NAME = 64
@@ -42,17 +42,17 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def line(message: Mapping[str, Any]) -> bytes:
-    """A message as it travels."""
+    """Returns a message as it is sent."""
     return _encode(message).encode() + b"\n"
 
 
 def packed(array: Any, dtype: str) -> str:
-    """Numbers as text: a third of the time and size of a JSON list."""
+    """Returns numbers as text, in a third of the time and size of a JSON list."""
     return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode()
 
 
 def unpacked(text: str, dtype: str) -> np.ndarray:
-    """What ``packed`` was given.
+    """Returns the numbers that ``packed`` was given.
 
     Raises:
       ValueError: it is no such text.
@@ -61,10 +61,10 @@ def unpacked(text: str, dtype: str) -> np.ndarray:
 
 
 def prompt_to(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as JSON.
+    """Returns a prompt as JSON.
 
     Raises:
-      PluginError: its metadata cannot be written so.
+      PluginError: its metadata cannot be written as JSON.
     """
     try:
         json.dumps(dict(prompt.metadata))
@@ -81,7 +81,7 @@ def prompt_to(prompt: Prompt) -> dict[str, Any]:
 
 
 def prompt_from(message: Mapping[str, Any]) -> Prompt:
-    """What ``prompt_to`` was given."""
+    """Returns the prompt that ``prompt_to`` was given."""
     return Prompt(**{**message, "tokens": unpacked(message["tokens"], "<i4")})
 
 
@@ -90,9 +90,9 @@ def _turn(given: np.ndarray, tokens: np.ndarray, finish: Any) -> Turn:
 
 
 def episode_to(episode: Episode, prompt: Prompt, tokens: bool) -> dict[str, Any]:
-    """An episode as JSON; its turns only if they are asked for, their lengths in any case.
+    """Returns an episode as JSON; its turns only with ``tokens``, their lengths always.
 
-    Log-probs, versions, seeds, workers and side channels stay here.
+    Log-probs, versions, seeds, workers and side channels are not sent.
     """
     shown: dict[str, Any] = {
         "index": episode.index,
@@ -117,7 +117,7 @@ def episode_to(episode: Episode, prompt: Prompt, tokens: bool) -> dict[str, Any]
 
 
 def episode_from(message: Mapping[str, Any], prompt: Prompt) -> Episode:
-    """What ``episode_to`` was given, without log-probs; no trajectories if it has no tokens."""
+    """Returns the episode given to ``episode_to``, without log-probs, and turns only if sent."""
 
     def turn(one: Mapping[str, Any]) -> Turn:
         given = prompt.tokens if one["given"] is None else unpacked(one["given"], "<i4")
@@ -135,22 +135,22 @@ def episode_from(message: Mapping[str, Any], prompt: Prompt) -> Episode:
 
 
 def lengths_of(episode: Episode) -> list[int]:
-    """Sampled tokens of each turn."""
+    """Returns the number of sampled tokens of each turn."""
     return [len(sampled.tokens) for sampled in episode.sampled]
 
 
 def answer_to(answer: Answer) -> dict[str, Any]:
-    """An answer of the policy as JSON."""
+    """Returns an answer of the policy as JSON."""
     return {"tokens": packed(answer.tokens, "<i4"), "text": answer.text, "finish": answer.finish}
 
 
 def answer_from(message: Mapping[str, Any]) -> Answer:
-    """What ``answer_to`` was given."""
+    """Returns the answer that ``answer_to`` was given."""
     return Answer(unpacked(message["tokens"], "<i4"), message["text"], message["finish"])
 
 
 def score_to(score: Score) -> dict[str, Any]:
-    """A score as JSON."""
+    """Returns a score as JSON."""
     shown: dict[str, Any] = {"total": score.total, "parts": score.parts}
     if score.metrics:
         shown["metrics"] = dict(score.metrics)
@@ -165,15 +165,16 @@ def score_from(
     lengths: Sequence[int],
     limit: float = math.inf,
 ) -> Score:
-    """What ``score_to`` was given, if it is a score.
+    """Returns the score that ``score_to`` was given, if it is valid.
 
     Args:
-      weights: of each reward.
-      lengths: sampled tokens of each turn.
-      limit: largest absolute value of what a reward returns.
+      message: the JSON object.
+      weights: weights of the rewards.
+      lengths: number of sampled tokens of each turn.
+      limit: largest absolute value that a reward may return.
 
     Raises:
-      ValueError, TypeError, LookupError: it is not.
+      ValueError, TypeError, LookupError: it is not a valid score.
     """
     parts = tuple(map(float, message["parts"]))
     if len(parts) != len(weights):
@@ -195,10 +196,10 @@ def score_from(
 
 
 def finite(total: Any) -> float:
-    """A reward, if it is one.
+    """Returns a reward as a finite number.
 
     Raises:
-      ValueError, TypeError: it is not; says why.
+      ValueError, TypeError: it is not one; says why.
     """
     total = float(total)
     if not math.isfinite(total):
@@ -207,7 +208,7 @@ def finite(total: Any) -> float:
 
 
 def weighted(weights: Sequence[float], parts: Sequence[float]) -> float:
-    """The total of what rewards have returned."""
+    """Returns the weighted sum of the values that rewards have returned."""
     return sum(map(operator.mul, weights, parts), 0.0)
 
 
@@ -215,8 +216,9 @@ def within(value: Any, limit: float, name: str = "a reward") -> float:
     """Checks that the value of a reward is a finite number in bounds.
 
     Args:
+      value: the value.
       limit: ``rlax.reward_limit``.
-      name: whose it is, for the message.
+      name: name of the reward, for the message.
 
     Raises:
       ValueError, TypeError: it is not; says why.
@@ -240,10 +242,10 @@ def within(value: Any, limit: float, name: str = "a reward") -> float:
 def checked(
     total: Any, metrics: Any, token_rewards: Sequence[Any], lengths: Sequence[int]
 ) -> Score:
-    """A score without parts, if it is one.
+    """Returns a score without parts, after checking its values.
 
     Raises:
-      ValueError, TypeError: it is not; says why.
+      ValueError, TypeError: it is not a valid score; says why.
     """
     total = finite(total)
     of_turns = [np.asarray(one, np.float64) for one in token_rewards]
@@ -258,10 +260,10 @@ def checked(
 
 
 def checked_metrics(metrics: Any) -> Mapping[str, float]:
-    """Figures by name, if they are some.
+    """Returns metrics by name, after checking them.
 
     Raises:
-      ValueError, TypeError: they are not; says why.
+      ValueError, TypeError: they are not valid; says why.
     """
     if not metrics:
         return EMPTY

@@ -1,4 +1,4 @@
-"""What reward processes print: a pipe to them, and a log without what a terminal would obey."""
+"""Captures the output of reward processes: a pipe, and a log without terminal control codes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray pr
 
 
 class RewardOutput:
-    """Copies to the end of a file what is written to ``descriptor``, on a thread of its own.
+    """Appends output written to ``descriptor`` to a file, on a separate thread.
 
     Args:
-      most_bytes: of the file, which then gets no more: a tool may print a megabyte in each episode.
+      path: the file.
+      most_bytes: largest size of the file; a tool may print a megabyte in each episode.
 
     Attributes:
       descriptor: the pipe's end for reward processes.
@@ -51,6 +52,6 @@ class RewardOutput:
                     file.write(text)
 
     def close(self) -> None:
-        """Blocks until everything is in the file, 2 s at most."""
+        """Waits until all output is in the file, for at most 2 s."""
         os.close(self.descriptor)
         self._thread.join(_CLOSE_S)

@@ -24,10 +24,10 @@ Send = Callable[[Mapping[str, Any]], None]
 
 
 class ProcessSession:
-    """A ``Session`` that asks the trainer.
+    """A ``Session`` that sends its questions to the trainer.
 
     Args:
-      message: what the trainer said of the episode so far.
+      message: the trainer's message with the state of the episode.
       send: sends a message of this job.
     """
 
@@ -46,7 +46,7 @@ class ProcessSession:
 
     @property
     def text(self) -> str:
-        """What the last answer says."""
+        """The text of the last answer."""
         return self._last.text
 
     async def sample(self, given: Given, trajectory: int = 0) -> Answer:
@@ -79,7 +79,7 @@ class ProcessSession:
         return said
 
     def told(self, message: Mapping[str, Any]) -> None:
-        """The trainer has answered one of the questions."""
+        """Handles the trainer's answer to a question."""
         asked = self._asked.get(message["call"])
         if asked is not None and not asked.done():
             asked.set_result(message)
@@ -107,7 +107,7 @@ def _tokens(given: Any) -> np.ndarray:
 async def outcome_of(
     environment: Any, prompt: Prompt, session: ProcessSession, reward_limit: float
 ) -> dict[str, Any]:
-    """Plays an episode; its outcome as JSON. Raises what the environment raises."""
+    """Plays an episode and returns its outcome as JSON; raises what the environment raises."""
     try:
         outcome = await environment.play(prompt, session)
     except EpisodeLimit:

@@ -1,4 +1,4 @@
-"""The pool of reward processes: scores samples and plays episodes, and survives what they do."""
+"""The pool of reward processes, which scores samples and plays episodes and survives crashes."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ log = logging.getLogger("rlax.controller")
 class RewardPool:
     """Scores completions and plays episodes in ``section.reward_processes`` processes.
 
-    A sample is one job, unless a reward sees the group: then the group is one. Functions run one at
-    a time in each process, async rewards ``section.reward_concurrency``, and episodes of an
-    environment as many as there are.
+    A sample is one job, unless a reward sees the group: then the group is one job. In each process,
+    functions run one at a time, async rewards ``section.reward_concurrency`` at a time, and
+    episodes of an environment without limit.
 
-    A reward that raises or outlives ``deadlines.reward_s`` marks its sample as errored; it never
-    counts as 0 and never stops the run. Only the sample that hung is lost: those beside it and
-    behind it are scored in another process. A sample whose process ends is errored if nothing else
-    can have ended it: if the process was started for it, or if it happens again. Where several may
-    have ended it, each has a process to itself when it is tried again.
+    A reward that raises or exceeds ``deadlines.reward_s`` marks its sample as errored; it never
+    counts as 0 and never stops the run. Only the sample that hung is lost: the others of its
+    process are scored in another process. A sample whose process ends is errored if nothing else
+    can have ended it: if the process was started for it, or if it happens again. If several samples
+    may have ended it, each is tried again in a process of its own.
 
     Args:
-      run_dir: where ``logs/rewards.log`` gets what rewards print.
+      section: the config.
+      run_dir: its ``logs/rewards.log`` gets the output of rewards.
       key: dotted key of the list of rewards, for messages.
-      note: told at once, in one line, that a process had to be replaced.
-      clocks: by which jobs are late.
-      most_in_vain: the run ends after so many processes in a row that ended, or were killed,
+      note: called at once, with one line, when a process had to be replaced.
+      clocks: make the clocks that measure the time of jobs.
+      most_in_vain: the run ends after this many processes in a row that ended, or were killed,
         without a result between them: before the first result, and once there has been one.
 
     Attributes:
-      played: how episodes have ended.
+      played: counts of the ways in which episodes have ended.
     """
 
     def __init__(
@@ -80,33 +81,33 @@ class RewardPool:
 
     @property
     def replaced(self) -> int:
-        """How often a process ended, or was killed for being late."""
+        """The number of processes that ended, or were killed for being late."""
         return self._scheduler.blame.replaced
 
     @property
     def under_way(self) -> int:
-        """Jobs that processes have at this moment."""
+        """The number of jobs that processes have at this moment."""
         return sum(runner.load for runner in self._scheduler.runners)
 
     @property
     def needs(self) -> Needs:
-        """What the rewards look like, once the pool is started."""
+        """The requirements of the rewards, once the pool is started."""
         return self._scheduler.runners[0].process.needs
 
     async def start(self) -> None:
         """Starts all processes.
 
         Raises:
-          RlaxError: one does not start; the reason is in the log.
+          RlaxError: a process does not start; the reason is in the log.
         """
         await self._scheduler.start()
 
     async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
-        """What rewards give each episode.
+        """Returns a score for each episode.
 
         Raises:
           PluginError: the prompt's metadata are not JSON.
-          RlaxError: a reward process cannot be started again, or rewards do nothing but end it.
+          RlaxError: a reward process cannot be started again, or rewards keep ending it.
         """
         if not self._section.rewards:  # the environment alone pays
             return [Score(0.0) for _ in episodes]
@@ -132,9 +133,9 @@ class RewardPool:
         return await self._result(jobs, scores.all)
 
     async def play(self, prompt: Prompt, played: PlayedEpisode) -> Outcome | Unscored:
-        """What the environment makes of an episode, whose turns ``played`` samples.
+        """Plays an episode, whose turns ``played`` samples, and returns its outcome.
 
-        If its process ends, and nothing shows that this episode did it, it is played once more
+        If its process ends, and nothing shows that this episode caused it, it is played once more
         from its beginning.
 
         Raises:
@@ -158,6 +159,6 @@ class RewardPool:
             raise
 
     async def close(self) -> None:
-        """Ends all processes, with what they have started."""
+        """Ends all processes, with everything they have started."""
         await self._scheduler.close()
         await asyncio.to_thread(self._output.close)

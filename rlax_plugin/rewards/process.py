@@ -1,12 +1,12 @@
 """A reward process: scores and plays episodes that arrive as JSON lines on a socket of its own.
 
 Started by ``RewardProcess`` as ``python -m rlax_plugin.rewards.process SOCKET WITNESS``, two file
-descriptors. It is a process of its own so that code that hangs, leaks or crashes costs one sample
-and never the run. It leads a session and a process group, which ends with it: what a reward starts
-does not outlive it.
+descriptors. It is a separate process so that code that hangs, leaks or crashes costs one sample
+and never the run. It leads a session and a process group, which ends with it, so that processes
+started by a reward do not outlive it.
 
 Three threads: one reads, the main one calls functions one at a time (signals and many libraries
-want the main one), and an event loop runs async rewards and environments, many at a time.
+need the main one), and an event loop runs async rewards and environments, many at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlax_plugin.rewards.witness import Witness
 
 
 class Connection:
-    """The way to the trainer, for all threads."""
+    """The connection to the trainer, for all threads."""
 
     def __init__(self, descriptor: int):
         # Neither what a reward starts nor what it forks may hold the way on which jobs come.
@@ -45,10 +45,10 @@ class Connection:
         self._rest = b""
 
     def receive(self) -> list[bytes]:
-        """Waits for lines; all that have come.
+        """Waits for lines, and returns all that have come.
 
         Raises:
-          EOFError: there are none any more.
+          EOFError: the connection has ended.
         """
         while True:
             data = self._socket.recv(1 << 18)

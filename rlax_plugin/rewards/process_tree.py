@@ -1,4 +1,4 @@
-"""Ends a process and what it has started."""
+"""Ends a process and everything it has started."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import psutil
 def kill_tree(pid: int, *, gone: bool = False) -> None:
     """Kills a process that leads a process group, its group, and the descendants outside of it.
 
-    What has left the group (a session of its own) is found as long as the processes between it and
-    ``pid`` live.
+    Descendants that have left the group (with a session of their own) are found as long as the
+    processes between them and ``pid`` live.
 
     Args:
-      gone: the process itself has ended: only its group is left.
+      pid: the process.
+      gone: True if the process itself has ended and only its group is left.
     """
     others: list[psutil.Process] = []
     if not gone:

@@ -1,4 +1,4 @@
-"""One reward process and the jobs that it has: what it says, what is late, and who ends it."""
+"""Manages one reward process and its jobs: messages, time limits, and the end of the process."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ _WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, R
 
 
 class Owner(Protocol):
-    """Who is told what comes of jobs."""
+    """The receiver of the results of jobs."""
 
     def late(self, job: Job, runner: Runner) -> DeadlineError:
-        """What to say of a job whose time is over."""
+        """Returns the error for a job that has exceeded its time limit."""
         ...
 
     def done(self, job: Job, runner: Runner) -> None:
-        """A job has its result."""
+        """Handles a job that has its result."""
         ...
 
     def gone(self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]) -> None:
-        """The process has ended by itself, as ``how`` says, or was ended for a late job.
+        """Handles a process that has ended, by itself as ``how`` says, or because a job was late.
 
         Args:
-          ended: the jobs that may have been the cause; the others are in ``runner.jobs`` still.
+          runner: the process.
+          how: how it ended, or the error of the late job.
+          ended: the jobs that may have caused it; the others are still in ``runner.jobs``.
         """
         ...
 
 
 class Runner:
-    """A process and what it is at.
+    """A process and its jobs.
 
     Attributes:
-      begun: jobs that it has begun since it was started.
-      up: whether it takes jobs; ``starting``: whether it is being started.
-      reserved: the job that must have it alone.
+      begun: number of jobs that it has begun since it was started.
+      up: True if it accepts jobs; ``starting``: True if it is being started.
+      reserved: the job that needs it alone.
     """
 
     def __init__(self, process: RewardProcess, owner: Owner, clocks: Clocks = clock_of):
@@ -73,7 +75,7 @@ class Runner:
 
     @property
     def down(self) -> bool:
-        """Whether it has to be started."""
+        """True if it has to be started."""
         return not self.up and not self.starting and self._ending is None
 
     @property
@@ -90,7 +92,7 @@ class Runner:
             self._ended()
 
     def give(self, job: Job) -> None:
-        """Has it do a job; ``flush`` sends it."""
+        """Gives it a job; ``flush`` sends it."""
         self._numbers += 1
         clock = self._clocks(job, lambda: self._expired(job))
         job.begin(self._numbers, clock, self._sender())
@@ -113,10 +115,10 @@ class Runner:
             self._out.clear()
 
     def _sender(self) -> Send:
-        """Sends to the process that there is now, and never to one that is started after it.
+        """Returns a function that sends to the present process, and never to a later one.
 
         An answer of the policy may come when the process that asked has ended. The next one does
-        not know the question; while it starts, it understands nothing but its first message.
+        not know the question, and while it starts, it understands only its first message.
         """
         life = self._lives
 
@@ -233,20 +235,20 @@ class Runner:
         self._end_of(how)
 
     def _end_of(self, how: str) -> None:
-        """It has ended by itself, or has to be ended, although nothing is late."""
+        """Ends the process although no job is late: it has ended by itself or sent invalid data."""
         executing = self.executing()
         self.end()
         self._owner.gone(self, how, executing)
 
     def executing(self) -> list[Job]:
-        """What it runs at this moment, as far as it can be told; else all that it has begun."""
+        """Returns the jobs that run at this moment if they are known; else all that have begun."""
         found = [self.on_main[0]] if self.on_main else []
         with contextlib.suppress(KeyError, AttributeError):
             found.append(self.on_loop[self.process.witness.job])
         return found or list(self.on_loop.values())
 
     def end(self) -> None:
-        """Kills it; its jobs are still its own."""
+        """Kills the process; its jobs are kept."""
         self.up, self.reserved = False, None
         self._lives += 1
         self._out.clear()
@@ -258,14 +260,14 @@ class Runner:
         self.process.end()
 
     def clear(self) -> list[Job]:
-        """Takes all jobs from it."""
+        """Removes and returns all jobs."""
         jobs = self.jobs
         self.on_main.clear()
         self.on_loop.clear()
         return jobs
 
     def drop(self, job: Job) -> None:
-        """Takes one job from it that has ended with it."""
+        """Removes one job that has ended with the process."""
         if job in self.on_main:
             self.on_main.remove(job)
         self.on_loop.pop(job.number, None)

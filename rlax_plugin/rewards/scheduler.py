@@ -1,4 +1,4 @@
-"""Gives jobs to reward processes, starts processes again, and judges what ends them."""
+"""Gives jobs to reward processes, restarts processes, and handles their ends."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from rlax_plugin.rewards.jobs import Job, Priority
 from rlax_plugin.rewards.runner import Runner
 
 _STARTS = 3
-"""Attempts to start a process before the run ends. No sample is to blame if one does not start.
+"""Attempts to start a process before the run ends; a failed start is never blamed on a sample.
 
-When the run starts, only what a signal has ended is tried again: code that fails or hangs there
-fails and hangs every time."""
+At the start of the run, only processes ended by a signal are tried again: code that fails or hangs
+there does so every time."""
 
 _AHEAD_S, _MOST_AHEAD = 0.005, 16
-"""Jobs are sent ahead of the one that a main thread runs: so many seconds' worth of them, judged by
-the slowest of late, and so many at most."""
+"""Jobs are sent ahead of the one that a main thread runs: as many as take this time, estimated from
+the slowest recent one, and at most this many."""
 _QUICK_S = 0.001
-"""A process that has less to do than this gets the next job as well: to wake another costs more."""
+"""A process with less work than this gets the next job as well: waking another costs more."""
 
 _CLOSED = "the pool of reward processes is closed"
 
 
 class Scheduler:
-    """Spreads jobs over processes, the oldest group first.
+    """Distributes jobs among processes, the oldest group first.
 
     Args:
-      concurrency: async rewards at a time in one process.
-      log: the file that has what rewards print, for messages.
+      concurrency: number of async rewards at a time in one process.
+      log: the file with the output of rewards, for messages.
       note: see ``RewardPool``.
 
     Attributes:
       runners: the processes.
-      blame: judges what ends them.
+      blame: decides which jobs ended them.
     """
 
     runners: Sequence[Runner] = ()
@@ -79,7 +79,7 @@ class Scheduler:
         return RlaxError(f"a reward process did not start; see {self._log} ({error})")
 
     def add(self, jobs: Sequence[Job]) -> None:
-        """Jobs of one group; each tells itself what comes of it.
+        """Adds the jobs of one group; each job receives its own result.
 
         Raises:
           RlaxError: the run is over.
@@ -101,7 +101,7 @@ class Scheduler:
             heapq.heappush(self._waiting, job)
 
     def abandon(self, jobs: Sequence[Job]) -> None:
-        """Their results are not wanted any more."""
+        """Cancels jobs whose results are no longer wanted."""
         for job in jobs:
             job.abandon()
         for runner in self.runners:
@@ -122,7 +122,7 @@ class Scheduler:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Gives processes what waits, and starts some if there is more."""
+        """Gives waiting jobs to processes, and starts processes if there are more jobs."""
         self._soon = False
         if self._failure is not None:
             return
@@ -150,7 +150,7 @@ class Scheduler:
                 self._start(runner)
 
     def _give_alone(self) -> int:
-        """Gives those that must be alone a process each; returns how many wait."""
+        """Gives each job that must run alone its own process; returns how many still wait."""
         waiting = 0
         for job in list(self._alone):
             if job.abandoned:
@@ -170,7 +170,7 @@ class Scheduler:
         return waiting
 
     def _free(self, on_loop: bool) -> Runner | None:
-        """The process that should get the next sample; None: none should."""
+        """Returns the process that should get the next sample; None if there is none."""
         lately = self._lately_s
         ahead = 1 if lately is None else min(_MOST_AHEAD, 1 + int(_AHEAD_S / max(lately, 1e-6)))
         best, least = None, self._concurrency if on_loop else ahead
@@ -233,21 +233,21 @@ class Scheduler:
         self._again(runner)
 
     def _again(self, runner: Runner) -> None:
-        """What a process that is gone has not done waits once more."""
+        """Puts the jobs of a process that is gone back into the queue."""
         for job in runner.clear():
             if not job.abandoned:
                 self._enqueue(job)
         self._pump_soon()
 
     def _fail(self, error: RlaxError) -> None:
-        """The run is over, for every job."""
+        """Ends every job because the run is over."""
         self._failure = error
         waiting = [*self._waiting, *self._plays, *self._alone]
         for job in [*waiting, *(job for runner in self.runners for job in runner.jobs)]:
             job.fail_run(error)
 
     async def close(self) -> None:
-        """Ends all processes, with what they have started."""
+        """Ends all processes, with everything they have started."""
         self._fail(RlaxError(_CLOSED))
         for task in self._starting:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Inside a reward process: what rewards give the episodes of one job."""
+"""Inside a reward process: computes the scores of the episodes of one job."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ Call = Callable[[Form, tuple[Any, ...]], Awaitable[Any]]
 
 
 class Failures:
-    """Shows what rewards and environments raise: in one line as an answer, and once in the log."""
+    """Formats exceptions of rewards and environments as one line, and logs each traceback once."""
 
     def __init__(self) -> None:
         self.shown: set[tuple[str, str, int | None]] = set()  # type, file and line
 
     def __call__(self, what: str, prompt_id: str, error: BaseException) -> str:
-        """An exception in one line; its traceback is in the log.
+        """Returns an exception in one line; its traceback is in the log.
 
         Args:
-          what: of whom it is, such as "a reward".
+          what: the part that raised it, such as "a reward".
+          prompt_id: id of the prompt.
+          error: the exception.
         """
         found = traceback.extract_tb(error.__traceback__)
         where = found[-1] if found else traceback.FrameSummary("?", 0, "?")
@@ -52,7 +54,7 @@ class Failures:
 
 
 def _said(error: BaseException) -> str:
-    """What an exception says, which may fail in its turn."""
+    """Formats an exception whose ``__str__`` may raise."""
     try:
         return one_line(f"{type(error).__name__}: {error}")
     except Exception as failed:  # noqa: BLE001  code of the reward, which may raise anything
@@ -67,7 +69,7 @@ def _traceback(error: BaseException) -> str:
 
 
 class _Sum:
-    """What several rewards give one episode together, or why one of them failed."""
+    """The combined values of several rewards for one episode, or the error of one of them."""
 
     def __init__(self, lengths: Sequence[int], said: Callable[[BaseException], str]):
         self._lengths, self._said = lengths, said
@@ -81,9 +83,9 @@ class _Sum:
         self.error = self.error or self._said(error)
 
     def add(self, given: Any, form: Form) -> None:
-        """Adds what a reward has returned, which may be anything.
+        """Adds the value that a reward has returned, after checking it.
 
-        Parts and metrics are recorded as they are; the total and token rewards are weighted.
+        Parts and metrics are recorded unchanged; the total and token rewards are weighted.
         """
         weight = form.weight
         try:
@@ -111,7 +113,7 @@ class _Sum:
         self._weights.append(weight)
 
     def shown(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the score or the error as JSON."""
         total = weighted(self._weights, self._parts)
         try:
             if not self.error:
@@ -134,15 +136,19 @@ async def scores_of(
     at: Callable[[int], None],
     failures: Failures,
 ) -> list[dict[str, Any]]:
-    """A score as JSON, or an error, for each episode.
+    """Returns a score as JSON, or an error, for each episode.
 
-    A reward that fails for an episode ends the scoring of that one alone; one that sees the group
-    fails for all of them.
+    A reward that fails for an episode ends the scoring of that episode alone; one that sees the
+    group fails for all of them.
 
     Args:
-      lengths: of each episode, sampled tokens of each turn.
+      forms: the rewards.
+      prompt: the prompt.
+      episodes: its episodes.
+      lengths: for each episode, the number of sampled tokens of each turn.
       call: calls a reward.
-      at: is told the number of the reward that is called next.
+      at: called with the number of the reward that is called next.
+      failures: formats exceptions.
     """
 
     def said(error: BaseException) -> str:

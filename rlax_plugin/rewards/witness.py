@@ -1,7 +1,7 @@
-"""A few bytes that a reward process shares with the trainer: what it is at, even if it is stuck.
+"""Shared memory in which a reward process names its current job, readable even if it hangs.
 
-Anything may run in the process and write there, so that the trainer takes it for a hint at whom to
-blame, and for nothing else.
+Any code in the process may write there, so the trainer uses it only as a hint at which job is to
+blame.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _JOB = struct.Struct("<Q")
 
 
 class Witness:
-    """Shared memory.
+    """The shared memory.
 
     Attributes:
       reward: number of the reward that the main thread calls, or called last.
-      job: number of the job whose step runs on the event loop; 0: none.
+      job: number of the job whose step runs on the event loop; 0 if there is none.
     """
 
     def __init__(self, descriptor: int):
@@ -44,7 +44,7 @@ class Witness:
 
 
 def shared() -> IO[bytes]:
-    """A file without a name, for both sides' ``Witness``."""
+    """Returns a file without a name, for the ``Witness`` of both sides."""
     file = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     file.write(bytes(_SIZE))
     file.flush()

@@ -1,7 +1,7 @@
-"""The system calls that tested code may make; every other one is refused, also those to come.
+"""The system calls that tested code may make; all others are refused, including future ones.
 
-The list has what Python, its standard library, the C library and the dynamic loader need. The
-numbers are those of the kernel's public headers. Imports nothing of the project.
+The list has the calls that Python, its standard library, the C library and the dynamic loader need.
+The numbers are those of the kernel's public headers. Imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Processor -> the column of its numbers, and what the kernel calls it in a filter."""
+"""Processor -> the column of its numbers, and the kernel's number for it in a filter."""
 
 # Name: number on x86_64, number on aarch64; None: there is no such call.
 ALLOWED: dict[str, tuple[int | None, int | None]] = {
@@ -236,7 +236,7 @@ BY_ARGUMENT: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
     "socket": ((41, 198), 0, (int(socket.AF_UNIX),)),
     "socketpair": ((53, 199), 0, (int(socket.AF_UNIX),)),
 }
-"""Name -> its numbers, the place of an argument, and the values of it that are allowed."""
+"""Name -> its numbers, the position of an argument, and the allowed values of that argument."""
 
 CLONE = (56, 220)
 CLONE_REFUSED = 0x7E020080

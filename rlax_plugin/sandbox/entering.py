@@ -1,4 +1,4 @@
-"""Taking a process into namespaces of its own. Imports nothing of the project but this package.
+"""Moves a process into new namespaces. Imports nothing of the project but this package.
 
 The process that holds the sandbox writes the tables of uids, since only it may.
 """
@@ -23,7 +23,7 @@ NAMESPACES = tuple(FLAGS)
 _HIGH = 2_000_000_000  # far above the uids of users, and of containers
 _PIDS = 1 << 22  # the kernel's largest
 TESTED_UID = 1
-"""Of tested code, as it is seen inside a user namespace."""
+"""The uid of tested code inside a user namespace."""
 HOST_NAME = "sandbox"
 """The machine's name inside a uts namespace."""
 
@@ -32,6 +32,7 @@ def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
     """Enters every namespace among the layers; only children are in a new pid namespace.
 
     Args:
+      layers: names of the layers.
       tell_unshared: has the uid tables written, and returns when they are.
 
     Raises:
@@ -59,10 +60,11 @@ def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
 
 
 def write_tables(pid: int, user: int, group: int) -> None:
-    """Gives a process's new user namespace its uids: of root's, two that nobody uses.
+    """Writes the uid tables of a process's new user namespace; for root, with two unused uids.
 
     Args:
-      user, group: of the process before it entered the namespace.
+      pid: the process.
+      user, group: its user and group before it entered the namespace.
     """
     if user == 0:
         users = groups = f"0 {unused_uid(pid)} 2"
@@ -79,7 +81,7 @@ def _write(path: str, text: str) -> None:
 
 
 def unused_uid(pid: int) -> int:
-    """The first of two uids that no user and no other sandbox has, ``pid`` being its own.
+    """Returns the first of two uids that no user and no other sandbox has, derived from ``pid``.
 
     Raises:
       OSError: this process knows too few uids, as in some containers.

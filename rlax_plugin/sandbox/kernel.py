@@ -19,7 +19,7 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_SECUREBITS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 28, 36, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
-# Root is nobody special, and whoever changes its uid gains nothing; neither can be undone.
+# Root has no special rights, and changing the uid gives none; neither can be undone.
 _SECUREBITS = 0b1110_1111
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -35,7 +35,7 @@ _ZERO = ctypes.c_ulong(0)
 
 
 def machine() -> str:
-    """The processor's architecture, such as ``x86_64``."""
+    """Returns the processor's architecture, such as ``x86_64``."""
     return os.uname().machine
 
 
@@ -66,27 +66,27 @@ def _prctl(
 
 
 def end_with_parent(signal: int) -> None:
-    """Has this process get a signal when its parent ends. A change of uid undoes it."""
+    """Makes this process get a signal when its parent ends. A change of uid undoes it."""
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal)
 
 
 def hide_memory() -> None:
-    """No process without privileges may look into this one."""
+    """Keeps processes without privileges from reading this process's memory."""
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 0)
 
 
 def show_memory() -> None:
-    """Those with the right to may look into this process again, such as a watch over memory."""
+    """Allows permitted processes, such as a memory watch, to look into this process again."""
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 1)
 
 
 def adopt_orphans() -> None:
-    """What descendants of this process leave behind becomes its child."""
+    """Makes this process the parent of its orphaned descendants."""
     _prctl("PR_SET_CHILD_SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
 
 
 def no_new_privileges() -> None:
-    """Neither this process nor what it starts can gain rights by a set-uid program."""
+    """Keeps this process and its descendants from gaining rights by a set-uid program."""
     _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -105,7 +105,7 @@ class _CapabilitySets(ctypes.Structure):
 
 
 def forbid_capabilities() -> None:
-    """No program that this process might start has capabilities; needs CAP_SETPCAP."""
+    """Removes capabilities from all programs that this process might start; needs CAP_SETPCAP."""
     capability = 0
     with suppress(OSError):  # EINVAL: the kernel knows no more of them
         while True:
@@ -124,7 +124,7 @@ def drop_capabilities() -> None:
 
 
 def set_host_name(name: str) -> None:
-    """Names the host, and its domain, of this uts namespace."""
+    """Sets the host and domain name of this uts namespace."""
     text = name.encode()
     _checked(_libc.sethostname(text, ctypes.c_size_t(len(text))), "sethostname")
     _checked(_libc.setdomainname(text, ctypes.c_size_t(len(text))), "setdomainname")
@@ -153,7 +153,7 @@ def protect_mount(path: str) -> None:
 
 
 def change_root(path: str) -> None:
-    """Makes a mount the root directory, and lets go of the old one."""
+    """Makes a mount the root directory, and unmounts the old one."""
     os.chdir(path)
     _syscall(_PIVOT_ROOT[machine()], "pivot_root", b".", b".")
     # The old root is now mounted over the new one.
@@ -182,10 +182,10 @@ class _PathRule(ctypes.Structure):
 
 @functools.cache
 def landlock_version() -> int:
-    """The version of the interface; from 4 on TCP is covered, from 6 on signals.
+    """Returns the version of the interface; from 4 on TCP is covered, from 6 on signals.
 
     Raises:
-      OSError: there is none.
+      OSError: there is no Landlock.
     """
     return _syscall(_LANDLOCK_CREATE, "landlock_create_ruleset", None, 0, 1)
 
@@ -193,12 +193,12 @@ def landlock_version() -> int:
 def restrict_files(
     readable: Iterable[str], writable: Iterable[str], *, devices: Iterable[str] = ()
 ) -> None:
-    """From now on nothing else can be opened, nothing be executed, no TCP port be used.
+    """Forbids opening any other files, executing files, and using TCP ports, from now on.
 
-    Where the kernel can, signals to processes outside are refused as well.
+    If the kernel supports it, signals to processes outside are refused as well.
 
     Args:
-      readable: files and directories; what is not there is left out.
+      readable: files and directories; missing ones are ignored.
       writable: directories in which files may be created, written and removed.
       devices: files that may be read and written.
 

@@ -1,4 +1,4 @@
-"""The layers of the sandbox: what each of them keeps off, and whether this machine has it."""
+"""The layers of the sandbox: what each of them prevents, and whether this machine supports it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Layer:
     """One means of containment.
 
     Attributes:
-      name: as messages and ``rlax check`` say it.
+      name: name in messages and in ``rlax check``.
       keeps_off: what tested code could do without it.
     """
 
@@ -56,18 +56,18 @@ NAMES = tuple(layer.name for layer in LAYERS)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What this machine offers to this user.
+    """The layers that this machine offers to this user.
 
     Attributes:
-      having: layer -> how it is done, or "".
-      missing: layer -> why it cannot be had.
+      having: layer -> its implementation, or "".
+      missing: layer -> the reason why it is missing.
     """
 
     having: Mapping[str, str]
     missing: Mapping[str, str]
 
     def refusal(self) -> str | None:
-        """Why untrusted code should not run here, in one sentence; None: it may."""
+        """Returns why untrusted code should not run here, in one sentence; None if it may."""
         if not self.missing:
             return None
         named = "; ".join(f"{name} ({why})" for name, why in self.missing.items())
@@ -75,7 +75,7 @@ class Offer:
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Starts a module of this package in a Python that has nothing else loaded."""
+    """Returns the command that starts a module of this package in a bare Python."""
     start = _START.format(module)
     return [sys.executable, "-s", "-S", "-P", "-B", "-c", start, str(_ROOT), *arguments]
 
@@ -86,7 +86,7 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 
 @functools.cache
 def offered() -> Offer:
-    """Tries every layer, in a process of its own; once per process.
+    """Tries every layer in a separate process, and returns the result; once per process.
 
     Only Linux has any of them.
     """

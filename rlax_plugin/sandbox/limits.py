@@ -1,4 +1,4 @@
-"""How much a piece of code may use. Imports nothing of the project."""
+"""Limits of a piece of code. Imports nothing of the project."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Limits:
     """Limits of one piece of code and all processes that it starts.
 
     Attributes:
-      wall_s: seconds from its start; then it is killed.
+      wall_s: seconds from its start until it is killed.
       cpu_s: seconds of CPU time of one process.
-      memory_bytes: of the whole tree of processes; one that asks for more gets a MemoryError.
-      processes: at a time, threads included.
-      open_files: of one process.
-      file_bytes: of one file; what it prints to stdout or stderr is such a file.
-      space_bytes: of all files that it writes.
+      memory_bytes: memory of all its processes; one that asks for more gets a MemoryError.
+      processes: number of processes and threads at a time.
+      open_files: open files of one process.
+      file_bytes: size of one file; its output to stdout or stderr is such a file.
+      space_bytes: size of all files that it writes.
     """
 
     wall_s: float = 5.0

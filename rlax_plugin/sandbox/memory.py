@@ -1,4 +1,4 @@
-"""The memory of a whole tree of processes: a cgroup's limit or, without one, a watch over it."""
+"""Limits the memory of a whole tree of processes, by a cgroup or else by watching it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NAME = "rlax-sandbox"
 _numbers = itertools.count()
 _GONE_S = 5.0
 OWN_BYTES = 64 << 20
-"""For the interpreter that starts pieces of code, which is in the tree as well."""
+"""Memory of the interpreter that starts pieces of code, which is in the tree as well."""
 
 
 class MemoryLimit(Protocol):
     """Keeps a tree of processes below a number of bytes.
 
     Attributes:
-      watch_s: seconds after which ``exceeded`` must be asked again while something runs; None: the
+      watch_s: seconds after which ``exceeded`` must be called again while something runs; None: the
         kernel enforces the limit.
     """
 
@@ -35,20 +35,20 @@ class MemoryLimit(Protocol):
         ...
 
     def exceeded(self) -> bool:
-        """Whether the limit was reached since this was asked last."""
+        """True if the limit was reached since the last call."""
         ...
 
     def close(self) -> None: ...
 
 
 def memory_limit(limit_bytes: int) -> MemoryLimit:
-    """The best that this machine offers."""
+    """Returns the best kind of limit that this machine offers."""
     directory = _new_cgroup()
     return Watch(limit_bytes) if directory is None else Cgroup(directory, limit_bytes)
 
 
 def how() -> str:
-    """How memory is limited here, in words."""
+    """Returns in words how memory is limited here."""
     directory = _new_cgroup()
     if directory is None:
         return "by watching the tree, since no memory cgroup can be written"
@@ -57,7 +57,7 @@ def how() -> str:
 
 
 class Cgroup:
-    """A control group below the one that this process is in."""
+    """A control group below that of this process."""
 
     watch_s: float | None = None
 
@@ -93,7 +93,7 @@ class Cgroup:
         return self._killed > before
 
     def close(self) -> None:
-        """Removes it, once its processes are gone."""
+        """Removes the group once its processes are gone."""
         end = time.monotonic() + _GONE_S
         while time.monotonic() < end:
             try:
@@ -107,7 +107,7 @@ class Cgroup:
 
 
 class Watch:
-    """Adds up the memory of all processes; each has a limit of its address space besides."""
+    """Adds up the memory of all processes; each process also has a limit of its address space."""
 
     watch_s: float | None = 0.02
 
@@ -147,7 +147,7 @@ def _own(process: psutil.Process) -> int:
 
 
 def _new_cgroup() -> Path | None:
-    """A new group that limits memory; None: this process can have none."""
+    """Returns a new group that limits memory; None if this process cannot have one."""
     for place in _own_cgroups():
         _remove_left(place)
         directory = place / f"{_NAME}-{os.getpid()}-{next(_numbers)}"
@@ -163,7 +163,7 @@ def _new_cgroup() -> Path | None:
 
 
 def _own_cgroups() -> list[Path]:
-    """The groups of this process that may limit memory: of the first version, of the second."""
+    """Returns the groups of this process that may limit memory, of cgroup version 1 or 2."""
     found = []
     with suppress(OSError), open("/proc/self/cgroup") as file:
         for line in file:
@@ -177,7 +177,7 @@ def _own_cgroups() -> list[Path]:
 
 
 def _remove_left(place: Path) -> None:
-    """Removes empty groups of processes that were killed before they could."""
+    """Removes empty groups of processes that were killed before they could remove them."""
     for left in place.glob(f"{_NAME}-*-*"):
         pid = left.name.split("-")[-2]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):

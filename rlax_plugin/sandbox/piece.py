@@ -1,4 +1,4 @@
-"""One piece of code in a fork of the server: it gives up everything, then runs what it is given.
+"""One piece of code in a fork of the server, which gives up all rights and then runs the code.
 
 Imports nothing of the project but this package.
 """
@@ -21,7 +21,7 @@ from rlax_plugin.sandbox import kernel, seccomp, view
 from rlax_plugin.sandbox.limits import Limits
 
 CHANNEL = 3
-"""Number of the file, in a piece of code, on which it may talk with whoever started it."""
+"""Number of the file on which a piece of code may talk with the process that started it."""
 
 _OTHERS = 2  # where the server and its parent have the same uid, they are counted as well
 _RESERVED = 4 << 30  # bytes of address space that are not memory
@@ -30,12 +30,13 @@ _LONGEST = 1 << 26  # bytes of a program
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What holds a piece of code.
+    """The containment of a piece of code.
 
     Attributes:
-      layers: names of those that are to be there: one that fails ends the piece before it begins.
-      uid: of tested code, where the server is root.
-      proc: an open directory of processes; -1: there is a pid namespace.
+      layers: names of the required layers; if one fails, the piece ends before it begins.
+      limits: limits of the code.
+      uid: uid of tested code if the server is root.
+      proc: an open directory of processes; -1 if there is a pid namespace.
     """
 
     layers: Collection[str]
@@ -45,7 +46,7 @@ class Held:
 
 
 def prepare(held: Held) -> None:
-    """Does once, in the server, what its forks inherit."""
+    """Prepares in the server, once, what its forks inherit."""
     view.readable()
     view.devices()
     if "capability drop" in held.layers:
@@ -61,8 +62,9 @@ def run(files: list[int], ready: int, held: Held, place: str) -> NoReturn:
 
     Args:
       files: the program, stdin, stdout, stderr, and perhaps the channel; all above ``CHANNEL``.
-      ready: gets one byte when only the code itself is left to run, or why that was impossible.
-      place: its directory, which it may write to.
+      ready: gets one byte when only the code itself is left to run, or the error that prevented it.
+      held: the containment.
+      place: its directory, in which it may write.
     """
     try:
         program = _alone(files, ready, held, place)
@@ -107,7 +109,7 @@ def _alone(files: list[int], ready: int, held: Held, place: str) -> bytes:
 
 
 def _put_files(files: list[int], keep: tuple[int, int]) -> None:
-    """Makes the files 0, 1, 2, and 3 where there is a channel, and closes all others."""
+    """Makes the files 0, 1, 2, and 3 if there is a channel, and closes all others."""
     for number, file in enumerate(files):
         os.dup2(file, number)
     low = len(files)
@@ -143,7 +145,7 @@ def _allowed(name: int, value: int) -> int:
 
 
 def _run(program: bytes) -> int:
-    """Runs it as ``__main__``; the exit code."""
+    """Runs a program as ``__main__`` and returns its exit code."""
     sys.stdin = sys.__stdin__ = _text(0, "r", "surrogateescape")
     sys.stdout = sys.__stdout__ = _text(1, "w", "backslashreplace")
     sys.stderr = sys.__stderr__ = _text(2, "w", "backslashreplace")

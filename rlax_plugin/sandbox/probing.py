@@ -1,4 +1,4 @@
-"""Tries the layers one by one, each in a process of its own; prints JSON.
+"""Tries the layers one by one, each in a separate process, and prints the result as JSON.
 
 Started as a bare Python by ``layers.offered``. Imports nothing of the project but this package.
 """
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _tried(probe: Callable[[], str]) -> tuple[bool, str]:
-    """Whether a probe succeeds in a forked process, and what it says."""
+    """Returns whether a probe succeeds in a forked process, and its message."""
     read, write = os.pipe()
     if not (pid := os.fork()):
         right, said = False, "its process died"
@@ -60,7 +60,7 @@ def _tried(probe: Callable[[], str]) -> tuple[bool, str]:
 
 
 def _as_tested() -> None:
-    """What root has anyway, others have in a user namespace."""
+    """Enters a user namespace unless this is root, to have the rights that probes need."""
     if not _ROOT:
         os.unshare(os.CLONE_NEWUSER)
         entering.write_tables(os.getpid(), _USER, _GROUP)

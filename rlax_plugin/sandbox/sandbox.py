@@ -1,7 +1,7 @@
-"""The sandbox as the process that uses it holds it: starting it, running pieces of code, ending it.
+"""Starts and ends a sandbox, and runs pieces of code in it.
 
-Everything that a piece of code can influence is a file of limited size, its exit code, and what it
-writes on its channel. All of it is data from somebody who means harm.
+A piece of code can influence only files of limited size, its exit code, and the data it writes on
+its channel. All of this is treated as hostile.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Why = Literal["exited", "signal", "time", "memory", "output", "stopped"]
 
 
 class SandboxError(RlaxError):
-    """A sandbox could not be started, or did not do what it must; the code is not to blame."""
+    """A sandbox could not be started or did not work, and the code is not to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a piece of code has ended.
+    """The result of a piece of code.
 
     Attributes:
       why: it ``exited`` by itself; a ``signal`` ended it; it was killed because its ``time`` was
-        over, its processes used too much ``memory``, or it was ``stopped``; ``output``: it exited,
-        and had written as much as it may, so that some may be missing.
+        over, its processes used too much ``memory``, or it was ``stopped``; ``output``: it exited
+        and its output has reached the limit, so that some may be missing.
       code: exit code, or the negative number of the signal.
-      stdout, stderr: ``Limits.file_bytes`` at most.
+      stdout, stderr: its output, at most ``Limits.file_bytes`` each.
       cpu_s: CPU time of its first process and of the children that this one has waited for.
     """
 
@@ -56,23 +56,25 @@ class Ended:
 
     @property
     def right(self) -> bool:
-        """Whether it exited with code 0."""
+        """True if it exited with code 0."""
         return self.why == "exited" and self.code == 0
 
 
 class Sandbox:
     """Runs pieces of untrusted Python code, one at a time, each in a fresh process.
 
-    It is started by the first piece, and again if it was lost. Not for several threads at once.
+    The sandbox is started by the first piece, and again if it was lost. Only one thread may use it.
     """
 
     def __init__(
         self, limits: Limits | None = None, *, prelude: str = "", allow_weak: bool = False
     ):
-        """
+        """Prepares a sandbox without starting it.
+
         Args:
-          prelude: Python that is trusted; each piece of code can import it as ``prelude``, and
-            finds it loaded. At most 100,000 characters.
+          limits: limits of each piece of code.
+          prelude: trusted Python; each piece of code can import it as ``prelude``, and finds it
+            loaded. At most 100,000 characters.
           allow_weak: run with the layers that this machine has, whichever these are.
 
         Raises:
@@ -85,7 +87,7 @@ class Sandbox:
         self._jobs = 0
 
     def start(self) -> None:
-        """Starts it now, if it is not running: else the first piece of code waits for that.
+        """Starts the sandbox if it is not running; else the first piece of code waits for that.
 
         Raises:
           SandboxError: it cannot be started.
@@ -111,7 +113,8 @@ class Sandbox:
         """Starts a program.
 
         Args:
-          source: Python; its lone surrogates make it fail like any other syntax error.
+          source: Python; lone surrogates in it are a syntax error.
+          stdin: its standard input.
           channel: becomes its file 3 (``CHANNEL``); the caller's own is closed.
 
         Raises:
@@ -127,7 +130,7 @@ class Sandbox:
             raise SandboxError(f"the sandbox cannot run a program: {error}") from error
 
     def close(self) -> None:
-        """Kills everything in it."""
+        """Kills every process in the sandbox."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -149,7 +152,7 @@ def _sufficient(allow_weak: bool) -> Offer:
 
 
 class Running:
-    """A piece of code that runs."""
+    """A running piece of code."""
 
     def __init__(
         self,
@@ -182,14 +185,14 @@ class Running:
         """Waits for its end, which comes by ``Limits.wall_s`` at the latest.
 
         Raises:
-          SandboxError: it was not the code that failed.
+          SandboxError: the sandbox failed, not the code.
         """
         if self._ended is None:
             self._ended = self._result()
         return self._ended
 
     def stop(self) -> Ended:
-        """Kills it, if it still runs."""
+        """Kills it if it still runs."""
         if self._ended is None:
             with suppress(OSError):
                 self._server.send({"stop": self._number})
@@ -224,7 +227,7 @@ class Running:
 
 
 def _file(data: bytes) -> int:
-    """A file in memory that no path leads to."""
+    """Returns a file in memory without a path."""
     file = os.memfd_create("rlax-sandbox", os.MFD_CLOEXEC)
     try:
         view = memoryview(data)
@@ -242,7 +245,7 @@ class _Server:
 
     Attributes:
       memory: the limit of the whole tree.
-      lost: why it was ended while it ran a piece, if this process did it.
+      lost: the reason if this process ended it while it ran a piece.
     """
 
     def __init__(self, limits: Limits, offer: Offer, prelude: str):
@@ -296,7 +299,7 @@ class _Server:
         socket.send_fds(self._control, [json.dumps(message).encode()], files)
 
     def answer(self, number: int, end: float) -> dict[str, Any] | None:
-        """What the server says of a piece; None: it is gone, perhaps because of ``lost``."""
+        """Returns the server's message about a piece; None if the server is gone, see ``lost``."""
         while True:
             said = self._received(end)
             if said is None or said.get("job", number) == number:  # a failing server names none
@@ -318,7 +321,7 @@ class _Server:
         return None
 
     def close(self) -> None:
-        """Returns once every process is gone; 10 s at most."""
+        """Ends every process and waits until they are gone, for at most 10 s."""
         atexit.unregister(self.close)
         self._control.close()
         if self._inner is not None:
@@ -334,7 +337,7 @@ class _Server:
 
 
 def _wait_for_end(process: int) -> None:
-    """Waits until a process has ended, and with it its pid namespace; 5 s at most."""
+    """Waits until a process and its pid namespace have ended, for at most 5 s."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll(_GRACE_S * 1000)

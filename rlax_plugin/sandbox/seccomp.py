@@ -1,4 +1,4 @@
-"""The filter of system calls: what is not on the list of ``calls`` is refused.
+"""The filter of system calls: calls that are not on the list of ``calls`` are refused.
 
 A call of another architecture (32-bit calls on x86) ends the process. Imports nothing of the
 project but this package.
@@ -20,7 +20,7 @@ NOT_PERMITTED, NOT_THERE = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 AT_NUMBER, AT_ARCHITECTURE, AT_ARGUMENTS = 0, 4, 16  # what a filter can load
 
 Step = tuple[int, int, int, int]
-"""An instruction: its code, how many to skip if true, how many if false, and a value."""
+"""An instruction: its code, the number to skip if true and if false, and a value."""
 
 
 class _Instruction(ctypes.Structure):
@@ -37,12 +37,12 @@ class _Program(ctypes.Structure):
 
 
 def supported() -> bool:
-    """Whether the numbers of this machine's system calls are known."""
+    """True if the numbers of this machine's system calls are known."""
     return machine() in calls.ARCHITECTURES
 
 
 def refuse_calls() -> None:
-    """Installs the filter for this process and all that it starts, for good.
+    """Installs the filter permanently for this process and all that it starts.
 
     Raises:
       OSError: the kernel has no seccomp, or privileges could still be gained.
@@ -52,14 +52,14 @@ def refuse_calls() -> None:
 
 @functools.cache
 def filter_program() -> _Program:
-    """The filter, which is made once per process and inherited by forks."""
+    """Returns the filter, which is made once per process and inherited by forks."""
     filters = steps(machine())
     array = (_Instruction * len(filters))(*filters)
     return _Program(len(filters), array)
 
 
 def steps(architecture: str) -> list[Step]:
-    """The filter of an architecture."""
+    """Returns the filter of an architecture."""
     column, audit = calls.ARCHITECTURES[architecture]
     found: list[Step] = [
         (LOAD, 0, 0, AT_ARCHITECTURE),
@@ -95,7 +95,7 @@ def steps(architecture: str) -> list[Step]:
 
 
 def _ranges(column: int) -> list[tuple[int, int]]:
-    """The numbers that are always allowed, as first and last ones of each row of them."""
+    """Returns the numbers that are always allowed, as the first and last of each range."""
     numbers = [one for both in calls.ALLOWED.values() if (one := both[column]) is not None]
     ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):

@@ -1,8 +1,8 @@
-"""The process inside the sandbox: forks a process per piece of code, and removes what it leaves.
+"""The process inside the sandbox, which forks a process per piece of code and cleans up after it.
 
 Started by ``Sandbox`` as a bare Python. The first process enters the namespaces and forks the
-server, which in a pid namespace is its process 1: whatever it kills is tested code, and when it
-ends, everything in the namespace ends. It sees neither the code nor what is printed, which pass
+server, which in a pid namespace is its process 1: it can kill only tested code, and when it
+ends, everything in the namespace ends. It sees neither the code nor its output, which pass
 through files that it is given for each piece. Imports nothing of the project but this package.
 """
 
@@ -36,7 +36,7 @@ _WARM = (
 
 
 def main() -> None:
-    """``python -c ... ROOT CONTROL``, the number of a socket."""
+    """Runs ``python -c ... ROOT CONTROL``, where CONTROL is the number of a socket."""
     # Files 0 to 3 are taken from now on: what comes for a piece of code has other numbers.
     if (number := int(sys.argv[2])) != _CONTROL:
         os.dup2(number, _CONTROL)
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _wait_for(pid: int, control: socket.socket) -> None:
-    """Stays outside of the pid namespace, so that who started it can wait for its end."""
+    """Stays outside of the pid namespace, so that the starting process can wait for its end."""
     _say(control, {"server": pid})
     control.close()
     os.waitpid(pid, 0)
@@ -76,7 +76,7 @@ def _say(control: socket.socket, message: dict[str, Any]) -> None:
 def _ask(control: socket.socket, message: dict[str, Any]) -> None:
     _say(control, message)
     if not control.recv(1 << 16):
-        os._exit(0)  # nobody wants it any more
+        os._exit(0)  # the process that asked is gone
 
 
 def _serve(control: socket.socket, held: Held, prelude: str) -> None:
@@ -120,7 +120,7 @@ def _piece(control: socket.socket, files: list[int], held: Held) -> dict[str, An
 
 
 def _temporary(held: Held) -> str:
-    """Without a mount namespace: a directory of this machine."""
+    """Returns a directory of this machine, for use without a mount namespace."""
     place = tempfile.mkdtemp(prefix="rlax-sandbox-")
     if os.geteuid() == 0 and "unused uid" in held.layers:
         os.chown(place, held.uid, held.uid)
@@ -128,7 +128,7 @@ def _temporary(held: Held) -> str:
 
 
 def _watched(control: socket.socket, pid: int, ready: int, wall_s: float) -> dict[str, Any]:
-    """Waits until the piece has ended, its time is over, or it is not wanted any more."""
+    """Waits until the piece has ended, its time is over, or it is no longer wanted."""
     end = time.monotonic() + wall_s
     ended = os.pidfd_open(pid)
     poll = select.poll()
@@ -167,7 +167,7 @@ def _watched(control: socket.socket, pid: int, ready: int, wall_s: float) -> dic
 
 
 def _end_all(held: Held) -> None:
-    """Nothing that the piece has started is left when this returns."""
+    """Ends everything that the piece has started."""
     while True:
         if "pid namespace" in held.layers and os.getpid() == 1:
             with suppress(ProcessLookupError):
@@ -183,7 +183,7 @@ def _end_all(held: Held) -> None:
 
 
 def _descendants(proc: int) -> list[int]:
-    """Without a pid namespace: the processes below this one, which adopts their orphans."""
+    """Returns the processes below this one, which adopts orphans, without a pid namespace."""
     parents: dict[int, int] = {}
     for name in filter(str.isdecimal, os.listdir(proc)):
         with suppress(OSError), open(os.open(f"{name}/stat", os.O_RDONLY, dir_fd=proc)) as file:

@@ -1,4 +1,4 @@
-"""The files that tested code sees: Python, its standard library, and an empty place to write.
+"""The files that tested code sees: Python, its standard library, and an empty work directory.
 
 Imports nothing of the project but system calls.
 """
@@ -20,7 +20,7 @@ _PACKAGES = ("*/site-packages", "*/dist-packages", "site-packages", "dist-packag
 
 @functools.cache  # each piece of code needs it, in a fork that begins with the result
 def readable() -> tuple[str, ...]:
-    """Directories and files of Python and the system's libraries, at their own paths."""
+    """Returns directories and files of Python and the system's libraries, at their own paths."""
     standard = os.path.dirname(os.path.realpath(os.__file__))
     python = os.path.join(os.path.realpath(sys.base_prefix), "lib")
     paths = [path for path in (standard, python, *_SYSTEM) if os.path.exists(path)]
@@ -33,14 +33,14 @@ def _is_inside(path: str, others: list[str]) -> bool:
 
 @functools.cache
 def devices() -> tuple[str, ...]:
-    """Device files that are harmless, and that libraries expect."""
+    """Returns device files that are harmless, and that libraries expect."""
     return tuple(path for path in _DEVICES if os.path.exists(path))
 
 
 def build() -> None:
-    """Gives this mount namespace a root directory of its own; the old one is out of reach.
+    """Gives this mount namespace a read-only root directory; the old one is out of reach.
 
-    It is read-only. ``WORK`` is an empty directory to mount something on.
+    ``WORK`` is an empty directory to mount something on.
 
     Raises:
       OSError: the kernel does not allow it.
@@ -71,12 +71,12 @@ def build() -> None:
 
 
 def _source(path: str) -> int | str:
-    """An open file, or where a symbolic link leads."""
+    """Returns an open file, or the target of a symbolic link."""
     return os.readlink(path) if os.path.islink(path) else os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
 def new_work_place(space_bytes: int) -> None:
-    """Puts an empty file system of limited size at ``WORK``; needs a mount namespace."""
+    """Mounts an empty file system of limited size at ``WORK``; needs a mount namespace."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     options = f"mode=1777,size={space_bytes},nr_inodes=1024"
     kernel.mount("tmpfs", WORK, "tmpfs", flags, options)

@@ -1,1 +1,1 @@
-"""Text that people read: made harmless, amounts with units, terminals, commands to paste."""
+"""Text for people: removes harmful characters, formats amounts, consoles and commands."""

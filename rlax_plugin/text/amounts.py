@@ -1,15 +1,15 @@
-"""Amounts as people write them. This module imports nothing of the project."""
+"""Formats amounts for people. This module imports nothing of the project."""
 
 from __future__ import annotations
 
 
 def in_seconds(seconds: float) -> str:
-    """Such as 1,638 s or 0.25 s."""
+    """Returns a text such as 1,638 s or 0.25 s."""
     return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def in_bytes(count: float) -> str:
-    """In binary units, such as 29.9 GiB or 1,000 B."""
+    """Returns a size in binary units, such as 29.9 GiB or 1,000 B."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return _three_digits(count, unit)

@@ -1,4 +1,4 @@
-"""Command lines that are printed for a user to go on with: they can be pasted as they are."""
+"""Formats command lines that users can paste to continue."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 
 def pasteable(program: str, *arguments: str, directory: Path | None = None) -> str:
-    """A command line that runs a program of this environment, whatever is on ``PATH``.
+    """Returns a command line that runs a program of this environment, whatever is on ``PATH``.
 
     Args:
-      program: such as ``rlax``. It is named by its path where the shell would find none or another
-        one, as in an environment that was not activated: relative to ``directory`` where that is
-        shorter.
-      arguments: are quoted.
-      directory: where it is to be run; None: the working directory.
+      program: such as ``rlax``. It is named by its path if the shell would not find it or find
+        another one, as in an environment that is not activated; relative to ``directory`` if that
+        is shorter.
+      arguments: quoted if necessary.
+      directory: directory in which the line is to be run; None: the working directory.
     """
     return shlex.join((_named(program, directory or Path()), *arguments))
 
 
 def train_command(argv: Sequence[str]) -> str:
-    """What to type to continue a run that was started with these arguments."""
+    """Returns the command that continues a run that was started with these arguments."""
     return pasteable("rlax", "train", *argv)
 
 

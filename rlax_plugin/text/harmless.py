@@ -1,14 +1,14 @@
-"""Text from outside made harmless: of models, data sets, rewards, other plug-ins and workers.
+"""Makes text from outside harmless: of models, data sets, rewards, other plug-ins and workers.
 
-It is made harmless where it enters, so that whatever holds or shows it afterwards may trust it:
-Arrow, JSON, SQLite, a terminal, an HTML page, a tracker, or somebody's notebook. What is lost is
-little: a character that has to go becomes a visible escape such as ``\\x1b``, and the tokens that a
-model generated are recorded beside their text.
+Text is made harmless where it enters, so that whatever stores or shows it afterwards may trust it:
+Arrow, JSON, SQLite, a terminal, an HTML page, a tracker, or a notebook. Little is lost: a removed
+character becomes a visible escape such as ``\\x1b``, and the tokens that a model generated are
+recorded beside their text.
 
-What has to go are control characters other than tab, newline and carriage return, among them all
-that terminals obey; the bidirectional embeddings, overrides and isolates, which make a line read
-otherwise than it is; and lone surrogates, which no UTF-8 holds, and which become U+FFFD. Letters
-of every script, emoji and what joins them stay as they are.
+Removed are control characters other than tab, newline and carriage return, among them all that
+terminals obey; the bidirectional embeddings, overrides and isolates, which can make a line appear
+different; and lone surrogates, which UTF-8 cannot encode, and which become U+FFFD. Letters of every
+script, emoji and joiners stay unchanged.
 
 This module imports nothing of the project.
 """
@@ -42,9 +42,10 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def harmless(text: str) -> str:
-    """A text of any length and any number of lines, as records hold it and rewards see it.
+    """Returns a harmless text of any length and number of lines, as records store it.
 
-    Character by character: the texts of two parts, put together, are the text of the whole.
+    It works character by character: the results for two parts, joined, are the result for the
+    whole.
     """
     # Nearly all text is harmless, and most of it is ASCII, where this is quicker than a search.
     if text.isascii():
@@ -57,7 +58,7 @@ def harmless(text: str) -> str:
 
 
 def one_line(text: str, longest: int = LONGEST_MESSAGE) -> str:
-    """A text for a message: harmless, in one line, with ``longest`` characters at most kept."""
+    """Returns a text for a message: harmless, in one line, at most ``longest`` characters of it."""
     line = harmless(text[: longest + 1]).translate(_LINE_BREAKS)
     if len(line) <= longest:
         return line
@@ -65,10 +66,10 @@ def one_line(text: str, longest: int = LONGEST_MESSAGE) -> str:
 
 
 def storable(text: str) -> str:
-    """The text as every format holds it: without lone surrogates, and otherwise unchanged.
+    """Returns a text that every format can hold: without lone surrogates, otherwise unchanged.
 
-    For data whose meaning is not ours to touch, such as a prompt's reference: whoever shows it
-    makes it ``harmless``.
+    It is for data that must not be changed further, such as a prompt's reference, which has to be
+    made ``harmless`` when it is shown.
     """
     if text.isascii() or _LONE_SURROGATE.search(text) is None:
         return text

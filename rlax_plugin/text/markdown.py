@@ -1,4 +1,4 @@
-"""How the documents that commands write lay a table out."""
+"""Formats tables in the documents that commands write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from collections.abc import Sequence
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first row is its heading."""
+    """Returns a Markdown table; the first row is its heading."""
     rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

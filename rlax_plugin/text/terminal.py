@@ -1,4 +1,4 @@
-"""The terminal: consoles on which no text does harm, and libraries that are kept off it."""
+"""Consoles that print harmless text only, and the redirection of library output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlax_plugin.text.harmless import harmless
 
 
 class HarmlessConsole(Console):
-    """Makes text harmless when it is shown: also that of records which earlier versions wrote.
+    """Makes text harmless when it is shown, also text recorded by earlier versions.
 
-    What rich itself tells the terminal, such as colours, is not in the text; square brackets in it
-    are square brackets.
+    Control codes that rich itself sends, such as colours, are not part of the text. Square brackets
+    in it are plain square brackets.
     """
 
     def __init__(self, **options: Any):
@@ -40,13 +40,13 @@ class HarmlessConsole(Console):
 
 
 def console(out: IO[str]) -> Console:
-    """Paths and messages are printed as they are, in one line each where nobody watches."""
+    """Returns a console that prints text unchanged, in one line each if there is no terminal."""
     return HarmlessConsole(file=out, highlight=False, soft_wrap=not out.isatty())
 
 
 @contextmanager
 def counting(out: Console) -> Iterator[Callable[[str, int], None]]:
-    """Yields what shows, on a terminal, what is counted and how far; the line is removed."""
+    """Yields a function that shows a description and a count on a terminal; the line is removed."""
     columns = (TextColumn("{task.description}", markup=False), TextColumn("{task.completed:,}"))
     progress = Progress(*columns, TimeElapsedColumn(), console=out, transient=True)
     task = progress.add_task("", total=None)
@@ -65,7 +65,7 @@ def counting(out: Console) -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def quiet(log_path: Path) -> Iterator[Console]:
-    """Sends what libraries print to a file; yields a console on the real standard output."""
+    """Redirects the output of libraries to a file; yields a console on the real standard output."""
     sys.stdout.flush()
     sys.stderr.flush()
     out, err = os.dup(1), os.dup(2)

@@ -1,1 +1,1 @@
-"""Text to tokens and back, by the tokenizer and chat template of the model."""
+"""Converts text to tokens and back, by the tokenizer and chat template of the model."""

@@ -1,4 +1,4 @@
-"""The one place that turns messages into tokens, by the model's own chat template."""
+"""Turns messages into tokens by the model's own chat template; no other module does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlax_plugin.errors import RlaxError
 from rlax_plugin.tokens.rendering import RenderError, RenderLimits, Template, rendered
 
 TOGETHER = 6
-"""So many times the limit of one conversation is the limit of many together."""
+"""The factor by which the time limit of many conversations exceeds that of one."""
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _ANSWER = "sampled7answer"  # stands for what was sampled, in conversations that are tried
@@ -25,14 +25,15 @@ _EARLIER = (_BEFORE, {"role": "assistant", "content": "earlier"})
 _SYSTEM = {"role": "system", "content": "system"}
 
 Message = Mapping[str, Any]
-"""One message of a chat: ``role``, ``content``, and whatever else the template reads."""
+"""One message of a chat: ``role``, ``content``, and other keys that the template reads."""
 
 
 class ChatTemplateError(RlaxError, ValueError):
-    """A chat template failed, or cannot do what is asked of it.
+    """A chat template failed, or cannot do what is needed.
 
     Args:
-      file: that has the template.
+      file: file that has the template.
+      reason: rest of the message.
     """
 
     def __init__(self, file: Path, reason: str):
@@ -40,13 +41,13 @@ class ChatTemplateError(RlaxError, ValueError):
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, which a process of its own renders.
+    """The chat template of a tokenizer, which is rendered in a separate process.
 
     Args:
       fast: the tokenizer.
-      directory: of the tokenizer.
-      arguments: what the template is given beside the messages.
-      limits: what it may take.
+      directory: directory of the tokenizer.
+      arguments: variables that the template gets in addition to the messages.
+      limits: limits of time and memory.
 
     Attributes:
       limits: as given.
@@ -62,28 +63,28 @@ class ChatTemplate:
 
     @property
     def exists(self) -> bool:
-        """Whether the tokenizer has a chat template at all."""
+        """True if the tokenizer has a chat template."""
         return self._template is not None
 
     def render(self, messages: Sequence[Message], generation_prompt: bool = True) -> list[int]:
-        """Tokens of a conversation, ready for the model.
+        """Returns the tokens of a conversation, ready for the model.
 
-        Special tokens within the messages, such as ``<|im_end|>`` in what a user wrote, are encoded
-        as plain text.
+        Special tokens within the messages, such as ``<|im_end|>`` in a user's text, are encoded as
+        plain text.
 
         Args:
           messages: the first may be that of the system.
-          generation_prompt: whether the beginning of the policy's answer follows.
+          generation_prompt: True if the beginning of the policy's answer follows.
 
         Raises:
           ChatTemplateError: there is no template, it raised something, or it needs more than its
             limits.
-          ValueError: these are no messages.
+          ValueError: these are not valid messages.
         """
         return self._rendered([messages], generation_prompt, self.limits.render_s)[0]
 
     def render_all(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
-        """``render`` of many conversations, several times as fast.
+        """Returns ``render`` of many conversations, several times as fast.
 
         Raises:
           ChatTemplateError, ValueError: see ``render``; it does not say for which conversation. All
@@ -114,11 +115,11 @@ class ChatTemplate:
 
     @cached_property
     def _ending(self) -> list[int]:
-        """Tokens behind an answer that is the last message."""
+        """The tokens after an answer that is the last message."""
         return self._behind_answer((_BEFORE,), (), generation_prompt=False)
 
     def end_id(self) -> int | None:
-        """The special token with which the template ends an answer, if it does so with one."""
+        """Returns the special token with which the template ends an answer; None without one."""
         special = {i for i, one in self._fast.added_tokens_decoder.items() if one.special}
         try:
             ending = self._ending
@@ -132,21 +133,21 @@ class ChatTemplate:
         after: Sequence[int] | np.ndarray,
         stop_ids: Sequence[int],
     ) -> list[int]:
-        """Tokens that follow what was sampled, up to where the policy answers next.
+        """Returns the tokens from the end of a sampled answer to the beginning of the next one.
 
-        They are what the template has behind an answer: the end of the answer, as far as it was not
-        sampled, then the messages, then the beginning of the next answer. What was sampled is
-        neither rendered nor encoded again, so a template that leaves out earlier thinking does not:
-        the policy has seen its thinking, and sees it in the next turn.
+        They are the tokens that the template has after an answer: the end of the answer, if it was
+        not sampled, then the messages, then the beginning of the next answer. The sampled tokens
+        are neither rendered nor encoded again, so a template that would remove earlier thinking
+        does not do so here: the policy has seen its thinking, and sees it in the next turn.
 
         Args:
-          messages: what comes behind the answer, such as the result of a tool.
+          messages: messages after the answer, such as the result of a tool.
           after: the sampled tokens of that answer, its stop token included.
           stop_ids: tokens that end an answer.
 
         Raises:
-          ChatTemplateError: see ``render``; or what the template writes behind an answer depends on
-            what was before it, such as on a message of the system.
+          ChatTemplateError: see ``render``; or the text that the template writes after an answer
+            depends on earlier messages, such as one of the system.
         """
         self._check_independent(messages)
         ending = self._ending
@@ -161,7 +162,7 @@ class ChatTemplate:
         return follows[place + 1 :] if ended else follows
 
     def _check_independent(self, messages: Sequence[Message]) -> None:
-        """That the next turn is the same whatever was said before; once for the same roles."""
+        """Checks that the next turn does not depend on earlier messages, once for equal roles."""
         roles = tuple(str(message.get("role")) for message in messages)
         if roles in self._independent:
             return
@@ -185,7 +186,7 @@ class ChatTemplate:
     def _behind_answer(
         self, before: Sequence[Message], messages: Sequence[Message], *, generation_prompt: bool
     ) -> list[int]:
-        """Tokens behind an answer to ``before``, where ``messages`` come next."""
+        """Returns the tokens after an answer to ``before``, if ``messages`` come next."""
         answer = {"role": "assistant", "content": _ANSWER}
         tokens = self.render([*before, answer, *messages], generation_prompt)
         low, high = 0, len(tokens)  # the fewest tokens with the whole answer are in (low, high]
@@ -216,6 +217,6 @@ def _checked(message: Message) -> dict[str, Any]:
 
 
 def _file_in(directory: Path) -> Path:
-    """The file of a tokenizer that has the chat template."""
+    """Returns the file of a tokenizer that has the chat template."""
     own = directory / "chat_template.jinja"
     return own if own.exists() else directory / "tokenizer_config.json"

@@ -1,8 +1,8 @@
 """The process that renders chat templates: ``python -m rlax_plugin.tokens.child``.
 
-It is given lines of JSON on standard input and answers each with one on standard output. It ends
-with the process that asks, or if it is asked nothing for ``_IDLE_S``. What a template may take is
-limited here by the system, so that it ends even if nobody is left to end it.
+It reads lines of JSON from standard input and answers each with one on standard output. It ends
+with its parent, or if it gets no line for ``_IDLE_S``. The system limits the resources of a
+template here, so that it ends even if the parent is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_TOKENS = 1 << 24  # of all conversations of a line
 _UNLIMITED = resource.RLIM_INFINITY
 
 Loaded = dict[int, tuple[Any, dict[str, Any]]]
-"""Number of a template -> its tokenizer, and further arguments."""
+"""Number of a template -> its tokenizer and its variables."""
 
 
 def _load(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _render(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
 
 
 def _limit(limit_s: float, memory_bytes: int) -> None:
-    """Limits what this process may use from now on, beyond what it has."""
+    """Limits the time and memory that this process may use in addition to its present use."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _set(resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
     # The process that asks ends this one after ``limit_s``, if it is still there.
@@ -74,7 +74,7 @@ def _unlimit() -> None:
 
 
 def _set(what: int, soft: int) -> None:
-    """Sets a limit that can be raised again, within the one that is there from outside."""
+    """Sets a limit that can be raised again, within the limit of the environment."""
     hard = resource.getrlimit(what)[1]
     within = hard if soft == _UNLIMITED else soft if hard == _UNLIMITED else min(soft, hard)
     resource.setrlimit(what, (within, hard))

@@ -1,7 +1,7 @@
-"""The files of a tokenizer, checked before and after ``transformers`` reads them.
+"""Checks the files of a tokenizer before and after ``transformers`` reads them.
 
-Its own messages name neither a file nor what is wrong with it: 'added_tokens' is the whole message
-about a tokenizer.json without them.
+The library's own messages name neither the file nor the problem: 'added_tokens' is the whole
+message about a tokenizer.json without them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class FilesError(ValueError):
 
 
 Contents = Mapping[str, Mapping[str, Any]]
-"""Name of a JSON file -> what it says."""
+"""Name of a JSON file -> its content."""
 
 
 def read(directory: Path) -> Contents:
-    """Reads those of the JSON files that are there, and checks what they say.
+    """Reads the JSON files that exist, and checks their contents.
 
     Raises:
-      FilesError: there is no file of a tokenizer, or one cannot be read or says something that no
-        tokenizer does.
+      FilesError: there is no file of a tokenizer, or one cannot be read or has content that no
+        tokenizer has.
     """
     if not any(found for pattern in _WITH_WORDS for found in directory.glob(pattern)):
         raise FilesError(
@@ -65,7 +65,7 @@ def read(directory: Path) -> Contents:
 
 
 def reason_of(error: LibraryError, directory: Path, contents: Contents) -> str:
-    """Which file made the library fail, as far as it can be told, and how."""
+    """Returns the reason why the library failed, and the file that caused it if it can be found."""
     if _TOKENIZER in contents:
         from tokenizers import Tokenizer
 
@@ -81,7 +81,7 @@ def reason_of(error: LibraryError, directory: Path, contents: Contents) -> str:
 
 
 def check_ids(vocabulary: Mapping[str, int], contents: Contents) -> None:
-    """Compares the ids that tokens have with what the files say of them.
+    """Compares the ids of the loaded tokens with those in the files.
 
     The library gives an added token the next free id, whatever id the file says.
 
@@ -130,7 +130,7 @@ def _object(path: Path) -> Mapping[str, Any]:
 
 
 def _tokenizer_faults(content: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the content of tokenizer.json."""
+    """Yields the faults in the content of tokenizer.json."""
     model = content.get("model")
     if not isinstance(model, dict):
         yield 'has no object "model"'
@@ -151,7 +151,7 @@ def _tokenizer_faults(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _config_faults(content: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the content of tokenizer_config.json."""
+    """Yields the faults in the content of tokenizer_config.json."""
     for key in (f"{name}_token" for name in _SPECIAL):
         if (value := content.get(key)) is not None and not _is_token(value):
             yield f"has the {key} {value!r:.40}, which must be a text"
@@ -180,7 +180,7 @@ def _config_faults(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_token(value: object) -> bool:
-    """Whether it is a token as these files write one: a text, or an object with its content."""
+    """True if a value is a token as these files write it: a text, or an object with its content."""
     return isinstance(value.get("content") if isinstance(value, dict) else value, str)
 
 

@@ -1,4 +1,4 @@
-"""Errors of the Rust library of tokenizers, as one class of error."""
+"""Turns errors of the Rust library of tokenizers into one class of error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class LibraryError(ValueError):
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """Turns whatever the library raises into ``LibraryError``.
+    """Turns everything that the library raises into ``LibraryError``.
 
-    A panic in Rust is no ``Exception``: it would pass by everything that handles errors, and end
-    the process with a traceback.
+    A panic in Rust is not an ``Exception``: it would pass all error handlers and end the process
+    with a traceback.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Has chat templates rendered by a process of its own, with limits.
+"""Renders chat templates in a separate process, with limits.
 
-A template comes with a model that somebody downloaded. It can read nothing but its messages, but it
-can take any time and memory, such as ``{{ 'a' * 10**10 }}``. So neither its compilation nor its
-rendering, nor the encoding of what it writes, happens in the process that asks for it.
+A template comes with a downloaded model. It can read only its messages, but it can take any time
+and memory, such as ``{{ 'a' * 10**10 }}``. So neither its compilation nor its rendering, nor the
+encoding of its output, happens in the calling process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RenderLimits:
       render_s: seconds for one conversation: ``rlax.deadlines.template_s``.
       start_s: seconds until the process has started and read a tokenizer:
         ``rlax.deadlines.startup_s``.
-      memory_bytes: beyond what the process has before.
+      memory_bytes: memory in addition to the process's use before.
     """
 
     render_s: float = 10.0
@@ -59,12 +59,14 @@ class RenderError(RlaxError):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A chat template, as the other process needs it.
+    """A chat template in the form that the other process needs.
 
     Attributes:
-      directory: of its tokenizer.
+      directory: directory of its tokenizer.
       source: the template itself, or several by their names.
-      arguments: what it is given beside the messages.
+      arguments: variables that it gets in addition to the messages.
+      limits: limits of time and memory.
+      number: number that is unique in this process.
     """
 
     directory: Path
@@ -80,10 +82,10 @@ def rendered(
     generation_prompt: bool,
     limit_s: float,
 ) -> list[list[int]]:
-    """The tokens of conversations.
+    """Returns the tokens of conversations.
 
-    Any thread may call this. The process is started by the first call, and again after one that it
-    did not survive.
+    Any thread may call this. The process is started by the first call, and again after a call that
+    ended it.
 
     Raises:
       RenderError: the template raised something, or needed more than its limits.
@@ -110,11 +112,11 @@ def rendered(
 
 
 class _NotToBlameError(Exception):
-    """The process ended because it was idle, or was killed from outside; ask once more."""
+    """The process ended because it was idle, or was killed from outside; a call may be repeated."""
 
 
 class _Process:
-    """The process, if it runs."""
+    """The rendering process, if it runs."""
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[bytes] | None = None
@@ -123,7 +125,7 @@ class _Process:
         self._end: Any = None
 
     def ask(self, template: Template, line: bytes, limit_s: float) -> dict[str, Any]:
-        """Sends a line to the process, which is started if it does not run; returns its answer."""
+        """Sends a line to the process, starting it if necessary, and returns its answer."""
         if self._running is None:
             self._start()
         if template.number not in self._known:
@@ -185,7 +187,7 @@ class _Process:
         raise RenderError(ended)
 
     def _stop(self) -> tuple[int, str]:
-        """Ends the process; its exit status, and the last that it has printed."""
+        """Ends the process; returns its exit status and its last output."""
         process, log, self._running = self._running, self._log, None
         assert process is not None and log is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -213,7 +215,7 @@ def _how(status: int) -> str:
 
 
 def _exchanged(to: int, back: int, line: bytes, limit_s: float) -> bytes:
-    """Writes a line and reads one; what there is of it if the other end closes.
+    """Writes a line and reads one; returns less if the other end closes.
 
     Raises:
       TimeoutError: that took longer.

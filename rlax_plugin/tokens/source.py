@@ -1,4 +1,4 @@
-"""What a prompt source with texts or messages and a tokenizer has in common with all others."""
+"""The base class of prompt sources with texts or messages and a tokenizer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """One question, before it has tokens.
+    """One question before it has tokens.
 
     Attributes:
-      question: a text; or, of a chat, all messages before the policy's answer.
-      reference: what rewards compare with.
-      metadata: what else is known of it; JSON must be able to hold it.
+      question: a text; or, for a chat, all messages before the policy's answer.
+      reference: text that rewards compare with.
+      metadata: further data that JSON can hold.
       answer: a right completion, for a warm start; None: the reference.
     """
 
@@ -42,19 +42,19 @@ class TextRow:
 
 
 class TextSource:
-    """A prompt source of texts: a subclass gives the rows of each split, and this does the rest.
+    """A prompt source of texts: a subclass only provides the rows of each split.
 
     A prompt's id is a hash of its question, reference and metadata, and of ``chat`` and ``system``.
 
     Args:
       tokenizer: the model's; see ``model_tokenizer``.
-      chat: a question is what a user says, put into the model's chat template. Otherwise the policy
-        goes on behind the question's text.
-      system: what the system says before it; for a chat.
-      stop_strings: texts that end an answer, beside the tokenizer's ``stop_ids``.
+      chat: if True, a question is a user's message in the model's chat template. Otherwise the
+        policy continues the question's text.
+      system: message of the system before it, for a chat.
+      stop_strings: texts that end an answer, in addition to the tokenizer's ``stop_ids``.
 
     Attributes:
-      splits: names of the splits that there are.
+      splits: names of the existing splits.
     """
 
     splits: tuple[str, ...] = ("train", "validation", "test")
@@ -73,7 +73,7 @@ class TextSource:
         self._answers: dict[str, str] = {}
 
     def rows(self, split: str) -> Iterable[TextRow]:
-        """The questions of a split, in a fixed order; the same ones in every process."""
+        """Returns the questions of a split in a fixed order, the same in every process."""
         raise NotImplementedError
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -95,21 +95,21 @@ class TextSource:
 
     @property
     def pad_id(self) -> int:
-        """The token that fills rows up to the batch's length."""
+        """The id of the token that pads rows to the batch's length."""
         return self.tokenizer.pad_id
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a question, as a prompt has them."""
+        """Returns the tokens of a question as in a prompt."""
         if self._chat:
             return self.tokenizer.render(self._messages(text))
         return [*self.tokenizer.bos_ids, *self.tokenizer.encode(text)]
 
     def encode_given(self, text: str) -> list[int]:
-        """Tokens of a text that an environment gives behind a completion."""
+        """Returns the tokens of a text that an environment adds after a completion."""
         return self.tokenizer.encode_behind(text)
 
     def encode_messages(self, messages: Sequence[Message], after: np.ndarray | None) -> list[int]:
-        """Tokens of messages behind a completion, or of the first ones of a sequence.
+        """Returns the tokens of messages after a completion, or at the start of a sequence.
 
         Raises:
           ValueError: the chat template cannot render them, see ``ChatTemplate``.
@@ -119,7 +119,7 @@ class TextSource:
         return self.tokenizer.next_turn(messages, after)
 
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
-        """A right completion and what ends it, int32 [length]."""
+        """Returns a right completion with its ending, int32 [length]."""
         answer = self._answers.get(prompt.id, prompt.reference)
         if not self.stop_strings:
             ending = self.tokenizer.answer_end if self._chat else self.tokenizer.eos_id
@@ -151,7 +151,7 @@ class TextSource:
 def prompt_id(
     chat: bool, system: str, text: str, reference: str, metadata: Mapping[str, Any]
 ) -> bytes:
-    """The 16 bytes that are a prompt's identity: a hash of all that decides it."""
+    """Returns the 16 bytes that identify a prompt: a hash of everything that defines it."""
     identity = [chat, system, text, reference, metadata]
     content = _encode(identity)
     return hashlib.blake2b(content.encode(errors="replace"), digest_size=16).digest()
@@ -160,13 +160,14 @@ def prompt_id(
 def model_tokenizer(
     context: BuildContext, template_arguments: Mapping[str, Any] = EMPTY
 ) -> Tokenizer:
-    """The tokenizer of the run's model: MaxText's key ``tokenizer_path``.
+    """Returns the tokenizer of the run's model: MaxText's key ``tokenizer_path``.
 
     Args:
+      context: the run.
       template_arguments: see ``Tokenizer.load``.
 
     Raises:
-      ConfigError: the config names none, or one that is not of Hugging Face.
+      ConfigError: the config names no tokenizer, or one that is not of Hugging Face.
     """
     key = "tokenizer_path"
     kind, path = context.maxtext.get("tokenizer_type"), context.maxtext.get(key)

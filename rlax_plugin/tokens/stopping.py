@@ -1,8 +1,8 @@
-"""Stop strings: where a sample ends that says one, exact in tokens, and its text, cut before it.
+"""Finds where a sample ends by a stop string, exactly in tokens, and cuts its text before it.
 
 A sample ends with the first token at which the text of all its tokens contains a stop string. That
-token is kept and trains, even if it says more than the string: the policy has sampled it. The text
-that rewards and people read ends before the string.
+token is kept and trained on, even if its text goes beyond the string, because the policy has
+sampled it. The text that rewards and people read ends before the string.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BEHIND = 4  # tokens after which bytes that are no character yet will not becom
 
 
 def problem_of(stop_strings: Sequence[str]) -> str | None:
-    """What is wrong with stop strings, in words; None if nothing is."""
+    """Returns in words what is wrong with stop strings; None if they are valid."""
     if not isinstance(stop_strings, tuple) or not all(isinstance(s, str) for s in stop_strings):
         return f"stop_strings is {stop_strings!r:.100}, and must be a tuple of texts"
     if len(stop_strings) > MAX_STOP_STRINGS:
@@ -38,20 +38,20 @@ def problem_of(stop_strings: Sequence[str]) -> str | None:
 
 
 def cut(text: str, stop_strings: Sequence[str]) -> str:
-    """The text before the first stop string in it."""
+    """Returns the text before the first stop string in it."""
     places = [place for s in stop_strings if (place := text.find(s)) >= 0]
     return text[: min(places)] if places else text
 
 
 class StopFinder:
-    """Finds where one sample ends, given its tokens in portions of any length.
+    """Finds the end of one sample, given its tokens in portions of any length.
 
     A portion is decoded with a few tokens before it, so that a long sample costs no more per token
     than a short one.
 
     Args:
       stop_strings: see ``problem_of``.
-      decode: tokens to text.
+      decode: maps tokens to text.
     """
 
     def __init__(self, stop_strings: Sequence[str], decode: Decode):
@@ -64,10 +64,10 @@ class StopFinder:
         self.seen = 0
 
     def find(self, tokens: np.ndarray) -> int | None:
-        """How many of the sample's next tokens belong to it; None: all, and it goes on.
+        """Returns the number of the next tokens that belong to the sample; None if it continues.
 
         Args:
-          tokens: int32 [length], those behind what was given so far.
+          tokens: int32 [length], the tokens after those of earlier calls.
         """
         joined = np.concatenate([self._tokens, tokens])
         text = self._decode(joined)
@@ -89,7 +89,7 @@ class StopFinder:
         return None
 
     def _advance(self, joined: np.ndarray, text: str) -> None:
-        """Moves the window on, to where the text is final."""
+        """Moves the window on, to the position up to which the text is final."""
         self._tokens = joined
         final = len(joined)
         if text.endswith(_UNFINISHED):
@@ -111,5 +111,5 @@ class StopFinder:
 
 
 def end_of(tokens: np.ndarray, stop_strings: Sequence[str], decode: Decode) -> int | None:
-    """How many of a sample's tokens there are up to its first stop string; None: it has none."""
+    """Returns the number of a sample's tokens up to its first stop string; None if it has none."""
     return StopFinder(stop_strings, decode).find(tokens) if len(tokens) else None

@@ -1,7 +1,7 @@
-"""A model's tokenizer: text to tokens and back, and which tokens end an answer.
+"""A model's tokenizer: text to tokens and back, and the tokens that end an answer.
 
-It is that of ``transformers``, read from local files only. Importing this module imports nothing of
-it: ``Tokenizer.load`` does, which takes a second and 60 MB, but neither torch nor JAX.
+It is that of ``transformers``, read from local files only. Importing this module does not import
+the library: ``Tokenizer.load`` does, which takes a second and 60 MB, but neither torch nor JAX.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class TokenizerError(RlaxError, ValueError):
 class Tokenizer:
     """The fast tokenizer of ``transformers`` in a directory. Any thread may use it.
 
-    A text never becomes special tokens: ``<|im_end|>`` in it is encoded as the characters that it
-    consists of. Only a chat template writes special tokens.
+    A text never becomes special tokens: ``<|im_end|>`` in it is encoded as ordinary characters.
+    Only a chat template writes special tokens.
 
     Attributes:
-      directory: of its files.
+      directory: directory of its files.
       size: the largest token id + 1, added tokens included.
       stop_ids: tokens that end an answer: the end tokens of the tokenizer, of ``config.json`` and
         of ``generation_config.json``, and the one with which the chat template ends an answer.
-      bos_ids: what the tokenizer puts in front of a text by itself; often nothing.
-      pad_id: token that fills rows; an end token where the tokenizer has none for it.
+      bos_ids: tokens that the tokenizer itself puts in front of a text; often none.
+      pad_id: token that pads rows; an end token if the tokenizer has no padding token.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Tokenizer:
         """Reads the tokenizer's files.
 
         Args:
-          directory: with ``tokenizer.json``, ``tokenizer_config.json`` and their like.
+          directory: has ``tokenizer.json``, ``tokenizer_config.json`` and similar files.
           key: dotted config key that names the directory, for errors.
-          template_arguments: what the chat template is given beside the messages, such as
-            ``{"enable_thinking": False}``.
-          limits: of the chat template.
+          template_arguments: variables that the chat template gets in addition to the messages,
+            such as ``{"enable_thinking": False}``.
+          limits: limits of the chat template.
 
         Raises:
           ConfigError: there is no such directory, or no fast tokenizer can be read from it. The
@@ -105,16 +105,16 @@ class Tokenizer:
 
     @property
     def eos_id(self) -> int | None:
-        """The token that ends a text; None where the tokenizer has none."""
+        """The token that ends a text; None if the tokenizer has none."""
         return self._fast.eos_token_id
 
     @cached_property
     def answer_end(self) -> int | None:
-        """The token with which the chat template ends an answer; None where it has none."""
+        """The token with which the chat template ends an answer; None if there is none."""
         return self.chat.end_id() if self.chat.exists else None
 
     def difference(self, other: Tokenizer) -> str | None:
-        """Names an id that stands for different tokens in the two; None if they agree in all."""
+        """Returns text on an id with different tokens in the two; None if they agree in all ids."""
         ours, theirs = (
             {i: token for token, i in one._fast.get_vocab().items()} for one in (self, other)
         )
@@ -129,10 +129,10 @@ class Tokenizer:
         return pad if pad is not None else (self.stop_ids or (0,))[0]
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text as it stands: no special tokens, and no ``bos_ids`` before it.
+        """Returns the tokens of a text alone, without special tokens and without ``bos_ids``.
 
         Raises:
-          TokenizerError: the tokenizer has no tokens for it, and none for what it does not know.
+          TokenizerError: the tokenizer has neither tokens for the text nor one for unknown text.
         """
         try:
             with self._lock, library_errors():
@@ -143,7 +143,7 @@ class Tokenizer:
             ) from error
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """``encode`` of many texts, in parallel.
+        """Returns ``encode`` of many texts, computed in parallel.
 
         Raises:
           TokenizerError: one of them cannot be encoded; it does not say which.
@@ -167,7 +167,7 @@ class Tokenizer:
         return [one.ids for one in encodings]
 
     def encode_behind(self, text: str) -> list[int]:
-        """Tokens of a text that continues another, without the space that some tokenizers add."""
+        """Returns the tokens of a text that continues another, without an added leading space."""
         try:
             anchor = self.encode(_ANCHOR)
         except TokenizerError:  # a small alphabet, which no such space is in either
@@ -176,10 +176,10 @@ class Tokenizer:
         return both[len(anchor) :] if both[: len(anchor)] == anchor else self.encode(text)
 
     def decode(self, tokens: Sequence[int] | np.ndarray, special: bool = False) -> str:
-        """The text of tokens; special tokens are left out, unless they are asked for.
+        """Returns the text of tokens; special tokens are omitted unless ``special`` is True.
 
-        Bytes that are no UTF-8, such as a part of a character, and ids that are no token of the
-        tokenizer become U+FFFD.
+        Bytes that are not UTF-8, such as a part of a character, and ids without a token become
+        U+FFFD.
 
         Raises:
           TokenizerError: the tokenizer's decoder is broken.
@@ -195,7 +195,7 @@ class Tokenizer:
         )
 
     def digest(self) -> str:
-        """Hash of the files that decide what a text or a conversation becomes."""
+        """Returns a hash of the files that determine the tokens of a text or a conversation."""
         found = hashlib.blake2b(digest_size=16)
         for path in sorted(self.directory.iterdir()):
             if path.suffix in (".json", ".jinja", ".model", ".txt") and path.is_file():
@@ -229,7 +229,7 @@ def load_fast(directory: Path, key: str) -> Any:
     """Reads a fast tokenizer of ``transformers``; see ``Tokenizer.load``.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: the directory has no fast tokenizer.
     """
     if not directory.is_dir():
         reason = "must be a local directory with a tokenizer's files, such as tokenizer.json"
@@ -250,7 +250,7 @@ def load_fast(directory: Path, key: str) -> Any:
 
 
 def _of_library(directory: Path, contents: files.Contents) -> Any:
-    """What ``transformers`` makes of a tokenizer's files.
+    """Loads a tokenizer's files with ``transformers``.
 
     Raises:
       FilesError: it cannot read them.
@@ -267,7 +267,7 @@ def _of_library(directory: Path, contents: files.Contents) -> Any:
 
 
 def _put_in_front(fast: Any) -> tuple[int, ...]:
-    """What a tokenizer puts in front of a text by itself.
+    """Returns the tokens that a tokenizer itself puts in front of a text.
 
     Raises:
       LibraryError: it cannot put anything there.
@@ -284,7 +284,7 @@ def _put_in_front(fast: Any) -> tuple[int, ...]:
 
 
 def _encodes_as_its_backend(fast: Any) -> bool:
-    """Whether no subclass has changed how texts are encoded."""
+    """True if no subclass has changed the encoding of texts."""
     from transformers import PreTrainedTokenizerFast
 
     names = ("__call__", "_encode_plus", "_call_one", "prepare_for_tokenization")
@@ -293,7 +293,7 @@ def _encodes_as_its_backend(fast: Any) -> bool:
 
 
 def _stop_ids_in(file: Path, key: str) -> list[int]:
-    """What a file of the model says under ``eos_token_id``; [] where there is no such file."""
+    """Returns the ``eos_token_id`` in a file of the model, as a list; [] if there is no file."""
     try:
         found = json.loads(file.read_bytes())
         ids = found.get("eos_token_id")

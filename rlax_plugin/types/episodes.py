@@ -13,11 +13,11 @@ from rlax_plugin.types.generation import EMPTY, Prompt, Sampled
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Something given, and what the policy sampled behind it.
+    """Given tokens, and the tokens that the policy sampled after them.
 
     Attributes:
-      given: int32 [given_length], never trains; of the first turn the prompt's own tokens.
-      sampled: complete; trains, token for token.
+      given: int32 [given_length], never trains; for the first turn the prompt's own tokens.
+      sampled: complete; all its tokens train.
     """
 
     given: np.ndarray
@@ -32,7 +32,7 @@ class Trajectory:
 
     @property
     def length(self) -> int:
-        """Tokens, given and sampled."""
+        """The number of given and sampled tokens."""
         return sum(len(t.given) + len(t.sampled.tokens) for t in self.turns)
 
 
@@ -42,13 +42,13 @@ class Episode:
 
     Attributes:
       index: 0 .. n-1 within the group.
-      trajectories: in the order in which they were begun; the default is one of one turn.
-      text: what rewards read: the decoded completion without stop tokens, or what the environment
-        made of the episode.
+      trajectories: in the order in which they were begun; by default one trajectory of one turn.
+      text: text that rewards read: the decoded completion without stop tokens, or the text that the
+        environment made of the episode.
       ended: "done" by the environment, or "cut" at a limit on turns, tokens or time.
-      texts: of an episode of several turns, what each turn gave and what was sampled, in turns; the
-        prompt left out. Empty where ``text`` says it all.
-      order: of each turn, in the order of ``sampled``, its place in time, from 0: an environment
+      texts: for an episode of several turns, the given and the sampled text of each turn, without
+        the prompt. Empty if ``text`` is complete.
+      order: for each turn, in the order of ``sampled``, its place in time, from 0: an environment
         may go from one trajectory to another and back. (): they were answered in that order.
     """
 
@@ -66,19 +66,19 @@ class Episode:
 
     @property
     def tokens(self) -> int:
-        """Tokens that were sampled, in all turns."""
+        """The number of sampled tokens in all turns."""
         return sum(len(s.tokens) for s in self.sampled)
 
     @property
     def truncated(self) -> bool:
-        """Whether it was cut before it had ended by itself."""
+        """True if it was cut at a limit."""
         samples = list(self.sampled)
         last = samples[int(np.argmax(self.order))] if self.order else samples[-1]
         return self.ended == "cut" or last.finish == "length"
 
     @property
     def tokens_in_time(self) -> np.ndarray:
-        """int [sampled tokens]: which token was the first, the second, ..., as they were answered.
+        """Indices of the sampled tokens in the order in which they were answered, int.
 
         Tokens are counted from 0 in the order of ``sampled``.
         """
@@ -96,15 +96,15 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What rewards gave an episode.
+    """The score that rewards gave an episode.
 
     Attributes:
-      total: all that the episode was paid, ``token_rewards`` included; finite.
-      parts: what each of ``rlax.rewards`` gave, in their order. They are not weighted: without
-        an environment that gives rewards, ``total`` is their sum, each times its ``weight``.
+      total: the complete reward of the episode, ``token_rewards`` included; finite.
+      parts: value of each of ``rlax.rewards``, in their order. They are not weighted: without an
+        environment that gives rewards, ``total`` is their sum, each times its ``weight``.
       metrics: further figures of rewards, by name; they do not train.
       token_rewards: float64 [sampled tokens] for each turn, in the order of ``Episode.sampled``;
-        the part of ``total`` that was paid at a token; (): none.
+        the part of ``total`` that was given at a token; () if there is none.
     """
 
     total: float
@@ -114,7 +114,7 @@ class Score:
 
     @property
     def at_the_end(self) -> float:
-        """The part of ``total`` that was paid for the episode as a whole."""
+        """The part of ``total`` that was given for the episode as a whole."""
         return self.total - sum(float(rewards.sum()) for rewards in self.token_rewards)
 
 
@@ -153,7 +153,7 @@ class ScoredGroup:
 
     @property
     def sampled(self) -> Iterator[Sampled]:
-        """What was sampled, of all turns of all episodes."""
+        """The sampled parts of all turns of all episodes."""
         return (sampled for episode in self.episodes for sampled in episode.sampled)
 
     @property
@@ -176,23 +176,23 @@ class Rejected:
 
 
 Judged = ScoredGroup | Rejected
-"""A scored group that was accepted, or was not."""
+"""A scored group that was accepted or rejected."""
 
 
 def group_of(judged: Judged) -> ScoredGroup:
-    """The group, whether it was accepted or not."""
+    """Returns the group, whether it was accepted or rejected."""
     return judged.group if isinstance(judged, Rejected) else judged
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """What one RL step trains on.
+    """The batch that one RL step trains on.
 
     Attributes:
-      step: the training step it is for, counts from 1; its update produces version ``step``.
+      step: its training step, counts from 1; its update produces version ``step``.
       groups: in row order.
-      advantages: of each group float64 [episodes], or [episodes, sampled tokens of the longest]
-        where they differ within an episode, in the order of ``Episode.sampled``; computed over the
+      advantages: for each group float64 [episodes], or [episodes, sampled tokens of the longest]
+        if they differ within an episode, in the order of ``Episode.sampled``; computed over the
         whole batch.
     """
 

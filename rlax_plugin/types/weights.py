@@ -1,4 +1,4 @@
-"""Weight versions, and where a run's first weights come from."""
+"""Weight versions, and the source of a run's first weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Canary:
       tokens: int32 [n + 1], a fixed sequence.
       logprobs: float32 [n], nats at temperature 1; ``logprobs[t]`` belongs to ``tokens[t + 1]``
         given ``tokens[: t + 1]``. The trainer computes them from the published buffers.
-      tolerance: largest difference allowed, nats; of log-probs below -16 nats in proportion more.
+      tolerance: largest allowed difference, nats; proportionally more for log-probs below -16 nats.
     """
 
     tokens: np.ndarray
@@ -59,9 +59,9 @@ class WeightVersion:
     Attributes:
       version: counts from 0; equals the training step that produced it.
       step: completed training steps.
-      path: where the bytes are; every worker can read it.
+      path: location of the bytes; every worker can read it.
       tensors: variable name -> spec, for every variable that is neither cache nor RNG state.
-      canary: what a worker must reproduce; None where the trainer computes none.
+      canary: log-probs that a worker must reproduce; None if the trainer computes none.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""The table of what is relied on upstream: each symbol once, under the module that relies on it.
+"""The table of upstream symbols in use: each once, under the module that relies on it.
 
 Data only; importing it imports nothing of MaxText, JetStream or JAX.
 """

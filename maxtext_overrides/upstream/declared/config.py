@@ -1,4 +1,4 @@
-"""What ``maxtext_overrides/config``, the plug-ins and the docs rely on."""
+"""The symbols that ``maxtext_overrides/config``, the plug-ins and the docs rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of MaxText's config that are read, set or rejected anywhere.
+"""Keys of MaxText's config that this project reads, sets or rejects.
 
 Some are also keys of config.json: ``chat_template``, ``partial_rotary_factor`` and
 ``original_max_position_embeddings`` are used only there, ``use_mrope`` as well.

@@ -1,4 +1,4 @@
-"""What is relied on of JetStream: by its compatibility layer and by the plug-in that serves it."""
+"""The symbols of JetStream used by its compatibility layer and by the plug-in that serves it."""
 
 from __future__ import annotations
 

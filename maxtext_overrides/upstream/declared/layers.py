@@ -1,4 +1,4 @@
-"""What is replaced inside MaxText's model: contractions with weights, and the tied head."""
+"""The symbols replaced inside MaxText's model: contractions with weights, and the tied head."""
 
 from __future__ import annotations
 

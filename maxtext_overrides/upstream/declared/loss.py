@@ -1,4 +1,4 @@
-"""What the loss, its output head, scores and kept weights rely on."""
+"""The symbols that the loss, its output head, scores and kept weights rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``maxtext_overrides/sampler`` relies on."""
+"""The symbols that ``maxtext_overrides/sampler`` relies on."""
 
 from __future__ import annotations
 

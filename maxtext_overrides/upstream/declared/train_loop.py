@@ -1,4 +1,4 @@
-"""What ``maxtext_overrides/trainer/train_loop.py`` relies on: MaxText's stock loop."""
+"""The symbols of MaxText's stock loop that ``trainer/train_loop.py`` relies on."""
 
 from __future__ import annotations
 
