@@ -62,11 +62,11 @@ class Overlong(Section):
 
 
 SLOTS = ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2")
-"""Fields of ``Algorithm`` that a part fills."""
+"""The fields of ``Algorithm`` that choose a part."""
 
 
 class Algorithm(Section):
-    """What defines an algorithm: the slots, and the numbers that all slots share.
+    """The definition of an algorithm: its slots, and the numbers that all slots share.
 
     The config's values override those of the preset. ``kl``, ``overlong`` and the options of a slot
     are merged key by key, unless the config names another part for the slot.
