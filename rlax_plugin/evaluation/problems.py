@@ -1,4 +1,4 @@
-"""The sets of problems that an evaluation asks, and what is kept of the answers."""
+"""The problem sets of an evaluation, and the figures kept of their answers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ Part = Callable[[str, Choice, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What is kept of one problem: a few numbers per sample, however long its completions are.
+    """The figures kept of one problem: a few numbers per sample, regardless of its length.
 
     Attributes:
       rewards_n: float64; NaN where scoring failed.
       lengths_n: completion tokens, stop included.
-      truncated_n: bool, whether it was cut at the most tokens allowed.
-      votes: the first sample of the problem that gives the same answer; None where it gives none.
-      failure: why the first of its rewards that failed did; None if all succeeded.
+      truncated_n: bool, True if a completion was cut at the maximum number of tokens.
+      votes: of each sample, the first sample of the problem with the same answer; None if it gives
+        no answer.
+      failure: the reason of the first failed reward; None if all succeeded.
     """
 
     rewards_n: np.ndarray
@@ -65,11 +66,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class ProblemSet:
-    """Problems, and what is needed to ask and to judge them.
+    """Problems with all that is needed to generate and score their samples.
 
     Attributes:
-      purpose: tells its seeds from those of other sets and of training.
-      samples: per problem.
+      purpose: distinguishes its seeds from those of other sets and of training.
+      samples: number of samples per problem.
     """
 
     name: str
@@ -83,7 +84,7 @@ class ProblemSet:
     def seed(
         self, run_seed: int, prompt: Prompt, sample: int, trajectory: int = 0, turn: int = 0
     ) -> int:
-        """The same every time: before and after differ by the weights alone."""
+        """Returns a seed that is the same in every evaluation, so only the weights differ."""
         return sample_seed(run_seed, self.purpose, prompt.id, sample, trajectory, turn)
 
     def request(
@@ -95,24 +96,24 @@ class ProblemSet:
         version: int,
         exactly: int | None = None,
     ) -> Request:
-        """Asks a problem.
+        """Returns the request that generates the samples of a problem.
 
         Args:
-          context: int32 [length], what is asked.
-          number: of the problem among those of the evaluation.
-          version, exactly: of the weights, see ``Request``.
+          context: int32 [length], tokens of the prompt.
+          number: number of the problem among those of the evaluation.
+          version, exactly: versions of the weights, see ``Request``.
         """
         seeds = tuple(self.seed(run_seed, prompt, index) for index in range(self.samples))
         key = Key("evaluate", number)
         return Request(key, 1, context, seeds, self.sampling, version, exactly=exactly)
 
     def answer(self, completion: str) -> str | None:
-        """What votes in majority@k: the source's reading of a completion, if it has one."""
+        """Returns the answer that votes in majority@k, as the prompt source reads it; or None."""
         read: Callable[[str], str | None] = getattr(self.source, "answer", str.strip)
         return read(completion)
 
     def outcomes(self, answered: Sequence[Answered]) -> Outcomes:
-        """What came of the problems, whose groups are given in their order."""
+        """Returns the outcomes of the problems, whose groups are given in their order."""
         return Outcomes(
             rewards_bn=np.array([one.rewards_n for one in answered]),
             lengths_bn=np.array([one.lengths_n for one in answered]),
@@ -123,11 +124,11 @@ class ProblemSet:
 
 @dataclass(frozen=True, slots=True)
 class AskedSet:
-    """A set of ``rlax.evaluation`` and what it asks.
+    """A set of ``rlax.evaluation`` and its prompts.
 
     Attributes:
-      chosen: its settings, filled in.
-      prompts: as many as are asked.
+      chosen: settings of the set, with defaults filled in.
+      prompts: the prompts to evaluate, at most ``problems`` of the split.
     """
 
     name: str
@@ -137,14 +138,14 @@ class AskedSet:
 
 
 def asked_sets(section: RlaxSection, source: PromptSource, part: Part) -> list[AskedSet]:
-    """The sets of ``rlax.evaluation``, the main one first; none if evaluation is off.
+    """Returns the sets of ``rlax.evaluation``, the main one first; none if evaluation is off.
 
     Args:
-      source: of training.
+      source: prompt source of training.
       part: builds a part of the config.
 
     Raises:
-      ConfigError: a set has no problems, or some that the workers cannot take.
+      ConfigError: a set has no problems, or has some that the workers cannot generate.
     """
     settings = section.evaluation
     found: list[AskedSet] = []
@@ -164,8 +165,8 @@ class RunPrompts:
     """All prompts of a run, read and checked.
 
     Attributes:
-      train: training prompts; () where nothing is trained.
-      asked: the sets of its evaluations.
+      train: training prompts; () if nothing is trained.
+      asked: the sets of the run's evaluations.
     """
 
     source: PromptSource
@@ -181,7 +182,7 @@ class RunPrompts:
         trains: bool = True,
         note: Callable[[str], object] = lambda text: None,
     ) -> RunPrompts:
-        """Reads them; blocking, and perhaps for minutes.
+        """Reads all prompts; blocks, possibly for minutes.
 
         Args:
           note: see ``training_prompts``.
@@ -201,11 +202,11 @@ def problem_sets(
     rewards: RewardPool,
     rewards_of: Mapping[str, RewardPool],
 ) -> tuple[ProblemSet, ...]:
-    """Sets with all that is needed to ask and to judge them.
+    """Returns the problem sets with the rewards that score them.
 
     Args:
-      rewards: of training.
-      rewards_of: set -> its own, where it has some.
+      rewards: rewards of training.
+      rewards_of: set -> its own rewards, for sets that have some.
     """
     return tuple(
         ProblemSet(
