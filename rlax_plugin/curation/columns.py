@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def among(values: pa.Array | pa.ChunkedArray, wanted: pa.Array) -> np.ndarray:
-    """bool, which values are among the wanted ones."""
+    """Returns bool [values]: True for values that are among the wanted ones."""
     import pyarrow.compute as pc
 
     found: Any = pc.is_in(values, value_set=wanted)  # pyright: ignore[reportAttributeAccessIssue]
@@ -21,10 +21,10 @@ def among(values: pa.Array | pa.ChunkedArray, wanted: pa.Array) -> np.ndarray:
 
 
 def put_table(path: str, table: pa.Table) -> None:
-    """Writes a Parquet file, whole or not at all.
+    """Writes a Parquet file atomically.
 
     Raises:
-      RlaxError: it cannot be written.
+      RlaxError: the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
