@@ -100,7 +100,7 @@ def _line(text: str, number: int, place: str) -> Line:
     given = {key: _storable(value) for key, value in values.items()}
     for key in ("number", "place"):
         if key in given:
-            raise ConfigError(f"{place}: {key}", given[key], "is no key of a completion")
+            raise ConfigError(f"{place}: {key}", given[key], "is not a key of a completion")
     return validate(Line, given | {"number": number, "place": place}, place)
 
 

@@ -169,7 +169,7 @@ def _prompts(lines: Iterable[Line], source: _Source) -> list[Prompt]:
             found.append(known[line.id])
         else:
             name = source.section.prompt_source.name
-            reason = f"is no prompt of rlax.prompt_source ({name}): give prompt and reference"
+            reason = f"is not a prompt of rlax.prompt_source ({name}): give prompt and reference"
             raise ConfigError(f"{line.place}: id", line.id, reason)
     return found
 

@@ -58,7 +58,7 @@ def of_bytes(text: bytes) -> ResolvedConfig:
     content = document.get("content") if isinstance(document, dict) else None
     arguments = document.get("arguments") if isinstance(document, dict) else None
     if not isinstance(content, dict) or not isinstance(arguments, list):
-        raise ConfigError(FROM_RUN, None, "cannot be read: it holds no config")
+        raise ConfigError(FROM_RUN, None, "cannot be read: it contains no config")
     names = frozenset(str(name) for name in arguments)
     return resolved(content, arguments=names & content.keys(), source=FROM_RUN)
 

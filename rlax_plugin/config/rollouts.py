@@ -67,7 +67,7 @@ class Rollouts(Section):
     )
     on_new_weights: Literal["finish", "continue", "discard"] = Field(
         default="finish",
-        description="what happens to unfinished samples when new weights arrive. finish: they are "
+        description="treatment of unfinished samples when new weights arrive. finish: they are "
         "completed with the old weights; continue: their remaining tokens are "
         "generated with the new weights; discard: they are generated again from the "
         "start",
@@ -154,8 +154,8 @@ class Prior(Section):
     )
     any_sampling: bool = Field(
         default=False,
-        description="whether a file is read whose samples were generated with other settings, or "
-        "judged by another pass_threshold, than those of this run",
+        description="true: the file may have other sampling settings or another pass_threshold "
+        "than this run; false: that is an error",
     )
 
 
@@ -274,11 +274,11 @@ class Curation(Section):
     )
     prior_samples: Annotated[float, Field(gt=0)] = Field(
         default=2.0,
-        description="what is assumed of a prompt before it is measured counts as much as this "
-        "number of samples. With 2 and prior_rate 1/2 all pass rates are equally probable",
+        description="weight of the prior pass rate of a prompt, as a number of samples. With 2 and "
+        "prior_rate 1/2 all pass rates are equally probable",
     )
     prior_rate: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.5, description="share of these assumed samples that passed"
+        default=0.5, description="prior pass rate of a prompt before it is measured"
     )
     prior: Prior = Prior()
     pass_threshold: float = Field(default=0.5, description="smallest reward that counts as a pass")
@@ -302,7 +302,7 @@ class Curation(Section):
         "of use",
     )
     guard: Guard = Field(
-        default=Guard(), description="what happens if the filters keep too few groups"
+        default=Guard(), description="limits for the share of groups that the filters keep"
     )
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ class Weights(Section):
     """Transfer of weights from the trainer to the workers."""
 
     store: Annotated[Choice, DefaultPart("orbax")] = Field(
-        default=Choice(name="orbax"), description="how weight versions are stored"
+        default=Choice(name="orbax"), description="storage of weight versions"
     )
     path: PathText = Field(
         default="",
@@ -197,8 +197,8 @@ class RlaxSection(Section):
     )
     environment: Annotated[Choice, DefaultPart(SINGLE_TURN)] = Field(
         default=Choice(name=SINGLE_TURN),
-        description="what happens after the policy has answered a prompt. single_turn: the answer "
-        "is scored; other environments call tools, for example, and ask the policy again",
+        description="environment that reacts to the policy's answers. single_turn: the first "
+        "answer is scored; other environments call tools, for example, and request another turn",
     )
     episodes: Episodes = Episodes()
     reward_concurrency: PositiveInt = Field(
@@ -214,7 +214,7 @@ class RlaxSection(Section):
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     launcher: Annotated[Choice, DefaultPart("local")] = Field(
-        default=Choice(name="local"), description="how worker processes are started"
+        default=Choice(name="local"), description="launcher that starts the worker processes"
     )
     trackers: tuple[Choice, ...] = Field(
         default=(), description="trackers that receive the metrics of every step, such as wandb"

@@ -61,6 +61,6 @@ def contaminated_ids(path: str) -> pa.Array:
     except RlaxError:
         raise
     except (ValueError, LookupError, OSError, pa.ArrowException) as why:
-        reason = f"is no file of rlax prompts --contamination: {why}"
+        reason = f"is not a file of rlax prompts --contamination: {why}"
         raise ConfigError("--without", path, reason) from why
     return ids.unique()

@@ -88,7 +88,7 @@ def kept_ids(path: str) -> pa.Array:
             raise ValueError("its columns id and kept are not text and true or false")
         return ids.filter(kept)
     except (ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as why:
-        raise RlaxError(f"{path} is no file of rlax curate: {why}") from why
+        raise RlaxError(f"{path} is not a file of rlax curate: {why}") from why
 
 
 def file_digest(path: str) -> str:

@@ -187,7 +187,7 @@ def unpacked(data: bytes, name: str) -> MeasuredRates:
         rates = measured({field.name: table.column(field.name) for field in wanted}, about)
         _check_rows(rates.table)
     except (ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as why:
-        raise RlaxError(f"{name} is no table of pass rates: {why}") from why
+        raise RlaxError(f"{name} is not a table of pass rates: {why}") from why
     return rates
 
 
@@ -205,7 +205,7 @@ def read_about(path: str) -> About:
         try:
             return _about(pq.read_schema(file).metadata)
         except (ValueError, TypeError, OSError, RecursionError, pa.ArrowException) as why:
-            raise RlaxError(f"{path} is no table of pass rates: {why}") from why
+            raise RlaxError(f"{path} is not a table of pass rates: {why}") from why
 
 
 def read_table(path: str) -> MeasuredRates:
@@ -299,7 +299,7 @@ def _check_rows(table: pa.Table) -> None:
         values = table.column(name).to_numpy()
         # 2**53: the largest count that is exact.
         if not np.all((values >= 0) & (values < 2.0**53)):
-            raise ValueError(f"its column {name} has a value that is no count of samples")
+            raise ValueError(f"its column {name} has a value that is not a count of samples")
     for name in _COUNTS:
         least = pc.call_function("min", [table.column(name)]).as_py()
         if least is not None and least < 0:

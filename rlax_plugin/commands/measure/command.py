@@ -185,7 +185,7 @@ class _Job:
         if self._parts is None:
             return ""
         done, of = int(self._parts.done_n.sum()), len(self._parts.done_n)
-        return f"{done:,} of {of:,} prompts are kept; go on with: {self._command}"
+        return f"{done:,} of {of:,} prompts are kept; continue with: {self._command}"
 
     def run(self, console: Console, signals: Signals, *, show: bool) -> MeasuredRates:
         """Measures the unfinished prompts, and writes the table."""
