@@ -1,4 +1,4 @@
-"""The command line; ``rlax --help`` lists the commands in the order in which they are imported."""
+"""The command line; ``rlax --help`` lists the commands in the order of their imports."""
 
 import os
 
@@ -13,7 +13,7 @@ from rlax_plugin.cli import records, authoring  # noqa: F401
 
 
 def main() -> None:
-    """Entry point of the ``rlax`` command."""
+    """Runs the ``rlax`` command line."""
     # Before gRPC is imported: it would print a line for each connection that fails a handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     app()

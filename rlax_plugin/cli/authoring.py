@@ -97,7 +97,7 @@ def check_plugin(
 
 
 def _parsed(options: list[str]) -> dict[str, dict[str, Any]]:
-    """``kind/name`` -> options, of texts such as ``filter/narrow.high=0.5``."""
+    """Parses texts such as ``filter/narrow.high=0.5``; returns ``kind/name`` -> options."""
     from rlax_plugin.config.loading import overridden
     from rlax_plugin.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""What the commands share: the application, their arguments, and how errors end them.
+"""Shared parts of the commands: the application, common arguments, and exit statuses.
 
 Each command imports what it needs when it runs, so that help is instant.
 

@@ -73,8 +73,8 @@ def curate(
     bound: Annotated[
         str,
         typer.Option(
-            help="what must lie in the range: mean, the share of samples that passed; posterior, "
-            "any part of the 90 % interval of the pass rate"
+            help="quantity that must lie in the range: mean, the share of samples that passed; "
+            "posterior, any part of the 90 % interval of the pass rate"
         ),
     ] = "mean",
     per_domain: Annotated[

@@ -12,7 +12,7 @@ from rlax_plugin.cli.common import CONFIGURE, RUNNING, Overrides, command, exit_
 
 
 class Dtype(StrEnum):
-    """Of weights that are written."""
+    """Data types in which weights can be written."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"

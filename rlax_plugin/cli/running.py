@@ -173,7 +173,7 @@ def serve(
 
 
 def _what_and_overrides(words: list[str], controller: str | None) -> tuple[str | None, list[str]]:
-    """The run or config, if one is given, and the arguments behind it."""
+    """Returns the run or config, if one is given, and the arguments that follow it."""
     if words and (controller is None or "=" not in words[0] or words[0].endswith(".yml")):
         return words[0], words[1:]
     return None, words
@@ -191,7 +191,7 @@ def _prometheus_token(path: Path | None, port: int | None) -> str:
 
 
 def _default_name() -> str:
-    """Of a worker, unlike that of any other that lives."""
+    """Returns a worker name that no other running worker has."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 

@@ -1,1 +1,1 @@
-"""What the command line calls, beside training and serving."""
+"""The commands of the command line, except training and serving."""

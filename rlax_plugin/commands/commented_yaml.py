@@ -1,4 +1,4 @@
-"""A config's section as YAML, each key with the description of its config class."""
+"""Writes a config's section as YAML, each key with the description of its config class."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class CommentedYaml:
     def lines(
         self, values: Mapping[str, Any], model: type[BaseModel], key: str, depth: int = 1
     ) -> Iterator[str]:
-        """Lines of a section.
+        """Yields the lines of a section.
 
         Args:
-          model: whose fields are the keys of ``values``.
-          key: dotted, of the section.
+          model: config class whose fields are the keys of ``values``.
+          key: dotted key of the section.
         """
         for name, value in values.items():
             here, about = f"{key}.{name}", model.model_fields[name].description or ""
@@ -54,19 +54,19 @@ class CommentedYaml:
                 yield from _with_comment(f"{name}: {in_yaml(value)}", about, depth)
 
     def _about_plugin(self, name: str) -> str:
-        """What its module says of itself."""
+        """Returns the docstring of the plug-in's module."""
         module = self.registry.manager.origin(name).target.partition(":")[0]
         about = inspect.getdoc(importlib.import_module(module)) or ""
         return about.partition("\n")[0].replace("``", "`")
 
 
 def _type(model: type[BaseModel], name: str) -> type:
-    """Of a key's value, as far as its default tells."""
+    """Returns the type of a key's value, as far as its default tells."""
     return type(model.model_fields[name].get_default(call_default_factory=True))
 
 
 def _with_comment(text: str, about: str, depth: int) -> Iterator[str]:
-    """A line with a comment behind it, or above it where it is too long."""
+    """Yields a line with a comment after it, or above it if it is too long."""
     indent = "  " * depth
     about = about.rstrip(".")
     if len(line := f"{indent}{text}  # {about}".removesuffix("  # ")) <= _WIDTH:
@@ -78,6 +78,6 @@ def _with_comment(text: str, about: str, depth: int) -> Iterator[str]:
 
 
 def in_yaml(value: Any) -> str:
-    """A value in YAML's flow style, on one line."""
+    """Returns a value in YAML's flow style, on one line."""
     # As the one item of a list: a text alone would be a document, and end with "...".
     return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=10_000)[1:-2]

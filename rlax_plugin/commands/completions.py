@@ -1,4 +1,4 @@
-"""Completions in a file of JSON lines, for ``rlax score``."""
+"""Reads completions from a file of JSON lines, for ``rlax score``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LONGEST = 64 << 20  # bytes of a line
 
 
 class Line(Section):
-    """One completion; the prompt is in the same line, or one of the config's prompt source.
+    """One completion; its prompt is in the same line or in the config's prompt source.
 
     Attributes:
-      number: of the line, from 1.
-      place: the file and the line.
+      number: number of the line, from 1.
+      place: the file and the line, for messages.
     """
 
     number: int
@@ -41,28 +41,28 @@ class Line(Section):
 
     @property
     def names_a_prompt(self) -> bool:
-        """Whether the prompt is that of the config's prompt source."""
+        """True if the prompt is one of the config's prompt source."""
         return bool(self.id) and self.reference is None and not self.prompt and not self.metadata
 
     @property
     def identity(self) -> str:
-        """Equal for lines with the same prompt."""
+        """A key that is equal for lines with the same prompt."""
         return json.dumps([self.id, self.prompt, self.reference, self.metadata], sort_keys=True)
 
     def as_prompt(self) -> Prompt:
-        """The prompt that the line describes; it has no tokens."""
+        """Returns the prompt that the line describes, without tokens."""
         name, tokens = self.id or f"line {self.number}", np.zeros(0, np.int32)
         return Prompt(name, tokens, self.prompt, self.reference or "", self.metadata)
 
 
 def read_lines(file: str) -> Iterator[Line]:
-    """The completions of a file; blank lines are left out.
+    """Yields the completions of a file; blank lines are left out.
 
     Args:
-      file: its path; ``-``: standard input.
+      file: path of the file; ``-``: standard input.
 
     Raises:
-      ConfigError: it cannot be read, has none, or one is wrong; names the line.
+      ConfigError: the file cannot be read or is empty, or a line is wrong; names the line.
     """
     found = False
     try:
@@ -100,12 +100,12 @@ def _line(text: str, number: int, place: str) -> Line:
     given = {key: _storable(value) for key, value in values.items()}
     for key in ("number", "place"):
         if key in given:
-            raise ConfigError(f"{place}: {key}", given[key], "is no key of a completion")
+            raise ConfigError(f"{place}: {key}", given[key], "is not a key of a completion")
     return validate(Line, given | {"number": number, "place": place}, place)
 
 
 def _storable(value: Any) -> Any:
-    """A value of JSON without lone surrogates, as prompt sources and engines give texts."""
+    """Returns a JSON value without lone surrogates, like texts of prompt sources and engines."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""``rlax prompts --contamination``: training prompts that are in the evaluation sets, too."""
+"""``rlax prompts --contamination``: finds training prompts that are also in evaluation sets."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def contamination(
     out: str | None,
     progress: Callable[[str, int], None],
 ) -> dict[str, Any]:
-    """What there is to be said, and the file, if one is wanted.
+    """Looks for contaminated prompts, and writes a file of them if ``out`` is given.
 
     Args:
-      words: in a row, see ``Sets``; None: its default.
+      words: number of consecutive words that count as an overlap, see ``Sets``; None: its default.
       out: see ``write_contaminated``; None: no file.
       progress: see ``BuildContext``.
 
@@ -75,7 +75,7 @@ def contamination(
 
 
 def found(train: Sequence[Prompt], sets: Sets, progress: Callable[[str, int], None]) -> list[Match]:
-    """Every training prompt that is in a set, once for each set."""
+    """Returns every training prompt that is in a set, once for each set."""
     by_id = _same_ids(train, sets)
     surest = {(one.prompt, sets.problems[one.problem].held_out) for one in by_id}
     done, all_matches = 0, list(by_id)
@@ -159,7 +159,7 @@ def _document(
 
 
 def show(console: Console, document: Mapping[str, Any]) -> None:
-    """Prints a document; ``console`` must be one on which no text does harm."""
+    """Prints a document; ``console`` must be a ``HarmlessConsole``."""
     table = Table()
     for index, column in enumerate(("evaluation set", "problems", "of them in training", *KINDS)):
         table.add_column(column, justify="right" if index else "left")

@@ -1,4 +1,4 @@
-"""``rlax convert``: a model of another library becomes what a run starts from."""
+"""``rlax convert``: converts a pretrained model into a checkpoint that training starts from."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def convert(
     trainer: str,
     verify_python: str | None = None,
 ) -> None:
-    """Writes the directory, and prints what it is.
+    """Writes the directory of a converted model, and prints a description of it.
 
     Args:
       source: a Hugging Face directory, or a GGUF file.
-      out: a local directory, which does not exist.
+      out: a local directory, which must not exist.
       dtype: float32 or bfloat16.
-      scan_layers: whether layers are stored as one scanned layer.
-      trainer: name of the trainer whose model it becomes.
-      verify_python: path of a Python that may have torch, with which the model is verified; None:
-        it is not verified.
+      scan_layers: True if layers are stored as one scanned layer.
+      trainer: name of the trainer for which it is converted.
+      verify_python: path of a Python, possibly with torch, that verifies the model; None: it is
+        not verified.
 
     Raises:
-      RlaxError: whatever made it fail; nothing is written then.
+      RlaxError: the conversion failed; then nothing is written.
     """
     check_new_directory("--out", out)
     converter = _converter(trainer)
@@ -61,7 +61,7 @@ def convert(
 
 
 def _converter(name: str) -> ModelConverter:
-    """The trainer, of which no run is needed.
+    """Returns the trainer, built without a run.
 
     Raises:
       ConfigError: there is no such trainer, or it cannot convert models.
@@ -79,7 +79,7 @@ def _converter(name: str) -> ModelConverter:
 def _verification(
     model: ConvertibleModel, python: str | None, trainer: str
 ) -> Callable[[Path], Sequence[str]]:
-    """Compares what was written, and returns what was compared; see ``VerifiableModel``."""
+    """Returns a function that verifies a written model; see ``VerifiableModel``."""
     if python is None:
         return lambda directory: ()
     if not isinstance(model, VerifiableModel):

@@ -1,4 +1,4 @@
-"""A directory that ``rlax convert`` has written, for a config that is to train its model."""
+"""Reads a directory that ``rlax convert`` wrote, for a config that trains its model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ConvertedModel:
     """The config's keys of a converted model.
 
     Attributes:
-      keys: as a config has them.
-      lines: the same as text, each key with what it means.
+      keys: key -> value, as in a config.
+      lines: the same keys as text, each with a comment.
     """
 
     keys: Mapping[str, Any]
@@ -27,7 +27,7 @@ class ConvertedModel:
 
 
 def is_directory(model: str) -> bool:
-    """Whether an answer to "which model" means a directory, not a name."""
+    """True if an answer to "which model" is a directory, not a name."""
     return "/" in model or Path(model).is_dir()
 
 
@@ -35,7 +35,7 @@ def read(directory: str) -> ConvertedModel:
     """Reads a directory's ``model.yml``.
 
     Raises:
-      ConfigError: it is not there or not usable, or what it names is not there any more.
+      ConfigError: the file is missing or not usable, or a path in it no longer exists.
     """
     path = Path(directory) / CONVERTED
     if not path.is_file():

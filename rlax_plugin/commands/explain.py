@@ -1,6 +1,6 @@
 """The text of ``rlax objective``: presets, the parts in their slots, and one update in numbers.
 
-``docs/objectives.md`` holds what ``markdown`` writes, so that neither can drift from the code.
+``docs/objectives.md`` contains the output of ``markdown``, so both stay in step with the code.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PREFIX = "rlax.objective"
 def section_for(
     name: str = "", overrides: Sequence[str] = (), plugins: Sequence[str] = ()
 ) -> RlaxSection:
-    """A config that holds an objective, and nothing else.
+    """Returns a section that sets only the objective.
 
     Args:
-      name: of the preset.
-      overrides: ``key=value``, every key below ``rlax.objective``.
-      plugins: loaded besides the built-in ones; installed plug-ins that the objective needs are
-        found without being named.
+      name: name of the preset.
+      overrides: ``key=value`` arguments, every key below ``rlax.objective``.
+      plugins: plug-ins to load besides the built-in ones; installed plug-ins that the objective
+        needs are found without being named.
 
     Raises:
       ConfigError: an override is wrong, or its key is not below ``rlax.objective``.
@@ -70,7 +70,7 @@ def section_for(
 
 
 def _not_loaded(section: RlaxSection) -> NotLoadedError | None:
-    """What the objective chooses of a plug-in that is installed and not loaded so far."""
+    """Returns the error for a part whose plug-in is installed but not loaded; None if none is."""
     registry = registry_for(section)
     try:
         for use in registry.objective_uses(section):
@@ -81,7 +81,7 @@ def _not_loaded(section: RlaxSection) -> NotLoadedError | None:
 
 
 def presets_of(registry: Registry) -> dict[str, Preset]:
-    """Every preset that the loaded plug-ins offer, in their order."""
+    """Returns every preset that the loaded plug-ins offer, in their order."""
     return {
         name: _built(registry, "objective", name, f"{PREFIX}.preset")
         for name in registry.offers["objective"]
@@ -89,7 +89,7 @@ def presets_of(registry: Registry) -> dict[str, Preset]:
 
 
 def part_text(registry: Registry, kind: str, name: str) -> str:
-    """What a part says of itself: the docstring of its options or, if it has none, its own."""
+    """Returns a part's description: the docstring of its options or, if it has none, its own."""
     extension = registry.offer(kind, name, f"{PREFIX}.{kind}").extension
     documented = extension.config_class
     if documented is NoOptions:
@@ -98,14 +98,14 @@ def part_text(registry: Registry, kind: str, name: str) -> str:
 
 
 def _built(registry: Registry, kind: str, name: str, key: str) -> Any:
-    """A part without options."""
+    """Builds a part without options."""
     section = section_of({}, registry.manager.names)
     context = BuildContext.outside_run(section)
     return registry.part(kind, Choice(name=name), key, context)
 
 
 def _short(choice: Choice | None) -> str:
-    """A choice on one line, as a call."""
+    """Formats a choice on one line, as a call."""
     if choice is None:
         return ""
     options = ", ".join(f"{name}={yaml_text(value)}" for name, value in choice.options.items())
@@ -116,7 +116,7 @@ def _short(choice: Choice | None) -> str:
 
 
 def list_presets(console: Console, registry: Registry) -> None:
-    """Formula and parts of every preset."""
+    """Prints the formula and parts of every preset."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("preset", no_wrap=True)
     table.add_column("formula, which is maximised, and its parts")
@@ -129,7 +129,7 @@ def list_presets(console: Console, registry: Registry) -> None:
 
 
 def show_preset(console: Console, section: RlaxSection) -> None:
-    """A preset with what the section changes of it, and the worked example."""
+    """Prints a preset, the section's changes to it, and the worked example."""
     registry = registry_for(section)
     name = section.objective.preset
     preset = _built(registry, "objective", name, f"{PREFIX}.preset")
@@ -174,7 +174,7 @@ def _parts_table(registry: Registry, algorithm: Algorithm) -> Table:
 
 
 def _add_fields(table: Table, model: BaseModel, prefix: str) -> None:
-    """A row per number; what is itself a section, field by field; choices have rows already."""
+    """Adds a row for each number, also those in sections; choices have rows already."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, Choice | tuple) or (name in SLOTS):
@@ -194,7 +194,7 @@ BEHAVIOUR = 0.1  # mu of every token
 
 
 def worked_example(section: RlaxSection) -> RenderableType:
-    """One update with four samples, token by token."""
+    """Returns the worked example: one update with four samples, token by token."""
     length = max(map(len, RATIOS))
     mask_bt = np.array([[t < len(row) for t in range(length)] for row in RATIOS])
     ratio_bt = np.array([[*row, *[1.0] * (length - len(row))] for row in RATIOS])
@@ -254,7 +254,7 @@ def worked_example(section: RlaxSection) -> RenderableType:
 
 
 def markdown(registry: Registry) -> str:
-    """The generated part of ``docs/objectives.md``."""
+    """Returns the generated part of ``docs/objectives.md``."""
     found = presets_of(registry)
     blocks = [
         "## Presets",
@@ -293,7 +293,7 @@ def _preset_blocks(name: str, preset: Preset) -> Iterator[str]:
 
 
 def _yaml(preset: Preset) -> str:
-    """A preset as one would write it under ``rlax.objective``."""
+    """Formats a preset as YAML under ``rlax.objective``."""
     slots = {slot: getattr(preset, slot).model_dump(mode="json") for slot in SLOTS}
     others = preset.model_dump(
         mode="json", include=set(Algorithm.model_fields) - set(SLOTS), exclude_defaults=True

@@ -1,4 +1,4 @@
-"""``rlax export``: weights of a run, or a checkpoint, as a directory that transformers loads."""
+"""``rlax export``: writes weights of a run or checkpoint as a directory for transformers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _ITEMS = os.path.join("0", "items")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is to be exported.
+    """The weights to export.
 
     Attributes:
-      config: that says which model it is.
-      run: what of a run it is; None: a checkpoint.
-      checkpoint: its path or URL; empty: it is a run's.
+      config: config that describes the model.
+      run: weights of a run; None: a checkpoint is exported.
+      checkpoint: path or URL of a checkpoint; empty: weights of a run are exported.
     """
 
     config: ResolvedConfig
@@ -53,11 +53,11 @@ def find_source(text: str, config: str | None, overrides: Sequence[str]) -> Sour
     """Reads ``RUN``, ``RUN@VERSION``, ``RUN/checkpoints/NAME``, a converted model, or a checkpoint.
 
     Args:
-      config: the file with MaxText's keys of a checkpoint; None: it is none by itself.
-      overrides: ``key=value``, on top of the config.
+      config: file with MaxText's keys for a checkpoint that has none of its own.
+      overrides: ``key=value`` arguments, on top of the config.
 
     Raises:
-      ConfigError: it is none of these, or the config is wrong.
+      ConfigError: the text is none of these, or the config is wrong.
     """
     if config is not None:
         return Source(_without_run(config, overrides), checkpoint=text)
@@ -81,7 +81,7 @@ def find_source(text: str, config: str | None, overrides: Sequence[str]) -> Sour
 
 
 def _without_run(keys: str, overrides: Sequence[str]) -> ResolvedConfig:
-    """The config that a file with MaxText's keys makes."""
+    """Returns a config made of a file with MaxText's keys."""
     names = frozenset(override.partition("=")[0] for override in overrides)
     content = {"rlax": _NO_RUN, **merged(keys, overrides)}
     return resolved(content, arguments=names, source=keys)
@@ -93,15 +93,15 @@ def export(
     """Writes the directory.
 
     Args:
-      out: a local directory, which does not exist.
-      dtype: of the tensors.
-      most_bytes: largest size of a file of weights.
+      out: a local directory, which must not exist.
+      dtype: data type of the tensors.
+      most_bytes: maximum size of a file of weights.
 
     Returns:
-      What was exported, in words, and what is written.
+      A description of the exported weights, and the written files.
 
     Raises:
-      RlaxError: whatever made it fail; nothing is written then.
+      RlaxError: the export failed; then nothing is written.
     """
     check_new_directory("--out", out)
     with tempfile.TemporaryDirectory(prefix="rlax-export-") as directory:
@@ -111,7 +111,7 @@ def export(
 def export_and_show(
     source: Source, out: str, *, dtype: Literal["float32", "bfloat16"], most_bytes: int
 ) -> None:
-    """``export``, of which only what a user wants to know is printed; raises what that raises."""
+    """Runs ``export`` and prints a summary, without the output of libraries; raises the same."""
     with tempfile.TemporaryDirectory() as directory, quiet(Path(directory, "log")) as console:
         what, exported = export(source, out, dtype=dtype, most_bytes=most_bytes)
         size = sum(Path(out, name).stat().st_size for name in exported.files)
@@ -123,7 +123,7 @@ def export_and_show(
 
 
 class _Job:
-    """One export; the main thread is the trainer's."""
+    """One export; the trainer runs on the main thread."""
 
     def __init__(self, source: Source, directory: Path):
         self._source, self._section = source, source.config.section
@@ -143,7 +143,7 @@ class _Job:
         self._trainer: ModelExporter = trainer
 
     def run(self, out: Path, dtype: Any, most_bytes: int) -> tuple[str, Exported]:
-        """Returns what was exported, in words, and what is written."""
+        """Returns a description of the exported weights, and the written files."""
         target = self._source.run
         if target is None:
             path = self._source.checkpoint
@@ -159,10 +159,10 @@ class _Job:
     def _choose(
         self, target: Target, thread: LoopThread, closing: AsyncExitStack
     ) -> tuple[str, Weights]:
-        """In words, and where they are: the newest weights, where the user names none.
+        """Returns a description of the weights and their place; by default the newest weights.
 
-        A checkpoint has the trainer's own numbers, a version of the same step those that workers
-        have, perhaps with fewer bits: so of the two it is the checkpoint.
+        Of a checkpoint and a version of the same step it chooses the checkpoint: it has the
+        trainer's own numbers, while the version may have been cast to fewer bits.
         """
         steps = {name: step for step, name in self._trainer.checkpoints().items()}
         version: WeightVersion | None = None
@@ -197,7 +197,7 @@ class _Job:
         return version
 
     def _load(self, version: WeightVersion) -> dict[str, np.ndarray]:
-        """A version's arrays, which are those that the trainer published."""
+        """Loads the arrays of a version, as the trainer published them."""
         store = self._registry.part(
             "weight_store", self._section.weights.store, "rlax.weights.store", self._context
         )

@@ -1,7 +1,7 @@
-"""``rlax init``: a config to start from, with every key explained.
+"""``rlax init``: writes a config to start from, with every key explained.
 
-What is outside ``rlax:`` is a template; the section itself is written from values, and its comments
-are the descriptions of the config classes.
+The keys outside ``rlax:`` come from a template. The section itself is written from values, and its
+comments are the descriptions of the config classes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CORRECTED = {
 
 
 class Answers(Section):
-    """What a config is written from; what is null depends on the task and the model."""
+    """The choices from which a config is written; defaults of null depend on task and model."""
 
     model: str = Field(
         _TINY,
@@ -75,7 +75,7 @@ class Answers(Section):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One of ``Answers``: ``name`` of the field, what to ask, and the default."""
+    """A question for one of ``Answers``: ``name`` of the field, the text, and the default."""
 
     name: str
     text: str
@@ -84,11 +84,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a config says of its task.
+    """The part of a config that describes its task.
 
     Attributes:
-      plugin: to be listed; empty for a built-in one.
-      trainer: options of the trainer, where the model is a tiny one that has learned nothing.
+      plugin: plug-in to name in ``rlax.plugins``; empty for a built-in one.
+      trainer: options of the trainer for a tiny, untrained model.
     """
 
     plugin: str
@@ -127,10 +127,10 @@ _NUMBERS = ("number_tasks", "rlax_number_tasks")
 
 
 def questions(answers: Mapping[str, Any]) -> Iterator[Question]:
-    """What ``rlax init`` asks; a default depends at most on what was answered before.
+    """Yields the questions of ``rlax init``; a default may depend on earlier answers.
 
     Args:
-      answers: to the questions so far.
+      answers: answers to the questions so far.
     """
     for name, one in Answers.model_fields.items():
         if name == "task":
@@ -151,7 +151,7 @@ def check_target(path: Path, force: bool) -> None:
     """Rejects a file that MaxText would not read, or that exists.
 
     Raises:
-      ConfigError: see above.
+      ConfigError: the file's name does not end in .yml, or the file exists.
     """
     if path.suffix != ".yml":
         raise ConfigError("FILE", str(path), "must end in .yml, as MaxText requires")
@@ -160,14 +160,14 @@ def check_target(path: Path, force: bool) -> None:
 
 
 def write(path: Path, given: Mapping[str, Any]) -> None:
-    """Writes a config, once it is known to be right.
+    """Writes a config after checking it.
 
     Args:
-      path: of the file; its name becomes ``run_name``.
+      path: path of the file; its name becomes ``run_name``.
       given: fields of ``Answers``.
 
     Raises:
-      ConfigError: an answer is wrong, or they do not go together.
+      ConfigError: an answer is wrong, or the answers contradict each other.
       PluginError: the task's plug-in cannot be loaded.
     """
     text = config_text(path.stem, validate(Answers, given, "rlax init"))
@@ -179,10 +179,10 @@ def write(path: Path, given: Mapping[str, Any]) -> None:
 
 
 def config_text(run_name: str, answers: Answers) -> str:
-    """The commented config.
+    """Returns the commented config.
 
     Raises:
-      ConfigError, PluginError: as ``write``.
+      ConfigError, PluginError: see ``write``.
     """
     tiny = answers.model == _TINY
     model = converted.read(answers.model) if converted.is_directory(answers.model) else None
@@ -230,7 +230,7 @@ def config_text(run_name: str, answers: Answers) -> str:
 
 
 def _micro_batches(section: RlaxSection, vocab_size: int) -> int:
-    """The fewest equal parts of a batch, each of whose logits fit into ``_LOGITS``."""
+    """Returns the smallest number of equal parts of a batch whose logits fit into ``_LOGITS``."""
     rows, row = section.batch_rows, section.row_tokens * vocab_size * 4
     return next(
         n for n in range(1, rows + 1) if rows % n == 0 and (rows // n * row <= _LOGITS or n == rows)
@@ -247,10 +247,10 @@ def _check_model(name: str) -> None:
 
 
 def _task(answers: Answers, model: ConvertedModel | None) -> _Task:
-    """The task that is asked for.
+    """Returns the chosen task.
 
     Raises:
-      ConfigError, PluginError: as ``write``; also if a converted model lacks its tokens.
+      ConfigError, PluginError: see ``write``; or a converted model lacks tokens of the task.
     """
     keys = model.keys if model else {}
     if answers.data:
@@ -280,10 +280,10 @@ def _task(answers: Answers, model: ConvertedModel | None) -> _Task:
 
 
 def _of_data(answers: Answers, model: ConvertedModel | None) -> _Task:
-    """The task that one's own data and a reward make.
+    """Returns a task made of the user's own data and a reward.
 
     Raises:
-      ConfigError: as ``write``; or there is a task as well, or no tokenizer for the data.
+      ConfigError: see ``write``; or a task is given as well, or the data has no tokenizer.
     """
     if answers.task not in ("", _usual_task(answers.model)):
         raise ConfigError("--task", answers.task, "must not be given together with --data")
@@ -304,11 +304,11 @@ def _of_data(answers: Answers, model: ConvertedModel | None) -> _Task:
 
 
 def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> _Task:
-    """The task of a plug-in, from its prompts.
+    """Returns the task of a plug-in, from its prompts.
 
     Args:
       maxtext: the config's keys of the model.
-      reward: empty: the plug-in's own.
+      reward: name of the reward; empty: the plug-in's own.
     """
     registry = Registry(Manager([plugin]))
     source = _only(registry, "prompt_source", plugin)
@@ -346,7 +346,7 @@ def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> _Task:
 
 
 def _evaluation(source: PromptSource) -> dict[str, Any]:
-    """On the first split that holds something."""
+    """Returns the settings of an evaluation on the first held-out split that is not empty."""
     for split in ("test", "validation"):
         try:
             prompts = source.prompts(split)
@@ -366,7 +366,7 @@ def _only(registry: Registry, kind: str, plugin: str) -> str:
 
 
 def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
-    """The section ``rlax:`` as a config would have it."""
+    """Returns the section ``rlax:`` as a config has it."""
     groups = answers.groups_per_step or (64 if tiny else 16)
     samples = groups * answers.group_size
     filters = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []

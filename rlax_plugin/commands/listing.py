@@ -1,4 +1,4 @@
-"""What ``rlax plugins`` lists: installed plug-ins, and the parts that a config would use."""
+"""``rlax plugins``: lists installed plug-ins, and the parts that a config uses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlax_plugin.ports.manager import Installed, Manager, installed
 
 
 def installed_rows() -> list[dict[str, Any]]:
-    """Every installed plug-in: where it comes from, and what it offers or why it cannot."""
+    """Returns every installed plug-in: its package, and its parts or the reason it has none."""
     return [_plugin_row(plugin) for plugin in installed()]
 
 
 def loaded_rows(registry: Registry) -> list[dict[str, Any]]:
-    """Every plug-in that a config lists, in its order, installed or a bare module."""
+    """Returns every plug-in that a config names, in order, installed or a bare module."""
     return [_plugin_row(registry.manager.origin(name)) for name in registry.manager.names]
 
 
@@ -41,7 +41,7 @@ def _plugin_row(plugin: Installed) -> dict[str, Any]:
 
 
 def used_rows(registry: Registry, section: RlaxSection) -> list[dict[str, Any]]:
-    """Every part that a config chooses, with its options."""
+    """Returns every part that a config chooses, with its options."""
     return [_used_row(registry, use) for use in registry.uses(section)]
 
 
@@ -69,7 +69,7 @@ def _used_row(registry: Registry, use: Use) -> dict[str, Any]:
 
 
 def print_installed(console: Console, rows: list[dict[str, Any]]) -> None:
-    """``installed_rows`` as a table."""
+    """Prints ``installed_rows`` as a table."""
     if not rows:
         console.print("No plug-in is installed as an entry point of group rlax_plugin.")
         return
@@ -77,7 +77,7 @@ def print_installed(console: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def print_loaded(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
-    """``loaded_rows`` as a table."""
+    """Prints ``loaded_rows`` as a table."""
     _print_plugins(console, f"plug-ins that {config} lists", rows)
 
 
@@ -96,7 +96,7 @@ def _print_plugins(console: Console, title: str, rows: list[dict[str, Any]]) -> 
 
 
 def print_used(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
-    """``used_rows`` as a table."""
+    """Prints ``used_rows`` as a table."""
     table = Table(
         title=f"what {config} would use", title_justify="left", box=None, padding=(0, 2, 0, 0)
     )

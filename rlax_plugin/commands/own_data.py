@@ -1,4 +1,4 @@
-"""What ``rlax init`` reads in a user's data: its source, its lengths, which reward suits."""
+"""Examines a user's data for ``rlax init``: its source, its lengths, and a suitable reward."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _NUMBER = re.compile(r"\s*[-+]?[0-9][0-9,]*(\.[0-9]+)?\s*")
 
 @dataclass(frozen=True, slots=True)
 class OwnData:
-    """A prompt source of one's own data, as a config has it.
+    """A prompt source for the user's own data, as a config has it.
 
     Attributes:
-      reward: that suits the references.
-      max_prompt_tokens: longer prompts are left out.
-      test_prompts: number of questions that are held out.
+      reward: name of a reward that suits the references.
+      max_prompt_tokens: maximum length; longer prompts are left out.
+      test_prompts: number of held-out questions.
     """
 
     prompt_source: Mapping[str, Any]
@@ -54,12 +54,13 @@ def read(data: str, reward: str, maxtext: Mapping[str, Any]) -> OwnData:
     Args:
       data: files as the prompt source ``jsonl`` or ``parquet`` takes them, or a directory that
         ``datasets`` has saved.
-      reward: name; empty: ``numeric`` if the references are numbers, else ``exact_match``.
+      reward: name of a reward; empty: ``numeric`` if the references are numbers, otherwise
+        ``exact_match``.
       maxtext: the config's keys of the model.
 
     Raises:
-      ConfigError: the data cannot be used, or nothing says how to score.
-      RlaxError: it cannot be prepared.
+      ConfigError: the data cannot be used, or has neither references nor a reward.
+      RlaxError: the data cannot be prepared.
     """
     source = _source(data)
     share = _HELD_OUT
@@ -77,7 +78,7 @@ def read(data: str, reward: str, maxtext: Mapping[str, Any]) -> OwnData:
 
 
 def _source(data: str) -> dict[str, Any]:
-    """The part of a config that reads it."""
+    """Returns the prompt source of a config that reads the data."""
     for name, endings in _FILES.items():
         if data.endswith(endings):
             return {"name": name, "path": data}
@@ -91,7 +92,7 @@ def _source(data: str) -> dict[str, Any]:
 def _tables(
     source: Mapping[str, Any], maxtext: Mapping[str, Any]
 ) -> tuple[PromptTable, PromptTable | tuple[()]]:
-    """The prompts for training and those that are held out."""
+    """Returns the training prompts and the held-out prompts."""
     section = RlaxSection(
         prompt_source=Choice.model_validate(source),
         rewards=(RewardChoice(name="exact_match"),),

@@ -1,4 +1,4 @@
-"""``rlax prompts``: what the prompts of a config are, and which rows were left out and why."""
+"""``rlax prompts``: shows the prompts of a config, and rows that were left out with the reason."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _METADATA = 600
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be shown.
+    """The prompts to show.
 
     Attributes:
-      split: only this one; empty: all of them.
-      count: prompts of each split that are shown.
-      prompt_id: of the only one that is shown; empty: the first ones.
+      split: the only split to show; empty: all splits.
+      count: number of prompts of each split to show.
+      prompt_id: id of the only prompt to show; empty: the first ones are shown.
     """
 
     split: str = ""
@@ -44,13 +44,13 @@ class Wanted:
 def document(
     config: ResolvedConfig, wanted: Wanted, progress: Callable[[str, int], None]
 ) -> dict[str, Any]:
-    """What there is to be said of the prompts of a config.
+    """Returns a document about the prompts of a config: sizes, left-out rows and examples.
 
     Args:
       progress: see ``BuildContext``.
 
     Raises:
-      RlaxError: they cannot be read, or there is no such split or prompt.
+      RlaxError: the prompts cannot be read, or there is no such split or prompt.
     """
     section = config.section
     context = replace(BuildContext.outside_run(section, config), progress=progress)
@@ -116,10 +116,10 @@ def _of_split(prompts: Sequence[Prompt], split: str, limit: int) -> dict[str, An
 
 
 def histogram(lengths: np.ndarray) -> list[dict[str, int]]:
-    """How many prompts have how many tokens, in at most 8 equal ranges.
+    """Returns a histogram of prompt lengths in tokens, with at most 8 equal ranges.
 
     Returns:
-      ``{"from", "to", "prompts"}`` of each range, both ends inclusive.
+      ``{"from", "to", "prompts"}`` for each range, both ends inclusive.
     """
     low, high = int(lengths.min()), int(lengths.max())
     width = -(-(high - low + 1) // _BARS)
@@ -162,7 +162,7 @@ def _of_prompt(
 
 
 def show(console: Console, found: Mapping[str, Any]) -> None:
-    """Prints a document; ``console`` must be one on which no text does harm."""
+    """Prints a document; ``console`` must be a ``HarmlessConsole``."""
     for split, one in found["splits"].items():
         title = f"{split}: {one['prompts']:,} prompts of {found['prompt_source']}"
         console.print(Text(title, style="bold"))

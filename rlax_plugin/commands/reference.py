@@ -1,7 +1,7 @@
 """The reference of the config: every key of ``rlax:``, and the options of every built-in part.
 
-All of it is read off the config classes. ``rlax config`` prints it, and docs/config.md holds what
-``markdown`` writes, so that neither can drift from the code.
+All of it is read from the config classes. ``rlax config`` prints it, and docs/config.md contains
+the output of ``markdown``, so both stay in step with the code.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Key:
     """A key of the config, or an option of a part.
 
     Attributes:
-      key: dotted.
-      type: in words, with unit and bounds.
-      default: as YAML; empty where it must be given.
+      key: the dotted key.
+      type: the type in words, with unit and bounds.
+      default: default as YAML; empty if the key must be given.
       meaning: its description.
-      kind: of the part that is chosen there; empty where none is.
+      kind: kind of the part that the key chooses; empty if it chooses none.
     """
 
     key: str
@@ -72,14 +72,13 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys that stand together.
+    """The keys of one section or part.
 
     Attributes:
       title: the section's dotted key, or kind and name of a part.
-      text: what the section is, or what the part does; empty for a part whose class of options does
-        not say it.
-      keys: in the order of the class.
-      plugin: that offers the part.
+      text: description of the section or part; empty if the part's config class has none.
+      keys: the keys, in the order of the class.
+      plugin: plug-in that offers the part.
     """
 
     title: str
@@ -89,7 +88,7 @@ class Keys:
 
 
 def sections(model: type[BaseModel] = RlaxSection, key: str = "rlax") -> Iterator[Keys]:
-    """The section of a config class, then those inside it."""
+    """Yields the section of a config class, then those inside it."""
     own: list[Key] = []
     inside: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
@@ -108,7 +107,7 @@ def sections(model: type[BaseModel] = RlaxSection, key: str = "rlax") -> Iterato
 
 
 def parts(kind: str = "") -> Iterator[tuple[str, Keys]]:
-    """(kind, options) of every built-in part of ``kind``; default: of all kinds."""
+    """Yields (kind, options) of every built-in part of ``kind``; by default of all kinds."""
     for offered, offers in _built_in().offers.items():
         for name, offer in offers.items() if kind in ("", offered) else ():
             options = offer.extension.config_class
@@ -119,7 +118,7 @@ def parts(kind: str = "") -> Iterator[tuple[str, Keys]]:
 
 
 def find(wanted: str) -> list[Keys]:
-    """What there is to say about a section, a key, a part or its key, or an option below it.
+    """Returns the description of a section, a key, a part, or an option.
 
     Args:
       wanted: dotted key, with or without the leading ``rlax.`` and the index of a list, or the last
@@ -165,9 +164,9 @@ def find(wanted: str) -> list[Keys]:
 
 
 def of_a_part(error: UnknownKeyError) -> ConfigError:
-    """The error with the place of the key, if it is an option of exactly one built-in part.
+    """Returns the error with the key's place added, if exactly one built-in part has the option.
 
-    A name that is near to an option's counts, unless it is nearer to a key that stands beside it.
+    A name similar to an option counts too, unless it is more similar to a neighbouring key.
     """
     word = error.key.rpartition(".")[2]
     places = defaultdict(set)
@@ -221,7 +220,7 @@ def _prose(model: type[BaseModel]) -> str:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """A field's own config class, or the one of a mapping's values or a list's items."""
+    """Returns a field's config class, or that of a mapping's values or a list's items."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     for candidate in (annotation, *(inner if origin in (dict, tuple) else ())):
         if inspect.isclass(candidate) and issubclass(candidate, Section):
@@ -230,7 +229,7 @@ def _section_in(annotation: Any) -> type[Section] | None:
 
 
 def _words(annotation: Any, metadata: Sequence[Any], unit: str) -> str:
-    """A type in words, such as ``whole number of tokens, at least 1``."""
+    """Describes a type in words, such as ``whole number of tokens, at least 1``."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _words(inner[0], [*metadata, *inner[1:]], unit)
@@ -304,7 +303,7 @@ to MaxText."""
 
 
 def markdown() -> str:
-    """docs/config.md, whole."""
+    """Returns the text of docs/config.md."""
     blocks = [_INTRODUCTION]
     for section in sections():
         blocks += [f"## {section.title}", section.text]
@@ -331,7 +330,7 @@ def markdown() -> str:
 
 
 def _about(kind: str, part: Keys) -> str:
-    """What a part does, and which plug-in offers it."""
+    """Describes a part, and names the plug-in that offers it."""
     offered = f"This part is offered by plug-in `{part.plugin}`"
     offered += "." if part.keys else " and has no options."
     if kind in _EXPLAINED:
@@ -340,7 +339,7 @@ def _about(kind: str, part: Keys) -> str:
 
 
 def _explained(kind: str, name: str) -> str:
-    """A link to a part of the objective. A preset of the same name comes first on that page."""
+    """Returns a link to a part of the objective; a preset of the same name precedes it there."""
     presets = _built_in().offers["objective"]
     anchor = f"{name}-1" if name in presets and kind != "objective" else name
     return f"[{name}](objectives.md#{anchor})"

@@ -1,7 +1,7 @@
-"""``rlax replay``: the trainer alone, on the batches that a run has recorded.
+"""``rlax replay``: runs only the trainer, on the batches that a run has recorded.
 
-On CPU every weight version comes out bit for bit as it did, whatever rewards, workers and accidents
-there were. What is compared is the digest of each version's fingerprints, which the journal holds.
+On CPU every weight version is bit-identical to the run's, regardless of rewards, workers and
+failures. The comparison uses the digest of each version's fingerprints, which the journal contains.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _OURS = {CONFIG, "trainer.log", "replayed"}  # what a replay leaves
 
 
 class ReplayPort(TrainerPort):
-    """Gives a trainer recorded batches, and compares the versions that it makes of them.
+    """Gives recorded batches to a trainer, and compares the resulting versions with the run's.
 
     Attributes:
-      digests: version -> digest of its fingerprints, as it came out now.
-      differing: versions that came out otherwise than they did in the run.
+      digests: version -> digest of its fingerprints in this replay.
+      differing: versions that differ from those of the run.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ReplayPort(TrainerPort):
         self._on_step(step)
 
     def before_checkpoint(self, step: int) -> None:
-        """Nothing: there is no controller whose state would belong to it."""
+        """Does nothing: there is no controller whose state would belong to the checkpoint."""
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         log.info("%s: %d of %d %s", phase, done, of, note)
@@ -95,7 +95,7 @@ class ReplayPort(TrainerPort):
 
 
 def _read_run(files: RunFiles) -> tuple[dict[int, Segment], dict[int, str]]:
-    """Step -> the segment of its batch; version -> its digest when it was first published."""
+    """Returns step -> segment of its batch, and version -> digest when it was first published."""
     segments: dict[int, Segment] = {}
     digests: dict[int, str] = {}
     for segment, _ in journal.read(files):
@@ -115,10 +115,10 @@ def _directory(files: RunFiles, out: str | None) -> Path:
 
 
 def _empty(directory: Path) -> None:
-    """Removes an earlier replay, and nothing else.
+    """Removes an earlier replay.
 
     Raises:
-      ConfigError: something else is there.
+      ConfigError: the directory contains anything else.
     """
     make_private(directory)
     check_private("--out", str(directory), directory)
@@ -133,16 +133,16 @@ def _empty(directory: Path) -> None:
 
 
 def replay(run: str, to: int | None = None, out: str | None = None) -> int:
-    """Trains again what a run has trained, in a directory of its own.
+    """Trains again on the recorded batches of a run, in a separate directory.
 
     Args:
       run: the run's directory, a path or an fsspec URL.
-      to: last step; None: the last that is recorded.
-      out: local directory of the replay's own checkpoints and log; empty, or of an earlier one.
+      to: last step; None: the last recorded step.
+      out: local directory for the replay's checkpoints and log; empty, or of an earlier replay.
         None: ``RUN/replay``, or ``./replay-<name>`` for a run on an object store.
 
     Returns:
-      0 if every version came out as it did in the run, 1 if one did not.
+      0 if every version equals that of the run, 1 otherwise.
 
     Raises:
       RlaxError: the run cannot be read, or the trainer failed.

@@ -1,4 +1,4 @@
-"""``rlax score``: what a config's rewards give to completions of a file, in reward processes."""
+"""``rlax score``: scores the completions of a file with a config's rewards."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _SHOWN = 40  # characters of a completion
 
 @dataclass(slots=True)
 class Scored:
-    """What rewards gave the completions of a file.
+    """The scores of the completions of a file.
 
     Attributes:
-      lines: as they were read.
+      lines: the lines of the file.
       scores: one for each line.
-      log: the end of what rewards printed.
+      log: the end of the output that rewards printed.
     """
 
     section: RlaxSection
@@ -51,12 +51,12 @@ class Scored:
 
     @property
     def totals(self) -> np.ndarray:
-        """float64 [lines that have a score]."""
+        """Rewards of the lines that have a score, float64 [lines]."""
         return np.array([s.total for s in self.scores if isinstance(s, Score)])
 
     @property
     def parts(self) -> np.ndarray:
-        """float64 [lines that have a score, rewards], without weights."""
+        """Values of each reward without weights, float64 [lines that have a score, rewards]."""
         found = [s.parts for s in self.scores if isinstance(s, Score)]
         return np.array(found).reshape(len(found), len(self.section.rewards))
 
@@ -108,7 +108,7 @@ def _log(directory: Path) -> str:
 
 @dataclass(slots=True)
 class _Source:
-    """The config's prompt source, which is built only if something of it is needed."""
+    """The config's prompt source, which is built only when it is needed."""
 
     registry: Registry
     section: RlaxSection
@@ -124,7 +124,7 @@ class _Source:
         return built
 
     def with_ids(self, wanted: set[str]) -> dict[str, Prompt]:
-        """The prompts with these ids, of all splits."""
+        """Returns the prompts with these ids, from all splits."""
         found: dict[str, Prompt] = {}
         for split in splits_of(self.source):
             if not (left := wanted - found.keys()):
@@ -137,7 +137,7 @@ class _Source:
         return found
 
     def tokens(self, line: Line) -> np.ndarray:
-        """int32 [length], of a completion."""
+        """Returns the tokens of a completion, int32 [length]."""
         if line.tokens is not None:
             return np.array(line.tokens, np.int32)
         encode = getattr(self.source, "encode", None)
@@ -156,7 +156,7 @@ class _Source:
 
 
 def _prompts(lines: Iterable[Line], source: _Source) -> list[Prompt]:
-    """The prompt of each line; equal ones are the same object."""
+    """Returns the prompt of each line; equal prompts are the same object."""
     wanted = {line.id for line in lines if line.names_a_prompt}
     known = source.with_ids(wanted) if wanted else {}
     made: dict[str, Prompt] = {}
@@ -169,7 +169,7 @@ def _prompts(lines: Iterable[Line], source: _Source) -> list[Prompt]:
             found.append(known[line.id])
         else:
             name = source.section.prompt_source.name
-            reason = f"is no prompt of rlax.prompt_source ({name}): give prompt and reference"
+            reason = f"is not a prompt of rlax.prompt_source ({name}): give prompt and reference"
             raise ConfigError(f"{line.place}: id", line.id, reason)
     return found
 
@@ -216,7 +216,7 @@ def _episode(line: Line, prompt: Prompt, tokens: np.ndarray) -> Episode:
 
 
 def document(scored: Scored) -> dict[str, Any]:
-    """As JSON."""
+    """Returns the scores as a document for JSON."""
     rewards = scored.section.rewards
     return {
         "rewards": [{"name": one.name, "weight": one.weight} for one in rewards],

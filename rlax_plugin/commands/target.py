@@ -1,4 +1,4 @@
-"""What a command is to take of a run: a weight version or a checkpoint, and where it is."""
+"""The weights that a command takes from a run: a weight version or a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rlax_plugin.weights.kept import kept_version
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be taken of a run.
+    """The weights to take from a run.
 
     Attributes:
       run: the run's directory.
-      version: a weight version; None: the newest, unless it is a checkpoint.
+      version: a weight version; None: the newest, unless a checkpoint is given.
       step: the step of a checkpoint; None: no checkpoint, or one given by name.
       checkpoint: its name below ``checkpoints/``; empty: none was given.
-      typed: how all of this was given, for messages.
-      argument: of the command, with which it was given.
+      typed: the text as the user typed it, for messages.
+      argument: name of the command's argument, for messages.
     """
 
     run: RunFiles
@@ -51,10 +51,10 @@ def find_target(
 
     Args:
       argument: see ``Target``.
-      also: what else the command takes, for messages.
+      also: other values that the command accepts, for messages.
 
     Raises:
-      ConfigError: it is none of these, or more than one thing is asked for.
+      ConfigError: the text is none of these, or more than one version or checkpoint is given.
     """
     typed, text = text, text.rstrip("/")
     if RunFiles(text).exists(CONFIG):
@@ -84,13 +84,13 @@ def find_target(
 
 
 def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
-    """The checkpoint's name below ``checkpoints/``.
+    """Returns the checkpoint's name below ``checkpoints/``.
 
     Args:
-      known: of the run: step -> name.
+      known: step -> name of the run's checkpoints.
 
     Raises:
-      ConfigError: there is none of that step or name.
+      ConfigError: there is no checkpoint of that step or name.
     """
     step, wanted = target.step, target.checkpoint
     found = known.get(step, "") if step is not None else wanted
@@ -105,17 +105,17 @@ def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
 async def find_version(
     target: Target, section: RlaxSection, closing: AsyncExitStack
 ) -> tuple[WeightVersion, bool]:
-    """The weight version, under a lease if the run is going on; ``closing`` gives the lease back.
+    """Returns the weight version, under a lease if the run is active; ``closing`` releases it.
 
     Args:
-      section: the run's own.
+      section: section of the run's config.
 
     Returns:
-      The version, and whether the run is going on.
+      The version, and True if the run is active.
 
     Raises:
       ConfigError: the run has no such version.
-      WeightsError: its record of them is damaged, or the version's bytes are gone.
+      WeightsError: the run's record of versions is damaged, or the version's bytes are gone.
     """
     address = section.weights.parameter_server
     if address == "embedded":
@@ -131,7 +131,7 @@ async def find_version(
 
 
 async def _serves(client: ParameterServerClient, run: RunFiles, section: RlaxSection) -> bool:
-    """Whether a parameter server answers, and with versions of this run."""
+    """True if a parameter server answers, and has versions of this run."""
     try:
         latest = await client.latest()
     except (WeightsError, DeadlineError):

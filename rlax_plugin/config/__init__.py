@@ -1,7 +1,7 @@
-"""The ``rlax:`` section of a MaxText config: what every key means, its unit and its default.
+"""The ``rlax:`` section of a MaxText config: every key with its meaning, unit and default.
 
-Which *parts* are used is chosen by ``name``; the options beside a name are checked by that part's
-own config class (see ``build``). Importing this module imports neither JAX nor MaxText.
+*Parts* are chosen by ``name``; the options beside a name are checked by that part's own config
+class (see ``build``). Importing this module imports neither JAX nor MaxText.
 """
 
 from rlax_plugin.config.base import (

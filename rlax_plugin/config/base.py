@@ -1,4 +1,4 @@
-"""What every section of the config is made of."""
+"""Base classes of the sections of the config."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 INT32_MAX = 2**31 - 1
-"""Of most whole numbers: the wire and the recorded samples have 32 bits for them."""
+"""Maximum of most integers, which have 32 bits in messages and recorded samples."""
 
 YEAR_S = 31_536_000
-"""Of every deadline: a wait that is longer by far is more than the system can count."""
+"""Maximum of every deadline; much longer waits exceed what the system can represent."""
 
 PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -55,10 +55,10 @@ _HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]"
 
 
 def is_address(text: str) -> bool:
-    """Whether it is host:port, of one process.
+    """True if a text is host:port of one process.
 
-    A host is a name, an IPv4 address, or an IPv6 address in brackets: gRPC would take ``unix:name``
-    for a socket in the file system, and other schemes for other things.
+    A host is a name, an IPv4 address, or an IPv6 address in brackets. Anything else is not accepted
+    because gRPC treats ``unix:name`` as a socket in the file system, and knows other schemes.
     """
     host, colon, port = text.rpartition(":")
     return bool(re.fullmatch(_HOST, host) and colon and _is_port(port))
@@ -69,17 +69,17 @@ def _is_port(text: str) -> bool:
 
 
 class Section(BaseModel):
-    """Base of every config class, also of a plug-in's.
+    """Base of every config class, including those of plug-ins.
 
-    Frozen; unknown keys are rejected, and so are NaN and infinity, unless a field is declared with
-    ``Field(allow_inf_nan=True)``.
+    It is frozen. Unknown keys are rejected, and so are NaN and infinity, unless a field is declared
+    with ``Field(allow_inf_nan=True)``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def leaf_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """(dotted name, field) of every field that is no section; those inside sections as well."""
+    """Yields (dotted name, field) of every field that is not a section, also inside sections."""
     for name, field in model.model_fields.items():
         inside = field.annotation
         if isinstance(inside, type) and issubclass(inside, Section):
@@ -93,7 +93,7 @@ class NoOptions(Section):
 
 
 def plain_name(name: str) -> str:
-    """A part's name without the plug-in's: ``x`` of ``plugin:x``, and of ``x``."""
+    """Returns a part's name without the plug-in's: ``x`` for ``plugin:x`` and for ``x``."""
     return name.rpartition(":")[2]
 
 
@@ -101,7 +101,7 @@ class Choice(BaseModel):
     """``name`` picks a registered part; every other key is an option of that part.
 
     Attributes:
-      name: of the part, or ``plugin:name`` where several plug-ins offer that name.
+      name: name of the part, or ``plugin:name`` if several plug-ins offer that name.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -118,10 +118,10 @@ class Choice(BaseModel):
 
 
 class RewardChoice(Choice):
-    """A reward, and how much it counts; ``weight`` is no option of the part.
+    """A reward with its weight; ``weight`` is not an option of the part.
 
     Attributes:
-      weight: of its value in the sample's reward. 0: it is only recorded.
+      weight: factor of its value in the sample's reward; 0: the value is only recorded.
     """
 
     # The options beside it are the part's, which its own class checks.
@@ -142,10 +142,10 @@ class RewardChoice(Choice):
 
 @dataclass(frozen=True, slots=True)
 class DefaultPart:
-    """Annotates a choice: options that are given without a name are those of this part.
+    """Annotates a choice with the part whose options may be given without a name.
 
     Attributes:
-      name: the part's; empty where it depends on something else, such as a preset.
+      name: name of the part; empty if it depends on something else, such as a preset.
     """
 
     name: str
@@ -160,7 +160,7 @@ class DefaultPart:
 
 
 def default_parts(model: type[BaseModel], key: str) -> Iterator[tuple[str, str]]:
-    """(dotted key, name) of every choice below ``key`` whose name may be left out."""
+    """Yields (dotted key, name) of every choice below ``key`` whose name may be left out."""
     for name, field in model.model_fields.items():
         place = f"{key}.{name}"
         for item in field.metadata:

@@ -40,7 +40,7 @@ class EvaluationSet(Section):
 class Evaluation(Section):
     """Evaluation on held-out problems, on the workers.
 
-    It happens before and after training, and every ``every`` steps during training.
+    It runs before and after training, and every ``every`` steps during training.
     """
 
     split: str = Field(
@@ -78,7 +78,7 @@ class Evaluation(Section):
     )
 
     def all_sets(self) -> dict[str, EvaluationSet]:
-        """Every set by name, the main one first, with split, problems and samples filled in."""
+        """Returns every set by name, the main one first, with defaults filled in."""
         own = {"split": self.split, "problems": self.problems or 1, "samples": self.samples}
         further = {
             # Not model_dump: it would also leave out what is null in a part's own options.
@@ -89,12 +89,12 @@ class Evaluation(Section):
 
     @property
     def most_samples(self) -> int:
-        """Completions of one problem, at most."""
+        """Maximum number of completions of one problem."""
         return max(one.samples or 1 for one in self.all_sets().values())
 
     @property
     def fewest_samples(self) -> int | None:
-        """Completions of one problem, at least; None: nothing is evaluated."""
+        """Minimum number of completions of one problem; None if evaluation is off."""
         sets = self.all_sets().values() if self.problems else ()
         return min((one.samples or 1 for one in sets), default=None)
 

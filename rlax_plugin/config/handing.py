@@ -1,7 +1,7 @@
-"""A run's config on its way to a worker, and what the worker says for itself.
+"""Sends a run's config to a worker, and merges it with the worker's local keys.
 
-The controller hands out what it has resolved. A worker adds what is local to it: engine, slots,
-mesh, deadlines. What decides a sample is the run's alone.
+The controller sends its resolved config. A worker adds the keys that are local to it: engine,
+slots, mesh, deadlines. Keys that affect samples always have the run's values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlax_plugin.config.yaml_values import check_values
 from rlax_plugin.errors import ConfigError
 
 MAX_BYTES = 1 << 20
-"""Of a config on its way; those that people write have a few thousand."""
+"""Maximum size of a config in a message; those that people write have a few thousand bytes."""
 
 FROM_RUN = "the controller's config"
 
@@ -26,10 +26,10 @@ _KEPT_BACK_RLAX = ("trackers", "observers")
 
 
 def to_bytes(config: ResolvedConfig) -> bytes:
-    """What the controller hands out.
+    """Returns the bytes that the controller sends to workers.
 
     Raises:
-      ConfigError: it is too large.
+      ConfigError: the config is too large.
     """
     content = {key: value for key, value in config.content.items() if key not in KEPT_BACK}
     section = content.get("rlax") or {}
@@ -43,10 +43,10 @@ def to_bytes(config: ResolvedConfig) -> bytes:
 
 
 def of_bytes(text: bytes) -> ResolvedConfig:
-    """Checks what came from a controller as if a user had written it.
+    """Reads a config from a controller, with the same checks as for a user's file.
 
     Raises:
-      ConfigError: it is no config, or holds what none may hold.
+      ConfigError: the text is not a config, or contains values that no config may contain.
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(FROM_RUN, None, f"takes more than {MAX_BYTES:,} bytes")
@@ -58,7 +58,7 @@ def of_bytes(text: bytes) -> ResolvedConfig:
     content = document.get("content") if isinstance(document, dict) else None
     arguments = document.get("arguments") if isinstance(document, dict) else None
     if not isinstance(content, dict) or not isinstance(arguments, list):
-        raise ConfigError(FROM_RUN, None, "cannot be read: it holds no config")
+        raise ConfigError(FROM_RUN, None, "cannot be read: it contains no config")
     names = frozenset(str(name) for name in arguments)
     return resolved(content, arguments=names & content.keys(), source=FROM_RUN)
 
@@ -66,15 +66,16 @@ def of_bytes(text: bytes) -> ResolvedConfig:
 def for_worker(
     run: ResolvedConfig, overrides: Sequence[str] = (), own: ResolvedConfig | None = None
 ) -> ResolvedConfig:
-    """The config of a worker: the run's, and of its own what is local.
+    """Returns the config of a worker: the run's config with the worker's local keys.
 
     Args:
       overrides: ``key=value`` arguments of the worker.
-      own: a config file that it was started with, with these arguments. Of a key of the file that
-        decides nothing, such as ``rlax.launcher``, the run's value holds.
+      own: a config file that the worker was started with, with these arguments. For a key of the
+        file that does not affect the computation, such as ``rlax.launcher``, the run's value is
+        used.
 
     Raises:
-      ConfigError: the worker says another value than the run's of a key that is not local.
+      ConfigError: the worker has another value than the run for a key that is not local.
     """
     arguments = overridden({}, overrides)
     said = arguments if own is None else own.content
@@ -101,7 +102,7 @@ def _check(key: str, theirs: Any, ours: Any) -> None:
 
 
 def _value(config: ResolvedConfig, key: str) -> Any:
-    """What holds for a dotted key, said or by default; None: nothing does."""
+    """Returns the value of a dotted key, set or by default; None if there is none."""
     first, *rest = key.split(".")
     value: Any = config.maxtext.get(first)
     if first == "rlax":

@@ -1,4 +1,4 @@
-"""When two configs are the same one: what decides what is computed, its hash, and differences."""
+"""Identity of configs: the keys that affect the computation, their hash, and differences."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _LIMITS = {"curation": ("guard", "max_refill"), "objective": ("max_gap", "max_ga
 
 
 def config_hash(content: Mapping[str, Any]) -> str:
-    """12 hex digits of what files and arguments say, wherever and in whatever order they do.
+    """Returns 12 hex digits that identify the content of a config, regardless of its order.
 
-    Left out is what may change when a run continues: ``steps``, ``run_name``,
+    Keys that may change when a run is resumed are left out: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
     trackers, observers, retention, curation.guard, curation.max_refill, objective.max_gap and
     objective.max_gap_steps.
@@ -51,11 +51,11 @@ def config_hash(content: Mapping[str, Any]) -> str:
 
 
 def sample_hash(content: Mapping[str, Any]) -> str:
-    """12 hex digits of what decides a sample: workers of one run agree on it.
+    """Returns 12 hex digits that identify the keys that affect samples, equal for all workers.
 
-    What a worker chooses for itself (see ``config/handing.py``), such as engine, slots and mesh,
-    does not count. Of MaxText's keys the others all do: which of them make the model, only MaxText
-    knows.
+    A worker's local keys (see ``config/handing.py``), such as engine, slots and mesh, are left out.
+    All of MaxText's other keys are included, since only MaxText knows which of them define the
+    model.
     """
     found = dict(leaves(hashed(content)))
     return _digest({key: value for key, value in found.items() if _samples(key)})
@@ -68,7 +68,7 @@ def _samples(key: str) -> bool:
 
 
 def is_local(key: str) -> bool:
-    """Whether a worker may say a key for itself: it decides where and how fast, and no sample."""
+    """True if a worker may set a key for itself: it affects place and speed, but no sample."""
     return key in _LOCAL or key.startswith(_LOCAL_BELOW)
 
 
@@ -78,7 +78,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a config a run and its continuation must agree on."""
+    """Returns the part of a config on which a run and its resumption must agree."""
     content = {k: v for k, v in content.items() if k not in _NOT_HASHED}
     if isinstance(content.get("rlax"), Mapping):
         section = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
@@ -91,10 +91,10 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decides(override: str) -> bool:
-    """Whether a ``key=value`` argument may change what is computed, and not only where or how fast.
+    """True if a ``key=value`` argument may change the results, not only place or speed.
 
     Raises:
-      ConfigError: it is no ``key=value``.
+      ConfigError: the argument is not of the form ``key=value``.
     """
     return any(value != {} for _, value in leaves(hashed(overridden({}, [override]))))
 
@@ -102,9 +102,9 @@ def decides(override: str) -> bool:
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, object, object]]:
-    """Dotted key and both values of what makes two merged configs hash differently.
+    """Returns dotted key and both values of each difference that changes the hash of a config.
 
-    A key that is not there has the value None.
+    A missing key has the value None.
     """
     ours, theirs = dict(leaves(hashed(one))), dict(leaves(hashed(other)))
     return [
@@ -115,7 +115,7 @@ def differences(
 
 
 def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that a merged config sets; a list is one value."""
+    """Yields (dotted key, value) of everything that a merged config sets; a list is one value."""
     for key, value in content.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")

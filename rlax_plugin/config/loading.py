@@ -1,8 +1,8 @@
 """The one reader of configs: files and arguments in, a ``ResolvedConfig`` out, without MaxText.
 
 Files, ``base_config``, and ``key=value`` arguments are merged as MaxText (OmegaConf) merges them:
-mappings key by key, lists as a whole. MaxText's own base files hold no ``rlax:`` and are not read:
-MaxText merges them itself when it is given its own keys, among which ``rlax`` is not.
+mappings key by key, lists as a whole. MaxText's own base files contain no ``rlax:`` and are not
+read here: MaxText merges them when it receives its own keys, without ``rlax``.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _LONGEST_NAME = 128  # bytes; names of files are made of it, and file systems ta
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """What files and arguments say, merged and validated once; every other form comes from it.
+    """A config merged from files and arguments and validated once, the source of all other forms.
 
     Attributes:
       section: the validated ``rlax:`` section.
       maxtext: MaxText's own keys as far as files and arguments set them (unchecked); no ``rlax``.
-      content: both, as they were said.
-      arguments: those of MaxText's keys that arguments set. MaxText rejects them where a named
-        model says otherwise; of a file's keys it prefers the model's.
-      source: for messages: the file.
+      content: both, as files and arguments set them.
+      arguments: MaxText's keys that arguments set. MaxText rejects them if a named model has
+        another value, while the model's value takes precedence over a file's.
+      source: name of the file, for messages.
     """
 
     section: RlaxSection
@@ -52,12 +52,12 @@ class ResolvedConfig:
     source: str = "config"
 
     def with_content(self, content: Mapping[str, Any]) -> ResolvedConfig:
-        """This config with further content merged into it, as of arguments."""
+        """Returns this config with further content merged into it, like arguments."""
         names = self.arguments | content.keys()
         return resolved(_merge(self.content, content, ""), arguments=names, source=self.source)
 
     def to_yaml(self) -> bytes:
-        """As a run keeps it in its directory; ``of_yaml`` reads it."""
+        """Returns the YAML that a run keeps in its directory; ``of_yaml`` reads it."""
         return dumped(self.content).encode()
 
 
@@ -69,19 +69,19 @@ def resolve(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
       overrides: ``key=value`` arguments, e.g. ``steps=10`` and ``rlax.rollouts.group_size=4``.
 
     Raises:
-      ConfigError: the file is missing or no YAML, the section is missing, a key or value in it is
-        wrong, or one of MaxText's keys that are read here as well: ``steps`` is no whole number
-        from 1, ``run_name`` no name of a directory, ``base_output_directory`` no path.
+      ConfigError: the file is missing or not YAML, the section is missing, or a key or value in it
+        is wrong; or, of MaxText's keys, ``steps`` is not a positive integer, ``run_name`` is not
+        the name of a directory, or ``base_output_directory`` is not a path.
     """
     path = os.fspath(config_path)
     return _of_file(merged(path), path, overrides)
 
 
 def of_yaml(text: bytes, source: str, overrides: Sequence[str] = ()) -> ResolvedConfig:
-    """A config that a run has kept, with ``key=value`` arguments; raises what ``resolve`` does.
+    """Reads a config that a run has kept, with ``key=value`` arguments; raises as ``resolve``.
 
     Args:
-      source: where it is kept, for messages.
+      source: path of the kept config, for messages.
     """
     content = parse(text, source)
     if not isinstance(content, dict):
@@ -97,7 +97,7 @@ def _of_file(content: dict[str, Any], source: str, overrides: Sequence[str]) -> 
 def resolved(
     content: Mapping[str, Any], *, arguments: frozenset[str] = frozenset(), source: str = "config"
 ) -> ResolvedConfig:
-    """Validates what is merged; raises what ``resolve`` does."""
+    """Validates merged content; raises what ``resolve`` does."""
     maxtext = dict(content)
     raw = maxtext.pop("rlax", None)
     if raw is None:
@@ -128,13 +128,13 @@ def resolved(
 def load_section(
     config_path: str | os.PathLike[str], overrides: Sequence[str] = ()
 ) -> tuple[RlaxSection, Mapping[str, Any]]:
-    """``resolve``, for those who want no more than the section and MaxText's own keys."""
+    """Returns only the section and MaxText's own keys; see ``resolve``."""
     config = resolve(config_path, overrides)
     return config.section, config.maxtext
 
 
 def _whole_steps(value: Any) -> int:
-    """MaxText's ``steps``, which a run counts by; read as MaxText reads it."""
+    """Returns MaxText's ``steps``, read as MaxText reads it."""
     try:
         return TypeAdapter(PositiveInt).validate_python(value)
     except ValidationError:
@@ -143,10 +143,10 @@ def _whole_steps(value: Any) -> int:
 
 
 def _check_run_name(value: Any) -> None:
-    """The run's directory is ``base_output_directory/run_name``, and never another one.
+    """Checks that ``run_name`` is the name of a directory inside ``base_output_directory``.
 
     Raises:
-      ConfigError: the name is no plain name of one directory.
+      ConfigError: the name is not a plain directory name.
     """
     if value is None:
         return
@@ -179,7 +179,7 @@ def _check_output_directory(value: Any) -> None:
 
 
 def merged(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What the files and arguments say, MaxText's keys and ``rlax:``, unchecked.
+    """Returns the merged files and arguments, MaxText's keys and ``rlax:``, unchecked.
 
     Raises:
       ConfigError: the files cannot be read.
@@ -188,10 +188,10 @@ def merged(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
 
 
 def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A config's content with ``key=value`` arguments merged into it.
+    """Returns a config's content with ``key=value`` arguments merged into it.
 
     Raises:
-      ConfigError: an argument is no ``key=value``, or does not fit the content.
+      ConfigError: an argument is not of the form ``key=value``, or does not fit the content.
     """
     for override in overrides:
         content = _merge(content, _parse_override(override), "")
@@ -199,7 +199,7 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
 
 
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
-    """A file and the files it is based on."""
+    """Reads a file and the files it is based on."""
     if path.suffix != ".yml":
         raise ConfigError(
             "config", str(path), "must be a file that ends in .yml, as MaxText requires"
@@ -232,7 +232,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def maxtext_configs() -> Path | None:
-    """Where MaxText keeps its base files; found without importing it. None: not installed."""
+    """Returns the directory of MaxText's base files without importing it; None if not installed."""
     spec = importlib.util.find_spec("maxtext")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -240,7 +240,7 @@ def maxtext_configs() -> Path | None:
 
 
 def model_keys(name: str) -> dict[str, Any]:
-    """The keys of a model that MaxText has by name; none if it has no such model."""
+    """Returns the keys of a model that MaxText has by name; empty if it has no such model."""
     configs = maxtext_configs()
     path = configs / "models" / f"{name}.yml" if configs else None
     if path is None or Path(name).name != name or not path.is_file():
@@ -279,7 +279,7 @@ def _merge(base: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> dict
 
 
 def _one_name(one: Any, other: Any) -> bool:
-    """Whether two names may mean one part, whose options belong together: ``plugin:x`` is an x."""
+    """True if two names may mean the same part, such as ``plugin:x`` and ``x``."""
     names = [str(one), str(other)]
     if sum(":" in name for name in names) == 1:
         names = [plain_name(name) for name in names]
@@ -287,7 +287,7 @@ def _one_name(one: Any, other: Any) -> bool:
 
 
 def _name(part: Any, key: str) -> Any:
-    """The name of the part that is configured under ``key``, said or not."""
+    """Returns the name of the part that is configured under ``key``, given or by default."""
     return part.get("name", _DEFAULT_NAMES.get(key)) if isinstance(part, Mapping) else None
 
 

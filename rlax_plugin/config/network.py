@@ -1,4 +1,4 @@
-"""Where the processes of a run listen, and who else may ask them."""
+"""The addresses at which the processes of a run listen, and access to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlax_plugin.errors import ConfigError
 
 
 class Network(Section):
-    """Where the processes of a run listen; only loopback addresses are allowed so far."""
+    """Addresses at which the processes of a run listen; so far only loopback is allowed."""
 
     host: str = Field(
         default="127.0.0.1", description="address on which the controller and the workers listen"

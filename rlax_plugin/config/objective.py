@@ -62,11 +62,11 @@ class Overlong(Section):
 
 
 SLOTS = ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2")
-"""Fields of ``Algorithm`` that a part fills."""
+"""The fields of ``Algorithm`` that choose a part."""
 
 
 class Algorithm(Section):
-    """What defines an algorithm: the slots, and the numbers that all slots share.
+    """The definition of an algorithm: its slots, and the numbers that all slots share.
 
     The config's values override those of the preset. ``kl``, ``overlong`` and the options of a slot
     are merged key by key, unless the config names another part for the slot.
@@ -74,15 +74,15 @@ class Algorithm(Section):
 
     aggregation: Slot | None = Field(
         default=None,
-        description="how the terms of all tokens are added up and what the sum is divided by, for "
-        "instance the mean over tokens or over samples",
+        description="sum of the terms of all tokens and its divisor, such as the mean over tokens "
+        "or over samples",
     )
     importance_weight: Slot = Field(
         default=Choice(name="one"),
         description="factor of every token's term, without gradient, such as an importance ratio",
     )
     advantage: Slot | None = Field(
-        default=None, description="how advantages are computed from rewards"
+        default=None, description="computation of advantages from rewards"
     )
     grad_1: Slot | None = Field(
         default=None, description="gradient term that is multiplied by the advantage"

@@ -1,4 +1,4 @@
-"""How samples are requested, generated, chosen, and laid out in batches."""
+"""Config of requesting, generating and choosing samples, and of their layout in batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlax_plugin.errors import ConfigError
 
 
 class Rollouts(Section):
-    """How completions are generated."""
+    """Generation of completions."""
 
     engine: Annotated[Choice, DefaultPart("jetstream")] = Field(
         default=Choice(name="jetstream"),
@@ -67,7 +67,7 @@ class Rollouts(Section):
     )
     on_new_weights: Literal["finish", "continue", "discard"] = Field(
         default="finish",
-        description="what happens to unfinished samples when new weights arrive. finish: they are "
+        description="treatment of unfinished samples when new weights arrive. finish: they are "
         "completed with the old weights; continue: their remaining tokens are "
         "generated with the new weights; discard: they are generated again from the "
         "start",
@@ -80,7 +80,7 @@ class Rollouts(Section):
 
 
 class Episodes(Section):
-    """How long an episode of several turns may become; without effect with single_turn.
+    """Limits of an episode of several turns; without effect with single_turn.
 
     An episode that reaches a limit is ended there, and scored.
     """
@@ -103,7 +103,7 @@ class Episodes(Section):
 
 
 class Staleness(Section):
-    """How old samples may be.
+    """Limits of the age of samples.
 
     RLAX (https://arxiv.org/abs/2512.06392) calls the two numbers j and k. With (j, k) = (1, 1)
     training is on-policy. With (1, 2) samples may be one version older.
@@ -120,7 +120,7 @@ class Staleness(Section):
 
     @property
     def steps_ahead(self) -> int:
-        """Steps whose groups may be outstanding at once, that of the next batch included."""
+        """Number of steps whose groups may be outstanding at once, including the next batch's."""
         return self.max_staleness - self.reload_every + 1
 
     @model_validator(mode="after")
@@ -154,16 +154,16 @@ class Prior(Section):
     )
     any_sampling: bool = Field(
         default=False,
-        description="whether a file is read whose samples were generated with other settings, or "
-        "judged by another pass_threshold, than those of this run",
+        description="true: the file may have other sampling settings or another pass_threshold "
+        "than this run; false: that is an error",
     )
 
 
 class Guard(Section):
     """Limits for the share of groups that the filters keep.
 
-    The share is counted over the last `window` scored groups, and judged as soon as there are that
-    many. Each process counts from 0, so a resumed run does as well.
+    The share is computed over the last `window` scored groups, and checked once there are that
+    many. The count starts from 0 in each process, so also after a resume.
     """
 
     window: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
@@ -193,9 +193,9 @@ class Screening(Section):
     """Groups in two phases, to spend fewer samples on prompts without a gradient.
 
     The first samples of a group are generated and scored. If their rewards are all equal, and the
-    group is not likely to become mixed, it is rejected, and its other samples are not generated.
-    Otherwise they are, and the whole group is used as without screening. This is biased: prompts
-    that nearly always pass or fail count less, see docs/curation.md.
+    group is unlikely to become mixed, it is rejected, and its other samples are not generated.
+    Otherwise they are generated, and the whole group is used as without screening. This is biased:
+    prompts that nearly always pass or fail count less, see docs/curation.md.
     """
 
     pilots: NonNegativeInt = Field(
@@ -215,8 +215,8 @@ class Screening(Section):
 class Stage(Section):
     """A part of the run in which the domains have other weights than in the data set.
 
-    Without `until_step` and `until_pass_rate`, which only the last stage may lack, it lasts to the
-    end of the run. With both it ends by what comes first.
+    It ends at `until_step` or `until_pass_rate`, whichever comes first. Only the last stage may
+    have neither, and then lasts to the end of the run.
     """
 
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
@@ -241,12 +241,12 @@ class Stage(Section):
 
     @property
     def ends(self) -> bool:
-        """Whether it says when."""
+        """True if the stage has an end."""
         return self.until_step is not None or bool(self.until_pass_rate)
 
 
 class Curation(Section):
-    """Which prompts are chosen, and which groups are used for training."""
+    """The choice of prompts, and of groups for training."""
 
     sampler: Annotated[Choice, DefaultPart("shuffled")] = Field(
         default=Choice(name="shuffled"), description="sampler that chooses the next prompts"
@@ -274,11 +274,11 @@ class Curation(Section):
     )
     prior_samples: Annotated[float, Field(gt=0)] = Field(
         default=2.0,
-        description="what is assumed of a prompt before it is measured counts as much as this "
-        "number of samples. With 2 and prior_rate 1/2 all pass rates are equally probable",
+        description="weight of the prior pass rate of a prompt, as a number of samples. With 2 and "
+        "prior_rate 1/2 all pass rates are equally probable",
     )
     prior_rate: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.5, description="share of these assumed samples that passed"
+        default=0.5, description="prior pass rate of a prompt before it is measured"
     )
     prior: Prior = Prior()
     pass_threshold: float = Field(default=0.5, description="smallest reward that counts as a pass")
@@ -302,7 +302,7 @@ class Curation(Section):
         "of use",
     )
     guard: Guard = Field(
-        default=Guard(), description="what happens if the filters keep too few groups"
+        default=Guard(), description="limits for the share of groups that the filters keep"
     )
 
     @model_validator(mode="after")
@@ -324,7 +324,7 @@ class Curation(Section):
 
 
 class Batches(Section):
-    """How many samples a batch contains, and how they are laid out."""
+    """Size of a batch, and the layout of samples in it."""
 
     rows: NonNegativeInt = Field(
         default=0,

@@ -28,10 +28,10 @@ SINGLE_TURN = "single_turn"
 
 
 class Weights(Section):
-    """How weights get from the trainer to the workers."""
+    """Transfer of weights from the trainer to the workers."""
 
     store: Annotated[Choice, DefaultPart("orbax")] = Field(
-        default=Choice(name="orbax"), description="how weight versions are stored"
+        default=Choice(name="orbax"), description="storage of weight versions"
     )
     path: PathText = Field(
         default="",
@@ -125,14 +125,14 @@ class Deadlines(Section):
 
     @property
     def lost_s(self) -> float:
-        """Silence after which a worker counts as lost."""
+        """Seconds without a heartbeat after which a worker counts as lost."""
         return self.heartbeat_s * self.heartbeats_lost
 
 
 class Retention(Section):
-    """How long a run keeps its records.
+    """Retention of a run's records.
 
-    A resume always finds what it needs: nothing is removed that the two newest checkpoints need.
+    Records that the two newest checkpoints need are never removed, so a run can always be resumed.
     """
 
     samples_steps: PositiveInt | None = Field(
@@ -197,8 +197,8 @@ class RlaxSection(Section):
     )
     environment: Annotated[Choice, DefaultPart(SINGLE_TURN)] = Field(
         default=Choice(name=SINGLE_TURN),
-        description="what happens after the policy has answered a prompt. single_turn: the answer "
-        "is scored; other environments call tools, for example, and ask the policy again",
+        description="environment that reacts to the policy's answers. single_turn: the first "
+        "answer is scored; other environments call tools, for example, and request another turn",
     )
     episodes: Episodes = Episodes()
     reward_concurrency: PositiveInt = Field(
@@ -214,7 +214,7 @@ class RlaxSection(Section):
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     launcher: Annotated[Choice, DefaultPart("local")] = Field(
-        default=Choice(name="local"), description="how worker processes are started"
+        default=Choice(name="local"), description="launcher that starts the worker processes"
     )
     trackers: tuple[Choice, ...] = Field(
         default=(), description="trackers that receive the metrics of every step, such as wandb"
@@ -233,28 +233,28 @@ class RlaxSection(Section):
 
     @property
     def batch_rows(self) -> int:
-        """Rows of one batch, over all of its mini-batches."""
+        """Number of rows of one batch, over all of its mini-batches."""
         return self.batches.rows or self.rollouts.groups_per_step * self.rollouts.group_size
 
     @property
     def several_turns(self) -> bool:
-        """Whether an environment goes on after the first answer."""
+        """True if the environment may continue after the first answer."""
         return self.environment.plain_name != SINGLE_TURN
 
     @property
     def episode_tokens(self) -> int:
-        """Tokens of one trajectory behind its prompt at most, given and sampled."""
+        """Maximum number of tokens of a trajectory after its prompt, given and sampled."""
         one = self.rollouts.max_new_tokens
         return self.episodes.max_tokens or one if self.several_turns else one
 
     @property
     def episode_trajectories(self) -> int:
-        """Trajectories of one episode at most, so that a batch holds any group."""
+        """Maximum number of trajectories of one episode, such that any group fits into a batch."""
         return self.episodes.max_trajectories or self.batch_rows // self.rollouts.group_size
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that the policy samples in one episode of one trajectory, at most."""
+        """Maximum number of tokens that the policy samples in an episode of one trajectory."""
         one = self.rollouts.max_new_tokens
         return (
             min(self.episodes.max_turns * one, self.episode_tokens) if self.several_turns else one
@@ -262,13 +262,13 @@ class RlaxSection(Section):
 
     @property
     def max_context_tokens(self) -> int:
-        """Tokens that a request may have before the sampled ones at most."""
+        """Maximum number of tokens that a request may have before the sampled ones."""
         prompt = self.rollouts.max_prompt_tokens
         return prompt + self.episode_tokens - 1 if self.several_turns else prompt
 
     @property
     def row_tokens(self) -> int:
-        """Length of a row."""
+        """Length of a row in tokens."""
         return self.rollouts.max_prompt_tokens + self.episode_tokens
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The speeds that are assumed of the machines until they have been measured."""
+"""The speeds that are assumed for the machines until they have been measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One readable ConfigError out of what pydantic finds wrong with a config."""
+"""Turns the errors that pydantic finds in a config into one readable ConfigError."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _TOLD = 5  # problems; one mistake may be the cause of many
 
 
 def validate[M: BaseModel](model: type[M], values: Mapping[str, Any], key: str) -> M:
-    """Makes a config object out of YAML values; no text becomes a number, no true becomes 1.
+    """Makes a config object from YAML values; text never becomes a number, and true never 1.
 
     Args:
       model: the config class.
-      values: what YAML gave.
+      values: the values read from YAML.
       key: dotted key of ``values``, e.g. ``rlax.launcher``.
 
     Raises:
-      ConfigError: for the first problem, with its full dotted key; up to four others follow, one a
-        line. One that a validator of ``model`` raised comes through, its key made a full one where
-        it is relative.
+      ConfigError: names the first problem with its full dotted key; up to four others follow, one
+        per line. An error raised by a validator of ``model`` is passed on, and a relative key in it
+        is completed.
     """
     try:
         # Strict JSON is what fits YAML: lists for tuples, 1 for 1.0, but not "1" or true for 1.
@@ -58,15 +58,15 @@ def validate[M: BaseModel](model: type[M], values: Mapping[str, Any], key: str) 
 
 
 def _plain(value: Any) -> Any:
-    """A numpy scalar, from a preset's arithmetic, as a number; anything else as text."""
+    """Converts a numpy scalar, from a preset's arithmetic, to a number; other values to text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 
 def _own(problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Each problem once, where it is.
+    """Returns each problem once, at its place.
 
-    Without lists that pydantic finds too short because it left bad items out of them; and a value
-    that may be of several types is one problem, not one for each type.
+    Lists that pydantic finds too short because it removed bad items are left out. A value that may
+    have several types is one problem, not one for each type.
     """
     found: list[Mapping[str, Any]] = []
     for one in problems:
@@ -122,7 +122,7 @@ def _about(field: FieldInfo) -> str:
 def _field_at(
     model: type[BaseModel], location: Sequence[Any]
 ) -> tuple[FieldInfo | None, type[BaseModel]]:
-    """The field that a pydantic location points at, and the class that has or lacks it."""
+    """Returns the field at a pydantic location, and the class that has or lacks it."""
     owner, field = model, None
     for part in location:
         if isinstance(part, int):
@@ -139,7 +139,7 @@ def _field_at(
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Config classes inside ``X | None``, ``tuple[X, ...]`` and the like."""
+    """Yields config classes inside ``X | None``, ``tuple[X, ...]`` and similar types."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
@@ -147,7 +147,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def yaml_text(value: Any) -> str:
-    """A config value as one would write it in YAML, on one line."""
+    """Formats a config value as YAML on one line."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""YAML as a config may hold it: text, numbers, lists and mappings, whatever a file says.
+"""Reads and writes the YAML that a config may contain: text, numbers, lists and mappings.
 
-What YAML can express beyond it is rejected where it is read, with the key: values that contain
-themselves, numbers of a thousand digits, keys that are no text.
+Other YAML is rejected when it is read, and the error names the key: values that contain themselves,
+numbers with a thousand digits, keys that are not text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that would be read as something else: by ``_Loader`` as well as by PyYAML."""
+    """Quotes text that ``_Loader`` or PyYAML would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -55,7 +55,7 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0
 
 
 def dumped(content: Mapping[str, Any]) -> str:
-    """YAML that ``parse`` and OmegaConf read as the same content."""
+    """Returns YAML that ``parse`` and OmegaConf read as the same content."""
     return yaml.dump(dict(content), Dumper=_Dumper, allow_unicode=True)
 
 
@@ -64,11 +64,11 @@ def parse(text: str | bytes, where: str, given: str | None = None) -> Any:
 
     Args:
       text: the YAML.
-      where: what messages name: a file, or the dotted key that the value is for.
+      where: the name for messages: a file, or the dotted key of the value.
       given: the value as it was typed; None: ``where`` is a file.
 
     Raises:
-      ConfigError: it is no YAML, or holds what no config can mean.
+      ConfigError: the text is not YAML, or contains values that a config cannot have.
     """
     try:
         content = yaml.load(text, Loader=_Loader)  # _Loader is a safe one
@@ -87,10 +87,10 @@ def parse(text: str | bytes, where: str, given: str | None = None) -> Any:
 
 
 def check_values(content: Any, where: str, *, is_file: bool = True) -> None:
-    """Rejects what cannot be written as JSON, or not within reason.
+    """Rejects values that JSON cannot represent, or that are unreasonably large.
 
     Raises:
-      ConfigError: names the key.
+      ConfigError: a value is rejected; the message names its key.
     """
     left: list[tuple[str, Any, int]] = [("" if is_file else where, content, 0)]
     seen = 0
@@ -113,7 +113,7 @@ def check_values(content: Any, where: str, *, is_file: bool = True) -> None:
 
 
 def _problem(value: Any) -> str | None:
-    """What is wrong with a single value; None if nothing is."""
+    """Describes the problem of a single value; None if it has none."""
     if isinstance(value, str):
         try:
             value.encode()

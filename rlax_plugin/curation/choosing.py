@@ -1,4 +1,4 @@
-"""Which prompts are kept by their measured pass rates, and why the others are not."""
+"""Chooses prompts by their measured pass rates, with a reason for each that is left out."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ _ROUNDING = 1e-9  # 0.2 is in 0.2..0.8, however it was computed
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is kept.
-
+    """The conditions under which a prompt is kept.
     Attributes:
       low, high: range of pass rates, both ends included.
       bound: ``mean``: the share of a prompt's samples that passed must lie in the range;
-        ``posterior``: the 90 % interval of its pass rate must overlap it, which keeps the prompts
-        of which few samples are known to be outside.
-      per_domain: the most prompts of each domain; None: all.
-      drop_unmeasured: whether prompts without a measurement are dropped.
+        ``posterior``: the 90 % interval of its pass rate must overlap it, which also keeps prompts
+        with too few samples to tell.
+      per_domain: maximum number of prompts of each domain; None: unlimited.
+      drop_unmeasured: drops prompts without a measurement.
     """
 
     low: float
@@ -50,7 +49,7 @@ def parsed_range(text: str) -> tuple[float, float]:
     """Reads ``0.2..0.8``.
 
     Raises:
-      ConfigError: it is no range of pass rates.
+      ConfigError: the text is not a range of pass rates.
     """
     low, dots, high = text.partition("..")
     try:
@@ -69,7 +68,7 @@ def parsed_range(text: str) -> tuple[float, float]:
 def rule_of(
     keep: str, bound: str, *, per_domain: int | None = None, drop_unmeasured: bool = False
 ) -> Rule:
-    """The rule that a command was given; raises what ``parsed_range`` does."""
+    """Returns the rule that a command's options describe; raises what ``parsed_range`` does."""
     if bound not in ("mean", "posterior"):
         raise ConfigError("--bound", bound, alternatives(bound, ("mean", "posterior")))
     return Rule(*parsed_range(keep), bound, per_domain, drop_unmeasured)
@@ -77,7 +76,7 @@ def rule_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Prompts and what was measured of them; an id is there once.
+    """Prompts with their measured counts; each id appears once.
 
     Attributes:
       ids: strings [n].
@@ -92,16 +91,16 @@ class Candidates:
 
 
 def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa.Table:
-    """What is kept, and why the rest is not, in the order of the candidates.
+    """Decides for each candidate whether it is kept, in their order, and gives the reason if not.
 
-    Where a domain has too many, those are kept whose groups tell most: with the largest expected
-    p (1 - p). Equal ones are ordered by a hash of their ids.
+    If a domain has too many prompts, those with the most informative groups are kept: the largest
+    expected p (1 - p). Ties are ordered by a hash of the ids.
 
     Args:
-      without: ids that are dropped whatever their pass rate is.
+      without: ids that are dropped regardless of their pass rate.
 
     Returns:
-      See ``kept.schema``.
+      A table with the columns of ``kept.schema``.
     """
     import pyarrow as pa
 
@@ -152,14 +151,14 @@ def _named(reason: np.ndarray) -> pa.Array:
 
 
 def _intervals(alpha: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computed once for each of the few outcomes that there are."""
+    """Returns 90 % intervals, computed once for each distinct pair of counts."""
     pairs, place = np.unique(alpha + 1j * beta, return_inverse=True)
     low, high = beta_interval(pairs.real, pairs.imag, MASS)
     return low[place], high[place]
 
 
 def _too_many(found: Candidates, kept: np.ndarray, worth: np.ndarray, most: int) -> np.ndarray:
-    """Which of the kept ones are beyond the most of their domain."""
+    """Returns bool [n]: kept prompts that exceed the maximum number of their domain."""
     of_n = found.domains.dictionary_encode(null_encoding="encode").indices.to_numpy(False)
     rows = np.flatnonzero(kept)
     ids = found.ids.take(rows).to_pylist()

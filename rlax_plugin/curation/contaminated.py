@@ -1,4 +1,4 @@
-"""The file of ``rlax prompts --contamination``: training prompts that an evaluation has too."""
+"""The file of ``rlax prompts --contamination``: training prompts found in evaluation sets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def write_contaminated(path: str, ids: Sequence[str], matches: Sequence[Match], 
     """Writes one row for each training prompt and evaluation set.
 
     Args:
-      ids: of the training prompts of ``matches``, in their order.
+      ids: the ids of the training prompts of ``matches``, in their order.
 
     Raises:
-      RlaxError: it cannot be written.
+      RlaxError: the file cannot be written.
     """
     import pyarrow as pa
 
@@ -38,11 +38,11 @@ def write_contaminated(path: str, ids: Sequence[str], matches: Sequence[Match], 
 
 
 def contaminated_ids(path: str) -> pa.Array:
-    """The ids that ``rlax curate --without`` removes.
+    """Returns the ids that ``rlax curate --without`` removes.
 
     Raises:
-      ConfigError: there is no such file, or it is not one that ``write_contaminated`` wrote.
-      RlaxError: it cannot be read.
+      ConfigError: the file is missing, or ``write_contaminated`` did not write it.
+      RlaxError: the file cannot be read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -61,6 +61,6 @@ def contaminated_ids(path: str) -> pa.Array:
     except RlaxError:
         raise
     except (ValueError, LookupError, OSError, pa.ArrowException) as why:
-        reason = f"is no file of rlax prompts --contamination: {why}"
+        reason = f"is not a file of rlax prompts --contamination: {why}"
         raise ConfigError("--without", path, reason) from why
     return ids.unique()

@@ -1,7 +1,7 @@
-"""Training prompts that are problems of an evaluation, or nearly.
+"""Finds training prompts that are problems of an evaluation set, exactly or nearly.
 
-The problems of the evaluations are held in memory, as hashes; the training prompts stream by, each
-looked at once: time is linear in their words, and memory does not depend on their number.
+Hashes of the evaluation problems are held in memory. The training prompts are read once, one after
+the other, so time is linear in their words, and memory does not depend on their number.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rlax_plugin.curation.ngrams import Grams, GramTable
 from rlax_plugin.curation.plain_words import words_of
 
 KINDS = ("same id", "same text", "same words", "shared words")
-"""From the surest on; a prompt counts once for each set, as the surest."""
+"""Kinds of matches, the surest first; a prompt counts once per set, as its surest kind."""
 
 SAME_ID, SAME_TEXT, SAME_WORDS, SHARED = range(4)
 WORDS = 13
-"""Words in a row that two texts must share: of GPT-3's and most later decontaminations."""
+"""Number of consecutive words that two texts must share, as in GPT-3 and most later work."""
 
 _WHOLE_FROM = 8  # words of a problem shorter than ``WORDS`` that is looked for as a whole
 
 
 class Problem(NamedTuple):
-    """One of an evaluation set: the set's number, and its id."""
+    """A problem of an evaluation set: the number of the set and the id of the problem."""
 
     held_out: int
     id: str
@@ -48,18 +48,18 @@ class Match:
 
 
 class Sets:
-    """The problems of all evaluation sets, to look training prompts up in.
+    """An index of the problems of all evaluation sets, in which training prompts are looked up.
 
     Args:
-      words: in a row that count as an overlap. A problem that has fewer, but 8 at least, is looked
-        for as a whole; one with fewer still must be the same text, apart from what ``words_of``
-        leaves out.
+      words: number of consecutive words that count as an overlap. A problem with fewer words, but
+        at least 8, is searched for as a whole. A problem with fewer than 8 must be the same text,
+        apart from what ``words_of`` leaves out.
 
     Attributes:
-      names: of the sets.
-      problems: of all sets, in the order in which they were added.
-      common: stretches that consist mostly of their set's template, words in a row that many of
-        its problems have; they are not looked for. Known after the first look.
+      names: names of the sets.
+      problems: problems of all sets, in the order in which they were added.
+      common: number of n-grams that consist mostly of their set's template (consecutive words that
+        many of its problems share); they are not searched for. Known after the first look-up.
     """
 
     def __init__(self, words: int = WORDS):
@@ -103,12 +103,11 @@ class Sets:
         return list(self._ids)
 
     def with_id(self, prompt_id: str) -> list[int]:
-        """The problems with an id."""
+        """Returns the numbers of the problems with an id."""
         return self._ids.get(prompt_id, [])
 
     def look_up(self, first: int, texts: Sequence[str]) -> Iterator[Match]:
-        """What of some texts is in a set; of each text and set the surest.
-
+        """Yields the matches of some texts: for each text and set only the surest kind.
         Args:
           first: index of the first text.
         """

@@ -1,4 +1,4 @@
-"""Stretches of words: those of known texts in a sorted table of hashes, looked up in others."""
+"""Word n-grams: a sorted table of the hashes of known texts' n-grams, to find them in others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Grams:
-    """Collects the stretches of one length."""
+    """Collects the n-grams of one length."""
 
     def __init__(self, length: int):
         self._length = length
@@ -30,15 +30,15 @@ class Grams:
         self._problems.append((problem, held_out))
 
     def table(self) -> GramTable:
-        """All of them, for looking up."""
+        """Returns a table of all n-grams that were added."""
         return GramTable(self._length, self._codes, self._problems)
 
 
 class GramTable:
-    """The stretches of one length, by hash.
+    """The n-grams of one length, by hash.
 
     Attributes:
-      common: how many are mostly of a template, and so not in the table.
+      common: number of n-grams left out because they consist mostly of a template.
     """
 
     def __init__(
@@ -61,14 +61,15 @@ class GramTable:
         self._problem = problem[owner[kept]]
 
     def find(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where stretches of other texts are in the table.
+        """Finds the n-grams of other texts that are in the table.
 
         Args:
-          flat: the texts' words one after the other; 0: a word of no known text, or an end.
+          flat: codes of the texts' words, concatenated; 0 for a word that no known text has, and
+            for the end of a text.
 
         Returns:
-          place, problem: of each, where it starts in ``flat``, and a problem that has it; of the
-            problems of a set one.
+          place, problem: of each hit, its start in ``flat`` and a problem that contains it; one
+            problem for each set.
         """
         place, hashes = _hashes(flat, self._length)
         row = np.searchsorted(self._hashes, hashes)
@@ -89,11 +90,11 @@ class GramTable:
 
 
 def _template(flat: np.ndarray, ends: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """bool, which words are of what many problems of a set have in common.
+    """Returns bool [words]: True for words of a passage that many problems of a set share.
 
     Args:
-      ends: where the words of each problem end.
-      held_out: the set of each.
+      ends: end of each problem's words in ``flat``.
+      held_out: number of each problem's set.
     """
     start, hashes = _hashes(flat, _TEMPLATE)
     owner = np.searchsorted(ends, start, side="right")
@@ -110,14 +111,14 @@ def _template(flat: np.ndarray, ends: np.ndarray, held_out: np.ndarray) -> np.nd
 
 
 def _changes(*columns: np.ndarray) -> np.ndarray:
-    """bool, where a row of sorted columns differs from the one before; the first does."""
+    """Returns bool [rows]: True if a row of sorted columns differs from the one before it."""
     changed = np.ones(len(columns[0]), bool)
     changed[1:] = np.any([one[1:] != one[:-1] for one in columns], axis=0)
     return changed
 
 
 def _hashes(flat: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """(start, hash) of each stretch without a 0 in it."""
+    """Returns (start, hash) of each n-gram that contains no 0."""
     count = len(flat) - length + 1
     if count <= 0:
         return np.zeros(0, np.int64), np.zeros(0, np.uint64)
@@ -131,7 +132,7 @@ def _hashes(flat: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """Well spread 64-bit numbers (splitmix64)."""
+    """Returns the values hashed to evenly spread 64-bit numbers (splitmix64)."""
     values = (values + _BASE) * np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
     values *= np.uint64(0x94D049BB133111EB)

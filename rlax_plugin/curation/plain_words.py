@@ -1,4 +1,4 @@
-"""The words of a text, without what two copies of one problem may differ in."""
+"""The words of a text, normalised so that copies of one problem compare equal."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _DASHES: dict[int, str] = dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2014,
 
 
 def words_of(text: str) -> list[str]:
-    """The words, numbers and operators of a text, in order.
+    """Returns the words, numbers and operators of a text, in order.
 
-    Case, white space, punctuation, invisible characters, and characters that Unicode holds for the
-    same one (NFKC) make no difference; letters of two scripts that merely look alike do.
+    Case, white space, punctuation, invisible characters, and Unicode variants of a character (NFKC)
+    make no difference. Letters of two scripts that merely look alike stay different.
     """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())

@@ -1,1 +1,1 @@
-"""Episodes: from the first answers to a prompt to scored episodes of one or several turns."""
+"""Plays and scores episodes of one or several turns, starting from a prompt's first answers."""

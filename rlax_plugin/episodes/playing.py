@@ -1,4 +1,4 @@
-"""One episode under way: its turns so far, its limits, and what an earlier process knew of it."""
+"""An episode while it is played: its turns, its limits, and turns that were sampled earlier."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from rlax_plugin.tokens.defects import outside
 from rlax_plugin.types import Episode, Key, Sampled, Trajectory, Turn
 
 Ask = Callable[[Key, np.ndarray, int, int], Awaitable[Sampled]]
-"""(key, context, max_new_tokens, min_version) -> what was sampled behind the context."""
+"""Maps (key, context, max_new_tokens, min_version) to the tokens sampled after the context."""
 
 _MOST_TOKENS = 2**31
 
 
 class VoidTurns(Exception):
-    """What is being played of a group will not train."""
+    """The episodes of a group that are being played will not be used for training."""
 
 
 class TurnLog(Protocol):
-    """Remembers turns, so that a process that takes the run over need not sample them again."""
+    """Records turns, so that a resumed run need not sample them again."""
 
     def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
-        """The turns of a group that an earlier process has remembered."""
+        """Returns the turns of a group that an earlier process recorded."""
         ...
 
     def sampled(self, key: Key, turn: Turn) -> None:
-        """A turn was sampled."""
+        """Records a turn that was sampled."""
         ...
 
     def discarded(self, key: Key) -> None:
-        """A turn is void: the environment gave something else, or did not come to it."""
+        """Records that a turn is void: the environment gave another input or did not request it."""
         ...
 
     async def unless_void[T](self, group: int, playing: asyncio.Future[T]) -> T:
-        """What comes of the episodes of a group; ends them where they are void.
+        """Waits for the episodes of a group, and cancels them if they become void.
 
         Raises:
-          VoidTurns: they are.
+          VoidTurns: the episodes are void.
         """
         ...
 
 
 class NoLog(TurnLog):
-    """For episodes that do not train."""
+    """A log that records nothing, for episodes that are not used for training."""
 
     def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
         return ()
@@ -73,19 +73,20 @@ class NoLog(TurnLog):
 class Playing(PlayedEpisode):
     """An episode from its first answer on; see ``PlayedEpisode``.
 
-    What is asked for again is answered from what is known, as long as the same is given: after the
-    environment's process was lost, or the trainer's. From the first difference on it is void, and
-    so is what the environment has not come to when the episode ends.
+    After the environment's process or the trainer's was lost, the episode is played again. Turns
+    are then answered from the recorded ones as long as the environment gives the same inputs. From
+    the first difference on the recorded turns are void. So are those that the environment has not
+    requested when the episode ends.
 
-    With ``rlax.deterministic``, answers come in the order in which they were asked for, because
+    With ``rlax.deterministic``, answers come in the order in which they were requested, because
     their order decides which rewards reach which tokens.
 
     Args:
-      key: of the episode's first turn.
+      key: key of the episode's first turn.
       first: the first turn.
-      known: later turns that an earlier process has sampled.
-      vocabulary: token ids are below it; 0: it is not known.
-      ask: has a turn sampled.
+      known: later turns that an earlier process sampled.
+      vocabulary: vocabulary size, which token ids must be below; 0: unknown.
+      ask: requests the sampling of a turn.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Playing(PlayedEpisode):
 
     @property
     def answer(self) -> Answer:
-        """The newest."""
+        """The newest answer."""
         sampled = self._newest.sampled
         assert sampled.finish is not None
         return Answer(sampled.tokens, self._said(sampled), sampled.finish)
@@ -142,7 +143,7 @@ class Playing(PlayedEpisode):
 
     @property
     def tokens_left(self) -> int:
-        """Behind the newest answer."""
+        """Number of tokens that may still follow the newest answer."""
         return self._left(self._last)
 
     def _left(self, trajectory: int) -> int:
@@ -221,7 +222,7 @@ class Playing(PlayedEpisode):
         return self.answer
 
     def _discard(self) -> None:
-        """Discards what is known of turns to come."""
+        """Discards recorded later turns."""
         for trajectory, turn in self._known:
             self._log.discarded(self.key._replace(trajectory=trajectory, turn=turn))
         self._known.clear()
@@ -249,10 +250,10 @@ class Playing(PlayedEpisode):
     # --- when it is over -----------------------------------------------------------------------
 
     def episode(self, text: str | None, *, cut: bool) -> Episode:
-        """What the workers have sampled, put together.
+        """Returns the episode, assembled from the turns that the workers sampled.
 
         Args:
-          text: what rewards read; None: the newest answer's.
+          text: text that rewards read; None: the text of the newest answer.
         """
         self._known |= self._held
         self._held.clear()
@@ -274,11 +275,11 @@ class Playing(PlayedEpisode):
         )
 
     def _places_in_time(self) -> tuple[int, ...]:
-        """See ``Episode.order``."""
+        """Returns the order in which turns were answered; see ``Episode.order``."""
         of_turn = {turn: place for place, turn in enumerate(self._order)}
         places = tuple(of_turn[turn] for turn in sorted(of_turn))
         return () if places == tuple(range(len(places))) else places
 
     def of_turns(self, rewards: Sequence[float]) -> list[float]:
-        """Rewards, one per turn as they were answered, in the order of the episode's rows."""
+        """Returns rewards, given in the order of the answers, in the order of the rows."""
         return [reward for _, reward in sorted(zip(self._order, rewards, strict=True))]

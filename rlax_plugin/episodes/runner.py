@@ -1,4 +1,4 @@
-"""Plays and scores the episodes of a group, once its first answers are there."""
+"""Plays and scores the episodes of a group, starting from its first answers."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from rlax_plugin.types import (
 _ATTEMPTS = range(1, 2**31 - MAX_ATTEMPTS, MAX_ATTEMPTS + 1)
 
 SeedOf = Callable[[int, int, int], int]
-"""(sample, trajectory, turn) -> its 64-bit seed."""
+"""Maps (sample, trajectory, turn) to its 64-bit seed."""
 
 
 class Scored(NamedTuple):
     """The episodes of a group, in order.
 
     Attributes:
-      workers: all that have generated a part of any, lost ones too.
+      workers: all workers that generated a part of any episode, including lost ones.
       reward_s: seconds that scoring took.
     """
 
@@ -57,10 +57,10 @@ class Scored(NamedTuple):
 
 
 def check_environment(section: RlaxSection, environment: Environment) -> None:
-    """Whether a config may use the environment that it names.
+    """Checks that a config may use the environment that it names.
 
     Raises:
-      ConfigError: ``rlax.deterministic`` needs an environment that is.
+      ConfigError: ``rlax.deterministic`` is set, and the environment is not deterministic.
     """
     if section.deterministic and not getattr(environment, "deterministic", False):
         reason = "must be deterministic with rlax.deterministic, and does not say that it is"
@@ -68,11 +68,11 @@ def check_environment(section: RlaxSection, environment: Environment) -> None:
 
 
 class EpisodeRunner:
-    """Takes the first answers to a prompt to scored episodes.
+    """Turns the first answers to a prompt into scored episodes.
 
     Args:
-      environment: chosen by ``rlax.environment``.
-      dispatcher: has later turns generated.
+      environment: the environment chosen by ``rlax.environment``.
+      dispatcher: requests the generation of later turns.
 
     Raises:
       ConfigError: see ``check_environment``.
@@ -101,21 +101,21 @@ class EpisodeRunner:
         log: TurnLog | None = None,
         first: int = 0,
     ) -> Scored:
-        """Plays the episodes side by side, and has them scored.
+        """Plays the episodes of a group concurrently, and scores them.
 
-        An episode that its environment failed at has no score; the others of its group have.
+        If the environment fails in an episode, only that episode has no score.
 
         Args:
-          completed: the group's request.
-          pool: whose processes play and score.
-          source: the prompt's; None: that of training.
-          log: None: the episodes do not train, and what only training needs is dropped: a long
-            evaluation has gigabytes of log-probs.
+          completed: the group's completed request.
+          pool: the pool whose processes play and score.
+          source: source of the prompt; None: that of training.
+          log: records turns. None: the episodes are not used for training, and data that only
+            training needs is dropped; log-probs of a long evaluation would take gigabytes.
           first: index of the first sample within its group; 0 if there may be several turns.
 
         Raises:
           RlaxError: a turn cannot be generated, or no process can be started.
-          VoidTurns: the log says that what is being played will not train.
+          VoidTurns: the log reports that the group will not be used for training.
         """
         source = source or self._source
         if log is None:
@@ -129,11 +129,11 @@ class EpisodeRunner:
 
     @property
     def vocabulary(self) -> int:
-        """See ``Dispatcher``."""
+        """The vocabulary size; see ``Dispatcher``."""
         return self._dispatcher.vocabulary
 
     async def ask(self, request: Request) -> Completed:
-        """Has a later turn generated, whose attempt is numbered here."""
+        """Requests the generation of a later turn; the attempt is numbered here."""
         numbered = replace(request, attempt=next(self._attempts))
         return await self._dispatcher.submit(numbered)
 
@@ -242,7 +242,7 @@ class _Group:
 
 
 def _light(sampled: Sampled) -> Sampled:
-    """Without log-probs and side channels, and with its last version alone."""
+    """Returns a copy without log-probs and side channels, and with the last version only."""
     return replace(
         sampled,
         logprobs=np.zeros(0, np.float32),
@@ -252,10 +252,10 @@ def _light(sampled: Sampled) -> Sampled:
 
 
 def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -> Score | Unscored:
-    """The score of rewards with what the environment paid for turns, at their last tokens.
+    """Returns a score with the environment's turn rewards added at the turns' last tokens.
 
     Args:
-      outcome: its rewards in the order of the episode's rows.
+      outcome: the environment's outcome, with rewards in the order of the episode's rows.
     """
     if isinstance(score, Unscored) or not (outcome.rewards or outcome.metrics):
         return score

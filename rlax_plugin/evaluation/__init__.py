@@ -1,1 +1,1 @@
-"""Measuring a policy: problem sets, the evaluator, pass@k and its intervals, results."""
+"""Evaluation of a policy: problem sets, the evaluator, pass@k with intervals, and results."""

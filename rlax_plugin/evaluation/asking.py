@@ -1,4 +1,4 @@
-"""Asks many prompts, a bounded number at once, and hands over what came of each as it comes."""
+"""Generates and scores many prompts, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ async def ask_all(
     at_once: Callable[[], int],
     hand: Handed,
 ) -> None:
-    """Asks some prompts of a set, in their order.
+    """Generates and scores some prompts of a set, in their order.
 
-    Memory does not grow with their number: a prompt is read when it is asked, and its answers are
-    dropped once they are handed over.
+    Memory does not grow with the number of prompts: a prompt is read when its generation begins,
+    and its answers are dropped once they are handed over.
 
     Args:
       wanted: indices into ``problems.prompts``.
-      version: of the weights; a newer one will do.
-      at_once: how many prompts may be unfinished; asked again whenever some have ended.
-      hand: is awaited with the index and the answers of each, in the order in which they end.
+      version: minimum version of the weights.
+      at_once: returns the maximum number of unfinished prompts; called whenever some have ended.
+      hand: awaited with the index and the answers of each prompt, in the order in which they end.
 
     Raises:
-      RlaxError: a prompt cannot be generated; those that are going on are given up.
+      RlaxError: a prompt cannot be generated; the unfinished ones are cancelled.
     """
     going: dict[asyncio.Task[Answered], int] = {}
     upcoming = iter(wanted)

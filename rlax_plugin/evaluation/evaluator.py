@@ -1,4 +1,4 @@
-"""Generates and scores sets of held-out problems through the workers, at one weight version."""
+"""Generates and scores sets of held-out problems on the workers, at one weight version."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Evaluator:
 
     @property
     def problems(self) -> int:
-        """Of all sets together."""
+        """Number of problems in all sets."""
         return sum(len(one.prompts) for one in self.sets)
 
     async def run(
         self, version: int, progress: Progress = lambda done, of: None, *, pinned: bool = False
     ) -> Evaluated:
-        """Measures all sets, side by side.
+        """Measures all sets concurrently.
 
-        A sample whose reward failed counts as not passed; how many did is a measure of its own.
+        A sample whose reward failed counts as not passed; ``reward_errors`` is the share of them.
 
         Args:
-          version: to generate with; unless ``pinned``, a newer one will do.
-          progress: called with groups done and groups in all.
-          pinned: generates with exactly this version, on the workers that are kept at it.
+          version: version to generate with, or the minimum version unless ``pinned``.
+          progress: called with the number of finished groups and of all groups.
+          pinned: generates with exactly this version, on the workers that are pinned to it.
 
         Raises:
           RlaxError: a group cannot be generated.
@@ -89,11 +89,11 @@ class Evaluator:
         """Generates and scores the samples of one problem.
 
         Args:
-          number: of the problem; no two that are asked at once have the same.
-          version, exactly: of the weights, see ``Request``.
+          number: number of the problem, unique among those that are generated at the same time.
+          version, exactly: versions of the weights, see ``Request``.
 
         Raises:
-          RlaxError: it cannot be generated.
+          RlaxError: the problem cannot be generated.
         """
         request = problems.request(
             self._episodes.environment.first(prompt),
@@ -134,7 +134,7 @@ class Evaluator:
 
 
 def failures_of(of_sets: Mapping[str, Sequence[Answered]]) -> dict[str, str]:
-    """Why the first reward that failed did, of each set that has one."""
+    """Returns the reason of the first failed reward of each set that has one."""
     found: dict[str, str] = {}
     for name, answered in of_sets.items():
         for one in answered:

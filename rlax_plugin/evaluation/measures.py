@@ -1,4 +1,4 @@
-"""What an evaluation measures of a set of problems: names, values, and intervals."""
+"""The measures of an evaluation on a set of problems: names, values, and intervals."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _mean_of(values_b: np.ndarray, n: int, resamples: int, seed: int) -> Estimat
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What came of asking each problem n times.
+    """The results of generating n samples for each problem.
 
     Attributes:
       rewards_bn: float64 [problems, samples]; NaN where scoring failed.
       lengths_bn: integers, completion tokens, stop included.
-      truncated_bn: bool, whether it was cut at the most tokens allowed.
-      answers_bn: the answer that each completion gives, or what is equal where two samples of a
-        problem give the same one; None where it gives none. Looked at for majority@k only.
+      truncated_bn: bool, True if a completion was cut at the maximum number of tokens.
+      answers_bn: the answer of each completion, or any value that is equal for two samples of a
+        problem with the same answer; None if it gives no answer. Used for majority@k only.
     """
 
     rewards_bn: np.ndarray
@@ -48,7 +48,7 @@ def measures(
     resamples: int,
     seed: int,
 ) -> dict[str, Estimate]:
-    """Every measure of a set of problems, by name, with 95 % bootstrap intervals over problems.
+    """Returns the measures of a set of problems with 95 % bootstrap intervals over problems.
 
     ``pass_at_<k>`` and ``majority_at_<k>`` for each k; ``reward_mean`` over the samples whose
     scoring did not fail, left out if all failed; ``length_mean`` and ``length_p95``, tokens;
@@ -102,10 +102,10 @@ def measures(
 
 
 def is_score(measure: str) -> bool:
-    """Whether a measure is a share of problems that were solved."""
+    """True if a measure is a share of solved problems."""
     return measure.startswith(("pass_at_", "majority_at_"))
 
 
 def label(measure: str) -> str:
-    """A measure's name for people: ``pass@8``."""
+    """Returns a measure's name for display, such as ``pass@8``."""
     return measure.replace("_at_", "@").replace("_", " ")

@@ -1,4 +1,4 @@
-"""Evaluations while training goes on, each at one version and on one worker that keeps it."""
+"""Evaluations during training, each at one version and on one worker that is pinned to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("rlax.controller")
 
 
 class Display(Protocol):
-    """Where results are shown; see ``Dashboard``."""
+    """Shows messages and results of evaluations; see ``Dashboard``."""
 
     def message(self, text: str) -> None: ...
 
@@ -29,17 +29,17 @@ class Display(Protocol):
 class PeriodicEvaluation:
     """Evaluates every ``every``-th version as soon as it is published, one at a time.
 
-    A lease keeps the version, and ``Fleet.pin`` a worker at it: the others go on generating for
-    training. With one worker alone an evaluation waits for a second one, until the next is due. One
-    that is skipped or fails is noted and counted; training does not depend on it.
+    A lease keeps the version, and ``Fleet.pin`` keeps a worker at it; the other workers continue to
+    generate for training. With only one worker, an evaluation waits for a second one until the next
+    evaluation is due. A skipped or failed evaluation is reported and counted; training continues.
 
     Args:
-      last_step: the version of that step is evaluated after training, not here.
+      last_step: last step of the run; its version is evaluated after training, not here.
       supervision: runs the evaluations; only an error in this class is a failure of the run.
-      display: shows results, and what was skipped.
+      display: shows results and skipped evaluations.
 
     Attributes:
-      skipped: number of evaluations that were due and did not end.
+      skipped: number of evaluations that were due but were skipped or failed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PeriodicEvaluation:
         self.skipped = 0
 
     def published(self, version: int) -> None:
-        """A version is visible; evaluates it if it is one of those."""
+        """Evaluates a version that has become visible, if it is due for evaluation."""
         if not self._every or not 0 < version < self._last_step or version % self._every:
             return
         if self._running is not None:
@@ -112,12 +112,12 @@ class PeriodicEvaluation:
         self._display.estimates(f"evaluation of step {found.version}", found)
 
     def take_metrics(self) -> dict[str, float]:
-        """What ended since it was last asked; empty if nothing did."""
+        """Returns metrics of evaluations that ended since the last call; empty if none did."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
     async def finish(self) -> None:
-        """Waits for the running one, for which every worker may be used now.
+        """Waits for the running evaluation, which may now use every worker.
 
         Training must have ended. Each group that is still to be generated has its own deadlines.
         """
@@ -126,7 +126,7 @@ class PeriodicEvaluation:
             await asyncio.wait({self._running})
 
     async def cancel(self) -> None:
-        """Ends the running one; a run that is continued from an earlier step repeats it."""
+        """Cancels the running evaluation; a run resumed from an earlier step repeats it."""
         if self._running is not None:
             self._running.cancel()
             if (await asyncio.wait({self._running}))[0].pop().cancelled():

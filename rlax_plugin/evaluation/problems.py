@@ -18,14 +18,15 @@ from rlax_plugin.types import Episode, Key, Prompt, Request, SamplingParams, Sco
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What is kept of one problem: a few numbers per sample, however long its completions are.
+    """The figures kept of one problem: a few numbers per sample, regardless of its length.
 
     Attributes:
       rewards_n: float64; NaN where scoring failed.
       lengths_n: completion tokens, stop included.
-      truncated_n: bool, whether it was cut at the most tokens allowed.
-      votes: the first sample of the problem that gives the same answer; None where it gives none.
-      failure: why the first of its rewards that failed did; None if all succeeded.
+      truncated_n: bool, True if a completion was cut at the maximum number of tokens.
+      votes: of each sample, the first sample of the problem with the same answer; None if it gives
+        no answer.
+      failure: the reason of the first failed reward; None if all succeeded.
     """
 
     rewards_n: np.ndarray
@@ -54,11 +55,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class ProblemSet:
-    """Problems, and what is needed to ask and to judge them.
+    """Problems with all that is needed to generate and score their samples.
 
     Attributes:
-      purpose: tells its seeds from those of other sets and of training.
-      samples: per problem.
+      purpose: distinguishes its seeds from those of other sets and of training.
+      samples: number of samples per problem.
     """
 
     name: str
@@ -72,7 +73,7 @@ class ProblemSet:
     def seed(
         self, run_seed: int, prompt: Prompt, sample: int, trajectory: int = 0, turn: int = 0
     ) -> int:
-        """The same every time: before and after differ by the weights alone."""
+        """Returns a seed that is the same in every evaluation, so only the weights differ."""
         return sample_seed(run_seed, self.purpose, prompt.id, sample, trajectory, turn)
 
     def request(
@@ -84,24 +85,24 @@ class ProblemSet:
         version: int,
         exactly: int | None = None,
     ) -> Request:
-        """Asks a problem.
+        """Returns the request that generates the samples of a problem.
 
         Args:
-          context: int32 [length], what is asked.
-          number: of the problem among those of the evaluation.
-          version, exactly: of the weights, see ``Request``.
+          context: int32 [length], tokens of the prompt.
+          number: number of the problem among those of the evaluation.
+          version, exactly: versions of the weights, see ``Request``.
         """
         seeds = tuple(self.seed(run_seed, prompt, index) for index in range(self.samples))
         key = Key("evaluate", number)
         return Request(key, 1, context, seeds, self.sampling, version, exactly=exactly)
 
     def answer(self, completion: str) -> str | None:
-        """What votes in majority@k: the source's reading of a completion, if it has one."""
+        """Returns the answer that votes in majority@k, as the prompt source reads it; or None."""
         read: Callable[[str], str | None] = getattr(self.source, "answer", str.strip)
         return read(completion)
 
     def outcomes(self, answered: Sequence[Answered]) -> Outcomes:
-        """What came of the problems, whose groups are given in their order."""
+        """Returns the outcomes of the problems, whose groups are given in their order."""
         return Outcomes(
             rewards_bn=np.array([one.rewards_n for one in answered]),
             lengths_bn=np.array([one.lengths_n for one in answered]),
@@ -116,11 +117,11 @@ def problem_sets(
     rewards: RewardPool,
     rewards_of: Mapping[str, RewardPool],
 ) -> tuple[ProblemSet, ...]:
-    """Sets with all that is needed to ask and to judge them.
+    """Returns the problem sets with the rewards that score them.
 
     Args:
-      rewards: of training.
-      rewards_of: set -> its own, where it has some.
+      rewards: rewards of training.
+      rewards_of: set -> its own rewards, for sets that have some.
     """
     return tuple(
         ProblemSet(

@@ -13,12 +13,12 @@ from rlax_plugin.records.files import RunFiles
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What was measured at one weight version.
+    """The measures of one weight version.
 
     Attributes:
-      version: that everything was generated with.
+      version: the version that generated all samples.
       sets: name -> measure -> estimate, see ``measures.measures``; the main set comes first.
-      failures: set -> why one of its rewards failed, where any did.
+      failures: set -> reason of one of its failed rewards; only sets that have any.
     """
 
     version: int
@@ -27,7 +27,7 @@ class Evaluated:
 
     @property
     def main(self) -> Mapping[str, Estimate]:
-        """Measures of the main set."""
+        """The measures of the main set."""
         return next(iter(self.sets.values()))
 
     @property
@@ -36,7 +36,7 @@ class Evaluated:
         return {name: e for name, e in self.main.items() if name.startswith("pass_at_")}
 
     def metrics(self) -> dict[str, float]:
-        """``evaluation/<measure>`` of the main set, ``evaluation_<set>/<measure>`` of others."""
+        """Returns ``evaluation/<measure>`` of the main set and ``evaluation_<set>/<measure>``."""
         found = {"evaluation/version": float(self.version)}
         for index, (name, measures) in enumerate(self.sets.items()):
             stage = f"evaluation_{name}" if index else "evaluation"
@@ -71,12 +71,12 @@ class Evaluated:
 
 
 def step_name(step: int) -> str:
-    """Name of the evaluation during training, after a step."""
+    """Returns the name of the evaluation during training after a step."""
     return f"step-{step:08d}"
 
 
 def steps_evaluated(files: RunFiles) -> list[int]:
-    """The steps after which an evaluation during training has ended."""
+    """Returns the steps after which an evaluation during training has ended."""
     names = (name.removesuffix(".json") for name in files.names("evaluation"))
     return [int(name.removeprefix("step-")) for name in names if name.startswith("step-")]
 
@@ -88,7 +88,7 @@ def record(files: RunFiles, name: str, found: Evaluated) -> None:
 
 
 def recorded(files: RunFiles, name: str, version: int | None = None) -> Evaluated | None:
-    """What ``record`` wrote (for that version); None if it wrote nothing."""
+    """Reads the result that ``record`` wrote (for that version); None if there is none."""
     document = files.get_json(f"evaluation/{name}.json")
     if document is None or version not in (None, document["version"]):
         return None

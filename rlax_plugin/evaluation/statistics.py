@@ -1,7 +1,7 @@
 """Estimators and their uncertainty: ``_b`` problems, ``_n`` samples of each.
 
-The samples of a problem are generated independently; the problems stand for all that could have
-been asked. So every interval is over the choice of problems.
+The samples of a problem are generated independently. The problems are a sample of all problems that
+a set could contain, so every interval is over the choice of problems.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ class Estimate:
 
 
 def pass_at_k(n: int, correct_b: ArrayLike, k: int) -> np.ndarray:
-    """Unbiased chance that at least one of k samples is right: ``1 - C(n - c, k) / C(n, k)``.
+    """Returns the unbiased estimate of pass@k: ``1 - C(n - c, k) / C(n, k)``.
 
-    The ratio is taken as a product of k factors in [0, 1], so nothing overflows. Source: Chen et
-    al. 2021, arXiv 2107.03374, section 2.1.
+    It estimates the probability that at least one of k samples is correct. The ratio is computed as
+    a product of k factors in [0, 1], so nothing overflows. Source: Chen et al. 2021, arXiv
+    2107.03374, section 2.1.
 
     Args:
-      n: samples drawn per problem.
-      correct_b: integers [problems], how many of them were right.
+      n: samples generated per problem.
+      correct_b: integers [problems], number of correct samples.
       k: samples allowed, at most n.
 
     Returns:
@@ -80,14 +81,14 @@ def pass_at_k(n: int, correct_b: ArrayLike, k: int) -> np.ndarray:
 
 
 def exact_pass_at_k(p_b: ArrayLike, k: int) -> float:
-    """Mean of ``1 - (1 - p)^k`` over problems whose chance of a right sample is known.
+    """Returns the mean of ``1 - (1 - p)^k`` over problems with known success probabilities.
 
     Args:
-      p_b: float [problems], in [0, 1].
+      p_b: float [problems], probability of a correct sample, in [0, 1].
       k: samples allowed, at least 1.
 
     Raises:
-      ValueError: no problems, or k or a probability is out of range.
+      ValueError: there are no problems, or k or a probability is out of range.
     """
     p_b = np.asarray(p_b, dtype=np.float64)
     if k < 1:
@@ -101,16 +102,17 @@ def exact_pass_at_k(p_b: ArrayLike, k: int) -> float:
 
 
 def majority_at_k(answers: Sequence[Hashable | None], passed: Sequence[bool], k: int) -> float:
-    """Chance that the commonest answer among k of the n samples is right, ties shared.
+    """Returns the probability that the majority answer of k of the n samples is correct.
 
-    Exact: the mean over all ``C(n, k)`` subsets. If several answers are commonest, each counts by
-    one over their number. An answer counts as right to the degree to which its samples passed,
-    wholly or not at all where the reward looks at nothing but the answer. Source: Wang et al. 2022,
-    arXiv 2203.11171 (self-consistency), by counting instead of resampling.
+    It is exact: the mean over all ``C(n, k)`` subsets. Answers that tie for the majority share it
+    equally. An answer counts as correct by the share of its samples that passed, which is 0 or 1 if
+    the reward depends on the answer only. Source: Wang et al. 2022, arXiv 2203.11171
+    (self-consistency), by counting instead of resampling.
 
     Args:
-      answers: of n samples; None is no answer and has no vote. Without votes nothing is right.
-      passed: whether each of them passed.
+      answers: answers of n samples; None gives no answer and does not vote. A subset without votes
+        counts as wrong.
+      passed: True for each sample that passed.
       k: samples that vote, at most n.
 
     Raises:
@@ -126,13 +128,13 @@ def majority_at_k(answers: Sequence[Hashable | None], passed: Sequence[bool], k:
 
 @functools.lru_cache(maxsize=4096)
 def _majority(votes: tuple[tuple[int, float], ...], silent: int, k: int) -> float:
-    """``majority_at_k`` of answers given by (samples, share that passed) each.
+    """Computes ``majority_at_k`` of answers given as (samples, share that passed).
 
-    For every number j of votes with which an answer can win, sums over the subsets in which no
-    answer has more, by how many samples they hold and how many answers have just j. Each sample is
-    held with probability k / n, independently, and what holds k of them is divided by its
-    probability: so all terms lie in [0, 1] whatever n is, although the subsets are too many for a
-    float.
+    For every number j of votes with which an answer can win, it sums over the subsets in which no
+    answer has more than j votes, by the number of samples in them and the number of answers with
+    exactly j votes. Each sample is in a subset with probability k / n, independently, and the sum
+    over subsets of k samples is divided by their probability. So all terms lie in [0, 1], although
+    the number of subsets may exceed the range of a float.
     """
     n = silent + sum(count for count, _ in votes)
     won = 0.0
@@ -161,9 +163,9 @@ def _majority(votes: tuple[tuple[int, float], ...], silent: int, k: int) -> floa
 
 @functools.lru_cache(maxsize=1024)
 def _held(count: int, k: int, n: int) -> tuple[float, ...]:
-    """The probability that 0, 1, ... of ``count`` samples are held, each with probability k / n.
+    """Returns the probabilities that 0, 1, ... of ``count`` samples are in a subset.
 
-    Each is a ratio of whole numbers, rounded once.
+    Each sample is in it with probability k / n. Each result is a ratio of integers, rounded once.
     """
     whole = n**count
     return tuple(
@@ -182,26 +184,26 @@ def bootstrap(
     samples: int = 1,
     draws_at_once: int = DRAWS_AT_ONCE,
 ) -> tuple[float, float]:
-    """Percentile bootstrap of a statistic over problems.
+    """Returns the percentile bootstrap interval of a statistic over problems.
 
-    Problems are drawn again, not samples: the interval says how much another draw of problems
+    Problems are resampled, not samples: the interval says how much another choice of problems
     would have changed the statistic. Source: Efron and Tibshirani 1993, chapter 13.
 
     Args:
-      statistic: from drawn problems, integers [rows, problems], to float64 [rows]; NaN where a draw
-        has no value.
+      statistic: maps indices of resampled problems, integers [rows, problems], to float64 [rows];
+        NaN for a row without a value.
       problems: number of problems.
-      resamples: number of draws.
+      resamples: number of resamples.
       seed: the same seed gives the same interval.
       level: the interval's coverage, between 0 and 1.
-      samples: numbers that the statistic looks at for each problem.
-      draws_at_once: of those numbers; bounds the memory, and changes nothing else.
+      samples: number of values that the statistic reads for each problem.
+      draws_at_once: number of such values per call; bounds the memory, and changes nothing else.
 
     Returns:
-      (low, high).
+      The ends (low, high) of the interval.
 
     Raises:
-      ValueError: no problems, no resamples, or a level outside (0, 1).
+      ValueError: there are no problems, no resamples, or the level is outside (0, 1).
     """
     if problems < 1 or resamples < 1 or not 0.0 < level < 1.0:
         raise ValueError(
@@ -228,14 +230,14 @@ def bootstrap_interval(
     level: float = 0.95,
     draws_at_once: int = DRAWS_AT_ONCE,
 ) -> tuple[float, float]:
-    """``bootstrap`` of the mean over problems.
+    """Returns the ``bootstrap`` interval of the mean over problems.
 
     Args:
       values_b: float [problems].
       resamples, seed, level, draws_at_once: see `bootstrap`.
 
     Raises:
-      ValueError: see `bootstrap`; a value that is not finite.
+      ValueError: see `bootstrap`; or a value is not finite.
     """
     values_b = np.asarray(values_b, dtype=np.float64)
     if values_b.ndim != 1 or values_b.size == 0 or not np.isfinite(values_b).all():

@@ -1,1 +1,1 @@
-"""What a run says of itself: metrics of a step, Prometheus, trackers, the dashboard."""
+"""Reporting of a run: metrics of each step, Prometheus, trackers and the dashboard."""

@@ -1,4 +1,4 @@
-"""What the user sees: a live display on a terminal, a line now and then elsewhere."""
+"""The dashboard: a live display on a terminal, and occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """The last values as a row of bars between their least and largest."""
+    """Returns the last values as a row of bars, scaled between their minimum and maximum."""
     values = values[-width:]
     if not values:
         return ""
@@ -35,10 +35,10 @@ class Dashboard:
     """Shows phase, step, reward, pass rates, staleness, speed, workers, version and time left.
 
     Args:
-      console: where to; a terminal gets a live display, anything else plain lines.
+      console: the output; a terminal gets a live display, anything else plain lines.
       total_steps: the run's last step.
       every_s: seconds between plain lines.
-      clock: monotonic seconds, which say when a line is due.
+      clock: returns monotonic seconds, by which plain lines are timed.
 
     Attributes:
       workers: the live workers, read at each refresh.
@@ -90,7 +90,7 @@ class Dashboard:
             self._console.print(name, highlight=False)
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
-        """A phase of the trainer's own, with the latest figure of it."""
+        """Shows the progress of a phase of the trainer, with a note such as its latest figure."""
         label = f"{phase} {note}".rstrip()
         self._phase.update(self._task, description=label, completed=done, total=of)
         now = self._clock()
@@ -99,7 +99,7 @@ class Dashboard:
             self.message(f"{phase}: step {done} of at most {of} {note}")
 
     def reading(self, what: str, rows: int) -> None:
-        """How much of a data set was read."""
+        """Shows the number of rows that were read of a data set."""
         self._phase.update(self._task, description=what, completed=rows, total=None)
         now = self._clock()
         if self._live is None and now - self._last_line_s > self._every_s:
@@ -122,7 +122,7 @@ class Dashboard:
     def step(
         self, step: int, metrics: Mapping[str, float], version: int, histogram: list[int]
     ) -> None:
-        """Takes one finished step."""
+        """Shows a finished step."""
         if self._latest:  # the first step's time is no step's: it began with no step's end
             self._step_s.append(metrics["time/step_s"])
         self._step, self._latest, self._version = step, metrics, version
@@ -180,19 +180,19 @@ class Dashboard:
 
 
 def shown(estimate: Estimate) -> str:
-    """Value and interval."""
+    """Formats an estimate: its value and interval."""
     low, high = estimate.ci95
     return f"{estimate.value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def reward_errors(found: Evaluated, name: str) -> str:
-    """How many rewards of a set failed, and why one of them did."""
+    """Returns the share of failed rewards of a set, with the reason of one of them."""
     share = found.sets[name]["reward_errors"].value
     return f"reward errors {100 * share:.1f} %, such as {found.failures[name]}"
 
 
 def before_after_table(before: Evaluated, after: Evaluated) -> RenderableType:
-    """The table at the end of a run: the shares of problems that were solved."""
+    """Returns the table at the end of a run: shares of solved problems before and after."""
     table = Table(title="held-out evaluation")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")

@@ -1,4 +1,4 @@
-"""What of a run Prometheus is told."""
+"""Metrics of a run, exported to Prometheus."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 def prometheus_token(network: Network) -> str:
-    """The token that scrapes of the trainer must have; "" if its page is open.
+    """Returns the token that scrapes of the trainer must have; "" if its page is open.
 
     Raises:
-      ConfigError: the file cannot be used.
+      ConfigError: the token file cannot be used.
     """
     path = network.prometheus_token_file
     return read_token("rlax.network.prometheus_token_file", path) if path else ""
 
 
 class PrometheusTracker(Tracker):
-    """Exports each step's metrics, and the fleet as it stands at a scrape.
+    """Exports each step's metrics, and the state of the fleet at the time of a scrape.
 
     Args:
-      controller: read on the exporter's thread; started already.
-      network: its ``prometheus_port`` is not None.
+      controller: a started controller; read on the exporter's thread.
+      network: settings whose ``prometheus_port`` is not None.
 
     Raises:
       ConfigError: the port is taken, or the token file cannot be used.
@@ -78,14 +78,14 @@ class PrometheusTracker(Tracker):
 
 
 class RunMetrics(Collector):
-    """What the trainer exports: its newest step's metrics, its fleet, and what went wrong.
+    """The trainer's exported metrics: those of its newest step, its fleet, and error counts.
 
     Args:
-      counts: name -> figure of the run; those that end in ``_total`` are counters.
-      workers: name -> figures. Both are called on the exporter's thread.
+      counts: returns name -> figure of the run; names that end in ``_total`` are counters.
+      workers: returns worker name -> figures. Both are called on the exporter's thread.
 
     Attributes:
-      registry: for an ``Exporter``.
+      registry: the registry, for an ``Exporter``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RunMetrics(Collector):
     def step(self, step: int, metrics: Figures) -> None:
         """Takes a finished step's metrics, named ``stage/name``, or more of the newest step's.
 
-        Those of an evaluation stay until the next one: few scrapes would see a single step's.
+        Metrics of an evaluation stay until the next one, as few scrapes would see a single step.
         """
         newest, before = self._newest
         kept = {k: v for k, v in before.items() if step == newest or k.startswith("evaluation")}

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: a line per step, each once and in order, whatever the number of restarts."""
+"""``metrics.jsonl``: one line per step, in order and without repetition, also after restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "metrics.jsonl"
 
 
 def by_step(text: str) -> dict[int, dict[str, float]]:
-    """The lines of a file's text; of a step that is there twice, the later one."""
+    """Parses a file's text into step -> metrics; the last line of a step counts."""
     found: dict[int, dict[str, float]] = {}
     for line in text.splitlines():
         try:
@@ -27,11 +27,11 @@ def by_step(text: str) -> dict[int, dict[str, float]]:
 
 
 class MetricsFile:
-    """Appends to a local file. Where the run is on an object store, ``upload`` copies it there.
+    """Appends to a local file; if the run is on an object store, ``upload`` copies it there.
 
     Args:
       files: the run's directory.
-      local: directory for the file if the run's own is not on a local disk.
+      local: directory for the file if the run's directory is not on a local disk.
     """
 
     def __init__(self, files: RunFiles, local: Path):
@@ -40,7 +40,7 @@ class MetricsFile:
         self._file: IO[str] | None = None
 
     def rewind(self, step: int) -> list[dict[str, float]]:
-        """Cuts the file after ``step`` and opens it; returns the lines that stay."""
+        """Truncates the file after ``step`` and opens it; returns the remaining lines."""
         kept = {n: metrics for n, metrics in sorted(self._known().items()) if n <= step}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
@@ -51,8 +51,11 @@ class MetricsFile:
         return list(kept.values())
 
     def _known(self) -> dict[int, dict[str, float]]:
-        """Every step's line. The run may have gone on elsewhere since the local file was written,
-        and the copy ends with the last checkpoint: together they know all."""
+        """Returns the metrics of every step, from the local file and the run's copy together.
+
+        The run may have continued elsewhere since the local file was written, and the copy may end
+        with the last checkpoint, so each may lack steps.
+        """
         texts = [self._path.read_text()] if self._path.exists() else []
         if not self._files.is_local and self._files.exists(NAME):
             texts.append(self._files.get(NAME).decode())
@@ -64,7 +67,7 @@ class MetricsFile:
         reached(FaultPoint.METRICS_WRITTEN)
 
     def upload(self) -> None:
-        """Copies the file to the run's directory, if that is elsewhere; blocking."""
+        """Copies the file to the run's directory, if that is elsewhere; blocks."""
         if not self._files.is_local and self._path.exists():
             self._files.put(NAME, self._path.read_bytes())
         reached(FaultPoint.METRICS_COPIED)

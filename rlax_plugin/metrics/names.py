@@ -1,8 +1,8 @@
 """The one table of metrics: every name that a step can report, its unit and its meaning.
 
-Names are ``stage/name``. A part in angle brackets stands for any text without a slash, so that
-``objective/<name>`` is whatever a plug-in's slot reports. Imports the standard library
-only, and the rows of the stage ``objective``.
+Names are ``stage/name``. A part in angle brackets stands for any text without a slash:
+``objective/<name>`` is any metric that a plug-in's slot reports. This module imports only the
+standard library and the rows of the stage ``objective``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Metric:
     """One row of the table.
 
     Attributes:
-      name: ``stage/name``; with ``<...>`` in it, a pattern.
-      unit: of the value.
-      meaning: what is measured, and over what.
-      when: in which steps it is there.
+      name: ``stage/name``; a pattern if it contains ``<...>``.
+      unit: unit of the value.
+      meaning: the quantity that is measured, and over which samples, groups or steps.
+      when: steps in which it is reported.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Metric:
         return "<" in self.name
 
     def matches(self, name: str) -> bool:
-        """Whether ``name`` is this metric, or fits its pattern."""
+        """True if ``name`` is this metric, or matches its pattern."""
         return _regex(self.name).fullmatch(name) is not None
 
 
@@ -51,12 +51,12 @@ def _regex(name: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Metrics whose names begin alike.
+    """The metrics of a stage, whose names begin with its name.
 
     Attributes:
-      name: the stage, a pattern where there may be several.
-      text: what holds for all of them.
-      when: in which steps they are there, unless a row says otherwise.
+      name: name of the stage; a pattern if there may be several.
+      text: a description that applies to all of them.
+      when: steps in which they are reported, unless a row says otherwise.
       rows: (name, unit, meaning), or (name, unit, meaning, when).
     """
 
@@ -366,13 +366,13 @@ METRICS: tuple[Metric, ...] = tuple(metric for stage in STAGES for metric in sta
 
 
 def find(name: str) -> Metric | None:
-    """The row of a metric: its own, or else the pattern that it fits; None: unknown."""
+    """Returns the row of a metric: its own, or the pattern that it matches; None if unknown."""
     rows = (metric for metric in METRICS if metric.matches(name))
     return min(rows, key=lambda metric: metric.is_pattern, default=None)
 
 
 def search(text: str) -> tuple[Metric, ...]:
-    """Rows that have ``text`` in name or meaning, or whose pattern it fits."""
+    """Returns rows with ``text`` in their name or meaning, or whose pattern it matches."""
     return tuple(m for m in METRICS if text in m.name or text in m.meaning or m.matches(text))
 
 
@@ -389,7 +389,7 @@ stand for any name.
 
 
 def markdown() -> str:
-    """docs/metrics.md, whole."""
+    """Returns the text of docs/metrics.md."""
     lines = [_INTRODUCTION]
     for stage in STAGES:
         lines += [f"## `{stage.name}`\n", f"{stage.text}\n"]

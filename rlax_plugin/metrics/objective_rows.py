@@ -7,7 +7,7 @@ _CLIP = "if grad_1 is `clipped_ratio`, `sequence_ratio` or `sequence_ratio_token
 _TIS = "if corrections has `truncated_importance_sampling` with `above_cap: truncate`"
 
 Row = tuple[str, str, str] | tuple[str, str, str, str]
-"""(name, unit, meaning), or (name, unit, meaning, when)."""
+"""A row of the table: (name, unit, meaning), or (name, unit, meaning, when)."""
 
 OBJECTIVE_ROWS: tuple[Row, ...] = (
     (

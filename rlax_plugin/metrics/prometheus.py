@@ -1,6 +1,6 @@
-"""Figures for Prometheus: a page ``/metrics`` on a port of its own, computed when it is scraped.
+"""The ``/metrics`` page for Prometheus, on its own port, computed when it is scraped.
 
-Every exporter has a registry of its own, so that several can live in one process.
+Every exporter has its own registry, so several can exist in one process.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Figures = Mapping[str, float]
 
 
 def metric_name(name: str) -> str:
-    """``stage/name`` as Prometheus wants names: ``rlax_stage_name``."""
+    """Converts ``stage/name`` to a Prometheus name: ``rlax_stage_name``."""
     return _PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", name)
 
 
 def family_of(name: str, documentation: str, labels: Sequence[str] = ()) -> Family:
-    """An empty family; a name that ends in ``_total`` makes it a counter."""
+    """Returns an empty family: a counter if the name ends in ``_total``, otherwise a gauge."""
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     return kind(metric_name(name), documentation, labels=labels)
 
 
 class Exporter:
-    """Serves ``/metrics`` on a thread of its own until it is closed.
+    """Serves ``/metrics`` on its own thread until it is closed.
 
     Args:
       host: address to bind.
-      port: 0 takes any free one.
-      key: what sets the port, for the error's message.
-      registry: what is served; its collectors are called on the serving thread.
-      token: that a scrape must have as ``Authorization: Bearer TOKEN``; "": the page is open.
+      port: port to bind; 0 takes any free one.
+      key: config key that sets the port, for the error's message.
+      registry: metrics to serve; its collectors are called on the serving thread.
+      token: token that a scrape must send as ``Authorization: Bearer TOKEN``; "": the page is open.
 
     Attributes:
-      url: what Prometheus is to scrape.
+      url: address for Prometheus to scrape.
 
     Raises:
       ConfigError: the port is taken.
@@ -64,7 +64,7 @@ class Exporter:
 
 
 def worker_families(workers: Mapping[str, Figures]) -> Iterable[Family]:
-    """``rlax_worker_<figure>{worker=NAME}``; figures that end in ``_total`` are counters."""
+    """Yields ``rlax_worker_<figure>{worker=NAME}``; figures named ``*_total`` are counters."""
     families: dict[str, Family] = {}
     for worker, figures in workers.items():
         for name, value in figures.items():

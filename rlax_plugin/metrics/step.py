@@ -1,4 +1,4 @@
-"""What is known of one step, its metrics, and what they add up to in ``summary.json``."""
+"""The metrics of one step, and their sums over a run in ``summary.json``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_REWARD_METRICS = 32  # a reward may invent names
 
 @dataclass(slots=True)
 class StepStats:
-    """What happened between two batches; becomes the step's metrics."""
+    """Events and times between two batches, from which the step's metrics are computed."""
 
     scored: list[Judged] = field(default_factory=list)
     dropped: int = 0
@@ -37,7 +37,7 @@ class StepStats:
     stage: int | None = None  # stages of rlax.curation.stages that are over; None: there are none
 
     def count(self, event: ev.Event) -> None:
-        """Counts what was issued, dropped, or not generated to its end."""
+        """Counts an event: groups issued or dropped, and samples not generated to the end."""
         match event:
             case ev.Issued():
                 self.issued += len(event.prompts)
@@ -54,13 +54,13 @@ class StepStats:
 
     @property
     def generate_s(self) -> float:
-        """From the first group issued to the last one generated."""
+        """Seconds from the first group issued to the last one generated."""
         return max(0.0, self.last_generated_s - self.first_issued_s)
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of one step, seen from the trainer's thread."""
+    """Durations within one step in seconds, measured on the trainer's thread."""
 
     wait_s: float = 0.0  # for the batch
     train_s: float = 0.0  # from the batch to the finished update
@@ -71,7 +71,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class FinishedStep:
-    """All that is known of a step once it is done."""
+    """A finished step: its batch, times, statistics and the trainer's metrics."""
 
     batch: TrainBatch
     stats: StepStats
@@ -91,11 +91,11 @@ def step_metrics(
     replaced: int,
     played: PlayCounts | None = None,
 ) -> dict[str, float]:
-    """Metrics of one step, named ``stage/name``. Waits for the device's figures.
+    """Returns the metrics of one step, named ``stage/name``; waits for the device's figures.
 
     Args:
-      replaced: reward processes, since the last step.
-      played: how episodes of an environment have ended since then; None: it is single_turn.
+      replaced: number of reward processes replaced since the last step.
+      played: counts of how episodes have ended since then; None: the environment is single_turn.
     """
     scored, groups = [group_of(judged) for judged in done.stats.scored], done.batch.groups
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
@@ -166,7 +166,7 @@ def step_metrics(
 
 
 def _episodes(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Turns, and what environments gave behind the first; also of episodes that were rejected."""
+    """Returns metrics of turns and of the environment's input; includes rejected episodes."""
     turns = [[turn for one in e.trajectories for turn in one.turns] for e in episodes]
     given = sum(len(turn.given) for later in turns for turn in later[1:])
     metrics = {
@@ -178,9 +178,9 @@ def _episodes(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[str, float]:
-    """The mean of each reward without its weight; {} if it is the total.
+    """Returns the mean of each reward without its weight; {} if there is one, equal to the total.
 
-    One that is used twice is told from the other.
+    Rewards that are used twice get an index suffix.
     """
     if len(section.rewards) < 2 and all(choice.weight == 1 for choice in section.rewards):
         return {}
@@ -192,7 +192,7 @@ def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[s
 
 
 def _reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """The mean of each metric of rewards, over the samples that have it; the commonest ones."""
+    """Returns the mean of the most common reward metrics, over the samples that have them."""
     found: dict[str, list[float]] = {}
     for score in (s for g in scored for s in g.scores if isinstance(s, Score)):
         for name, value in score.metrics.items():
@@ -202,7 +202,7 @@ def _reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 class RunStats:
-    """Adds up step metrics over a run."""
+    """Sums of step metrics over a run."""
 
     def __init__(self) -> None:
         self.training_started_s: float | None = None
@@ -219,7 +219,7 @@ class RunStats:
         return [m[name] for m in self.history if name in m]
 
     def rate(self, name: str, over: str) -> float:
-        """Sum of ``name`` per second of ``over``."""
+        """Returns the sum of ``name`` per second of ``over``."""
         seconds = sum(self.column(over))
         return sum(self.column(name)) / seconds if seconds else 0.0
 

@@ -1,8 +1,8 @@
-"""What trackers share: a thread for each, the ids of their runs, and what is told of a run.
+"""Base of trackers: a thread for each, the ids of their runs, and the description of a run.
 
 ``Tracker.log`` is called on the controller's event loop, which must not wait for an import, a disk,
-a database or a network. So a plug-in describes where metrics go as a ``Sink``, and
-``BackgroundTracker`` makes, feeds and closes it on a thread of its own.
+a database or a network. So a plug-in describes the destination of its metrics as a ``Sink``, and
+``BackgroundTracker`` creates, feeds and closes it on its own thread.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class TrackerConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a sink may know of the run.
+    """The description of a run that a sink receives.
 
     Attributes:
       name: the last part of its directory.
-      directory: local, see ``BuildContext.run_dir``.
-      files: the run's own directory, which is where a continued run finds it again.
-      config: the merged config, MaxText's keys and ``rlax:``; without the trackers, whose options
-        may hold credentials.
+      directory: local directory, see ``BuildContext.run_dir``.
+      files: the run's own directory, which a resumed run finds again.
+      config: the merged config, MaxText's keys and ``rlax:``, without the trackers, whose options
+        may contain credentials.
       last_step: the run's last RL step; 0: unknown.
     """
 
@@ -62,7 +62,7 @@ class TrackedRun:
 
     @classmethod
     def of(cls, context: BuildContext) -> TrackedRun:
-        """What a context says of its run."""
+        """Returns the description of a context's run."""
         config = {} if context.config is None else dict(context.config.content)
         section = config.get("rlax") or {}
         shown = {key: value for key, value in section.items() if key != "trackers"}
@@ -76,15 +76,15 @@ class TrackedRun:
         )
 
     def settings(self) -> dict[str, Any]:
-        """The config as dotted keys."""
+        """Returns the config as dotted keys and values."""
         return dict(leaves(self.config))
 
     def run_id(self, tracker: str, where: str, create: Callable[[], str]) -> str:
-        """The id of this run in a tracker: the same whenever the run is continued.
+        """Returns the id of this run in a tracker, which stays the same when the run is resumed.
 
         Args:
-          where: what the id belongs to, such as a project; another one gets another id.
-          create: makes an id, the first time.
+          where: the tracker's scope of the id, such as a project; each scope has its own id.
+          create: creates an id, the first time.
         """
         name = f"trackers/{tracker}.json"
         with _ids:
@@ -96,11 +96,11 @@ class TrackedRun:
 
 
 class Sink(Protocol):
-    """Where metrics go. Made, used and closed on the tracker's thread; may be slow, may raise.
+    """A destination of metrics, used only on the tracker's thread; may be slow and may raise.
 
     Attributes:
-      last_step: the last step it holds, of an earlier process; 0: none. A continued run logs the
-        steps after its checkpoint again; those that are here already are left out.
+      last_step: the last step that it already has from an earlier process; 0: none. A resumed run
+        logs the steps after its checkpoint again; steps that are here already are left out.
     """
 
     last_step: int
@@ -108,8 +108,10 @@ class Sink(Protocol):
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self, complete: bool) -> None:
-        """Args:
-        complete: the run's last step was logged.
+        """Finishes writing and releases the destination.
+
+        Args:
+          complete: True if the run's last step was logged.
         """
         ...
 
@@ -124,15 +126,15 @@ class _Opened:
 
 
 class BackgroundTracker(Tracker):
-    """Hands metrics to a sink on a thread of its own.
+    """Hands metrics to a sink on its own thread.
 
-    A sink that cannot be opened stops the run, at once. One that fails later does not: the run's
-    ``metrics.jsonl`` has every step, and ``close`` tells what the sink has not.
+    A sink that cannot be opened stops the run at once. One that fails later does not: the run's
+    ``metrics.jsonl`` has every step, and ``close`` reports those that the sink lacks.
 
     Args:
-      name: the tracker's, for messages.
-      open_sink: called on the thread; imports belong there.
-      flush_s: the most that ``close`` waits.
+      name: name of the tracker, for messages.
+      open_sink: opens the sink; called on the thread, and the right place for slow imports.
+      flush_s: maximum seconds that ``close`` waits.
     """
 
     def __init__(
@@ -164,10 +166,10 @@ class BackgroundTracker(Tracker):
             self._worker.submit(self._write, step, dict(metrics))
 
     def close(self) -> str | None:
-        """Waits for what is queued, ``flush_s`` at most.
+        """Waits for queued steps, at most ``flush_s``.
 
         Returns:
-          What was lost, in a sentence; None if nothing was.
+          A sentence that says which steps were lost; None if none were.
         """
         in_time = self._worker.finish(self._close, self._flush_s)
         lost = self._logged - self._written
@@ -227,7 +229,7 @@ class BackgroundTracker(Tracker):
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that must hear of a failure; there is none outside a run."""
+    """Returns the event loop on which a failure is raised; None outside a run."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -242,7 +244,7 @@ def require(tracker: str, *packages: str) -> None:
     """Rejects a tracker whose packages are not installed; the extra has the tracker's name.
 
     Raises:
-      ConfigError: one is missing.
+      ConfigError: a package is missing.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:

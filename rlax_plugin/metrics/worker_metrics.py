@@ -1,4 +1,4 @@
-"""What of a worker Prometheus is told: its engine's figures, its weight version, its calls."""
+"""Metrics of a worker for Prometheus: its engine's figures, its weight version, its calls."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class WorkerMetrics(Collector):
-    """What a worker exports: the figures of its engine, its weight version, its calls.
+    """The exported metrics of a worker: its engine's figures, its weight version, its calls.
 
     Args:
-      name: the worker's.
-      figures: the engine's ``health`` and more; called on the exporter's thread.
+      name: name of the worker.
+      figures: returns the engine's ``health`` and other figures; called on the exporter's thread.
 
     Attributes:
-      registry: for an ``Exporter``.
-      interceptor: counts and times calls; give it to the worker's server.
+      registry: the registry, for an ``Exporter``.
+      interceptor: counts and times calls; pass it to the worker's server.
     """
 
     def __init__(self, name: str, figures: Callable[[], Figures]):
@@ -46,8 +46,8 @@ class WorkerMetrics(Collector):
 class CallMetrics(grpc.aio.ServerInterceptor):
     """Counts and times the calls that are answered by a stream: ``Generate`` and ``Decode``.
 
-    Exports ``rlax_calls_total{method,code}`` and ``rlax_call_seconds{method}``; a call takes until
-    its last message.
+    It exports ``rlax_calls_total{method,code}`` and ``rlax_call_seconds{method}``; the time of a
+    call ends with its last message.
     """
 
     def __init__(self, registry: CollectorRegistry):
@@ -95,6 +95,9 @@ class CallMetrics(grpc.aio.ServerInterceptor):
 
 
 def _name_of(code: Any) -> str:
-    """``INTERNAL`` and so on; gRPC keeps the number only. UNKNOWN: an error without a status."""
+    """Returns a status name such as ``INTERNAL``; UNKNOWN for an error without a status.
+
+    gRPC keeps only the number.
+    """
     names = {c.value[0]: c.name for c in grpc.StatusCode}
     return names.get(getattr(code, "value", (code,))[0] or -1, "UNKNOWN")

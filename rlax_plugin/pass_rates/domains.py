@@ -12,13 +12,13 @@ _UNITS = 1_000_000  # per 1; in whole numbers a sum does not depend on its order
 class DomainRates:
     """The mean of the pass rates of each domain's measured prompts; each prompt counts once.
 
-    The sampler decides how often a prompt is asked, and so a mean over samples would say more about
+    The sampler decides how often a prompt is generated, so a mean over samples would say more about
     the sampler than about the policy.
 
     Args:
-      rates: that are looked at; tell ``observed`` of each change.
+      rates: the pass rates of the prompts; call ``observed`` after each change.
       of_n: int [n], the domain of each prompt.
-      count: of domains.
+      count: number of domains.
     """
 
     def __init__(self, rates: PassRateTable, of_n: np.ndarray, count: int):
@@ -27,7 +27,7 @@ class DomainRates:
         self.recount()
 
     def recount(self) -> None:
-        """Looks at all prompts: after the table has changed as a whole."""
+        """Recomputes all domains, after the table has changed as a whole."""
         mean, known, count = self._rates.mean(), self._rates.measured(), len(self._prompts)
         self._units_n = np.where(known, np.rint(_UNITS * np.nan_to_num(mean)), -1).astype(np.int32)
         of, units = self._of_n[known], self._units_n[known]
@@ -35,7 +35,7 @@ class DomainRates:
         self._sums = np.bincount(of, weights=units, minlength=count).astype(np.int64)
 
     def observed(self, index: int) -> None:
-        """Takes one prompt's pass rate anew."""
+        """Updates a domain after the pass rate of one of its prompts has changed."""
         if (rate := self._rates.rate(index)) is None:
             return
         domain, before, now = self._of_n[index], int(self._units_n[index]), round(_UNITS * rate)
@@ -45,10 +45,10 @@ class DomainRates:
         self._units_n[index] = now
 
     def mean(self, domain: int, min_prompts: int = 1) -> float | None:
-        """The mean pass rate of a domain.
+        """Returns the mean pass rate of a domain.
 
         Args:
-          min_prompts: None is returned before so many are measured, or all that there are.
+          min_prompts: None is returned until this many of its prompts, or all, are measured.
         """
         measured = int(self._measured[domain])
         if not measured or measured < min(min_prompts, int(self._prompts[domain])):

@@ -26,13 +26,13 @@ _COUNTS = ("index", "groups", "truncated", "tokens", "errored")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was measured, and how.
+    """The policy that was measured, and the settings of the measurement.
 
     Attributes:
-      run: whose policy.
-      weights: where the policy's weights come from; None: they are the run's own.
-      version: the newest policy version that was measured: the table's now.
-      sampling: how samples were generated.
+      run: name of the run whose policy was measured.
+      weights: source of the policy's weights; None: they are the run's own.
+      version: the newest policy version that was measured, to which the counts are decayed.
+      sampling: settings with which samples were generated.
       pass_threshold: smallest reward that counted as a pass.
       half_life: policy versions after which a sample counts half; None: nothing decays.
     """
@@ -45,10 +45,11 @@ class About:
     half_life: float | None = None
 
     def differs(self, other: About) -> str | None:
-        """How another measurement was made otherwise, so that its pass rates mean something else.
+        """Describes settings of another measurement that make its pass rates incomparable.
 
         Returns:
-          Such as ``temperature 0.7 instead of 1.0``, the other's first; None: made alike.
+          A text such as ``temperature 0.7 instead of 1.0``, the other's value first; None if the
+          pass rates are comparable.
         """
         ours: dict[str, Any] = asdict(self.sampling) | {"pass_threshold": self.pass_threshold}
         theirs: dict[str, Any] = asdict(other.sampling) | {"pass_threshold": other.pass_threshold}
@@ -62,24 +63,24 @@ class About:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRates:
-    """A file's contents.
+    """The contents of a file of pass rates.
 
     Attributes:
-      table: with the columns of ``schema``, one row per prompt.
-      about: of all rows.
+      table: one row per prompt, with the columns of ``schema``.
+      about: the measurement of all rows.
     """
 
     table: pa.Table
     about: About
 
     def column(self, name: str) -> np.ndarray:
-        """One of the columns that hold numbers; 0 where a count was not made."""
+        """Returns one of the numeric columns; a missing count is 0."""
         import pyarrow.compute as pc
 
         return pc.fill_null(self.table.column(name), 0).to_numpy()
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """(passed, failed) samples of each row, float64, decayed to the table's now."""
+        """Returns (passed, failed) samples of each row, float64, decayed to ``about.version``."""
         passed, failed = self.column("passed"), self.column("failed")
         if self.about.half_life is None:
             return passed, failed
@@ -89,10 +90,11 @@ class MeasuredRates:
 
 
 def schema() -> pa.Schema:
-    """The columns.
+    """Returns the columns of a table of pass rates.
 
-    ``index`` is the place of the prompt in the run's split, of snapshots alone. ``passed`` and
-    ``failed`` are as of ``version``, the row's newest. ``streak``: see ``PassRateTable.streaks``.
+    ``index`` is the index of the prompt in the run's split; only snapshots have it. ``passed`` and
+    ``failed`` are decayed to ``version``, the row's newest. ``streak``: see
+    ``PassRateTable.streaks``.
     """
     import pyarrow as pa
 
@@ -114,10 +116,10 @@ def schema() -> pa.Schema:
 
 
 def measured(columns: Mapping[str, Any], about: About) -> MeasuredRates:
-    """Columns as a table; those that are left out are null.
+    """Returns a table made of columns; those that are left out are null.
 
     Args:
-      columns: name -> values, ``id``, ``passed`` and ``failed`` at least.
+      columns: name -> values; at least ``id``, ``passed`` and ``failed``.
     """
     import pyarrow as pa
 
@@ -145,7 +147,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def packed(rates: MeasuredRates) -> bytes:
-    """The bytes of a file; releases the interpreter while it works."""
+    """Returns the bytes of a file; releases the interpreter lock meanwhile."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -157,13 +159,13 @@ def packed(rates: MeasuredRates) -> bytes:
 
 
 def unpacked(data: bytes, name: str) -> MeasuredRates:
-    """What ``packed`` made.
+    """Reads the bytes that ``packed`` returned.
 
     Args:
-      name: of the file, for messages.
+      name: name of the file, for messages.
 
     Raises:
-      RlaxError: it is no such file, or says what cannot be.
+      RlaxError: the bytes are not a table of pass rates, or contain impossible values.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -185,16 +187,16 @@ def unpacked(data: bytes, name: str) -> MeasuredRates:
         rates = measured({field.name: table.column(field.name) for field in wanted}, about)
         _check_rows(rates.table)
     except (ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as why:
-        raise RlaxError(f"{name} is no table of pass rates: {why}") from why
+        raise RlaxError(f"{name} is not a table of pass rates: {why}") from why
     return rates
 
 
 def read_about(path: str) -> About:
-    """What a file says of itself, without its rows.
+    """Reads only the description of a file's measurement, without its rows.
 
     Raises:
-      FileNotFoundError: there is none.
-      RlaxError: it is no such file, or cannot be read.
+      FileNotFoundError: the file does not exist.
+      RlaxError: it is not a table of pass rates, or cannot be read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -203,7 +205,7 @@ def read_about(path: str) -> About:
         try:
             return _about(pq.read_schema(file).metadata)
         except (ValueError, TypeError, OSError, RecursionError, pa.ArrowException) as why:
-            raise RlaxError(f"{path} is no table of pass rates: {why}") from why
+            raise RlaxError(f"{path} is not a table of pass rates: {why}") from why
 
 
 def read_table(path: str) -> MeasuredRates:
@@ -213,8 +215,8 @@ def read_table(path: str) -> MeasuredRates:
       path: local, or an fsspec URL.
 
     Raises:
-      FileNotFoundError: there is none.
-      RlaxError: it is no table of pass rates, or cannot be read.
+      FileNotFoundError: the file does not exist.
+      RlaxError: it is not a table of pass rates, or cannot be read.
     """
     with _opened(path) as file:
         try:
@@ -225,10 +227,10 @@ def read_table(path: str) -> MeasuredRates:
 
 
 def write_table(path: str, rates: MeasuredRates) -> None:
-    """Writes a file, whole or not at all.
+    """Writes a file atomically.
 
     Raises:
-      RlaxError: it cannot be written.
+      RlaxError: the file cannot be written.
     """
     from rlax_plugin.records.files import file_at
 
@@ -297,7 +299,7 @@ def _check_rows(table: pa.Table) -> None:
         values = table.column(name).to_numpy()
         # 2**53: the largest count that is exact.
         if not np.all((values >= 0) & (values < 2.0**53)):
-            raise ValueError(f"its column {name} has a value that is no count of samples")
+            raise ValueError(f"its column {name} has a value that is not a count of samples")
     for name in _COUNTS:
         least = pc.call_function("min", [table.column(name)]).as_py()
         if least is not None and least < 0:

@@ -1,9 +1,8 @@
-"""How long a sample says something about the policy: a half-life fitted to what was observed.
+"""Fits the half-life of samples, in policy versions, to the outcomes that were observed.
 
-A half-life is right if the posterior is calibrated: what it predicts of a prompt's next group must
-come true as often as it says. The likelihood of the next outcomes prefers half-lives that are too
-long, whose intervals are too narrow, because being sure is mostly right; so calibration itself is
-fitted.
+A half-life is right if the posterior is calibrated: its predictions for a prompt's next group must
+come true as often as they say. Maximum likelihood of the next outcomes prefers half-lives that are
+too long, with intervals that are too narrow, so calibration itself is fitted.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 MASS = 0.9
-"""Of the intervals that are looked at."""
+"""Probability mass of the intervals."""
 
 TARGET = 0.907
 """Share of next outcomes that must lie in their intervals.
 
-Above ``MASS``, because an outcome is a few samples: their noise hides about half of what is wrong
-with the interval of the rate. In simulations a target of 0.90 covers 0.87 to 0.90 of the true
+It is above ``MASS``, because an outcome consists of few samples, whose noise hides about half of
+the error of the rate's interval. In simulations a target of 0.90 covers 0.87 to 0.90 of the true
 rates, and one of 0.907 covers 0.89 to 0.91 (``benchmarks/pass_rates.py``).
 """
 
@@ -33,9 +32,9 @@ class Observations:
     """Groups that were scored, in any order.
 
     Attributes:
-      prompt_m: int, which prompt.
-      version_m: int, of the policy.
-      passed_m, failed_m: int, samples.
+      prompt_m: int, index of the prompt.
+      version_m: int, policy version.
+      passed_m, failed_m: int, numbers of samples.
     """
 
     prompt_m: np.ndarray
@@ -44,7 +43,7 @@ class Observations:
     failed_m: np.ndarray
 
     def by_visit(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(observations, places of their prompts) of all first groups of prompts, all second ..."""
+        """Returns (observations, prompts) of the first groups of all prompts, the second, ..."""
         order = np.lexsort((self.version_m, self.prompt_m))
         _, place, counts = np.unique(self.prompt_m[order], return_inverse=True, return_counts=True)
         first = np.repeat(np.cumsum(counts) - counts, counts)
@@ -61,15 +60,16 @@ def covered(
     prior: tuple[float, float] = (1.0, 1.0),
     mass: float = MASS,
 ) -> float:
-    """The share of next outcomes that lie within the intervals predicted for them.
+    """Returns the share of next outcomes that lie within the intervals predicted for them.
 
-    Each group but the first of its prompt is predicted from those before it, by a beta-binomial
-    distribution. An outcome is a whole number, so an interval of exactly ``mass`` has it with a
-    part of its probability: the overlap of its range of the distribution function with the middle
-    ``mass`` (a randomised probability integral transform, averaged instead of drawn).
+    Each group except the first of its prompt is predicted from those before it, by a beta-binomial
+    distribution. Outcomes are discrete, so an interval of exactly ``mass`` may contain only a part
+    of an outcome's probability. An outcome therefore counts by the overlap of its range of the
+    distribution function with the middle ``mass``: a randomised probability integral transform,
+    averaged instead of sampled.
 
     Returns:
-      NaN if no prompt was asked twice.
+      The share in [0, 1]; NaN if no prompt has two groups.
     """
     return _covered(observed, observed.by_visit(), half_life, prior, mass)
 
@@ -81,19 +81,19 @@ def fitted_half_life(
     mass: float = MASS,
     target: float = TARGET,
 ) -> float:
-    """The longest half-life whose predictions are calibrated, in policy versions, 1 to 65536.
+    """Returns the longest half-life with calibrated predictions, in policy versions, 1 to 65536.
 
-    Where a policy drifts so fast that a sample says little of the next group, no half-life reaches
-    ``target``; then it is the longest of those that come closest. Where none is too long, because
-    nothing drifts, it is the longest of all.
+    If the policy drifts so fast that a sample says little about the next group, no half-life
+    reaches ``target``, and the longest of those that come closest is returned. If the policy does
+    not drift, the maximum is returned.
 
     Args:
       prior: alpha and beta of the Beta prior.
-      mass: of the intervals.
-      target: share of the next outcomes that must lie in them.
+      mass: probability mass of the intervals.
+      target: share of the next outcomes that must lie in the intervals.
 
     Raises:
-      ValueError: no prompt was asked twice.
+      ValueError: no prompt has two groups.
     """
     visits = observed.by_visit()
     if len(visits) < 2:
@@ -145,7 +145,7 @@ def _covered(
 def _inside(
     alpha: np.ndarray, beta: np.ndarray, passed: np.ndarray, samples: np.ndarray, mass: float
 ) -> np.ndarray:
-    """The part of each outcome that lies in the middle ``mass`` of its prediction, in [0, 1]."""
+    """Returns the part of each outcome in the middle ``mass`` of its prediction, in [0, 1]."""
     below, own = beta_binomial(alpha, beta, passed, samples)
     low, high = (1 - mass) / 2, (1 + mass) / 2
     overlap = np.minimum(below + own, high) - np.maximum(below, low)
@@ -155,7 +155,7 @@ def _inside(
 def beta_binomial(
     alpha: np.ndarray, beta: np.ndarray, passed: np.ndarray, samples: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(P(fewer pass), P(as many pass)) of ``samples`` whose pass rate is Beta(alpha, beta)."""
+    """Returns (P(fewer pass), P(as many pass)) of ``samples`` with pass rate Beta(alpha, beta)."""
     from scipy.special import betaln, gammaln
 
     below, own = np.zeros(len(alpha)), np.zeros(len(alpha))

@@ -1,4 +1,4 @@
-"""Tables of pass rates of several runs as one, and a table's rows at the prompts of a run."""
+"""Joins tables of pass rates of several runs, and looks up their counts for a run's prompts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def joined(tables: Sequence[MeasuredRates], *, any_sampling: bool = False) -> MeasuredRates:
-    """The sums of several tables, by prompt id.
+    """Returns the sums of several tables, by prompt id.
 
-    The versions of different runs cannot be compared, so the samples of each table are counted as
-    decayed to its own now, and do not decay further: ``half_life`` of the result is None.
+    The versions of different runs cannot be compared, so each table is decayed to its own newest
+    version and does not decay further: ``half_life`` of the result is None.
 
     Args:
-      tables: one at least.
-      any_sampling: joins tables that were sampled otherwise, too; the result is described as the
-        first is.
+      tables: at least one table.
+      any_sampling: also joins tables with different sampling settings; the result has the first
+        one's description.
 
     Raises:
-      RlaxError: they were sampled otherwise.
+      RlaxError: the tables have different sampling settings.
     """
     import pyarrow as pa
 
@@ -76,11 +76,11 @@ def _described(tables: Sequence[MeasuredRates]) -> About:
 def at_prompts(
     rates: MeasuredRates, prompts: Sequence[Prompt]
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """A table's counts at the prompts of a split.
+    """Returns a table's counts for the prompts of a split.
 
     Returns:
-      passed_n, failed_n: float64 [prompts], 0 where the table does not know a prompt.
-      unknown: rows of the table that are of none of the prompts.
+      passed_n, failed_n: float64 [prompts]; 0 for prompts that the table does not contain.
+      unknown: number of rows of the table that match none of the prompts.
     """
     import pyarrow.compute as pc
 
@@ -99,7 +99,7 @@ def at_prompts(
 
 
 def domains_of(prompts: Sequence[Prompt], indices: np.ndarray) -> pa.Array:
-    """The domains of some prompts; null where all prompts are of one."""
+    """Returns the domains of some prompts; null if all prompts belong to one domain."""
     import pyarrow as pa
 
     if not isinstance(prompts, PromptTable) or prompts.domains is None:
@@ -110,7 +110,7 @@ def domains_of(prompts: Sequence[Prompt], indices: np.ndarray) -> pa.Array:
 
 
 def _codes(ids: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """(number of each row's id, the ids), each id once, in the order of their first rows."""
+    """Returns (code of each row's id, distinct ids), in the order of their first rows."""
     encoded = ids.combine_chunks().dictionary_encode()
     if hasattr(encoded, "combine_chunks"):
         encoded = encoded.combine_chunks()

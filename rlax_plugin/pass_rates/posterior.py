@@ -1,4 +1,4 @@
-"""What a Beta posterior of a pass rate says: intervals, and whether a group will be mixed."""
+"""The Beta posterior of a pass rate: intervals, and the probability that a group is mixed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 def beta_interval(
     alpha: np.ndarray | float, beta: np.ndarray | float, mass: float = 0.9
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(low, high) of the pass rate: outside of each lies half of ``1 - mass``.
+    """Returns the central interval (low, high) of the pass rate.
 
     Args:
-      alpha, beta: of the posterior, of any shape.
-      mass: in (0, 1).
+      alpha, beta: parameters of the posterior, of any shape.
+      mass: probability of the interval, in (0, 1).
     """
     from scipy.special import betaincinv
 
@@ -27,16 +27,16 @@ def mixed_probability(
     passed: int = 0,
     failed: int = 0,
 ) -> np.ndarray:
-    """The probability that of all samples of a prompt at least one passes and one fails.
+    """Returns the probability that at least one sample of a prompt passes and at least one fails.
 
-    Without known ones it is 1 - E[p^n] - E[(1-p)^n] with p ~ Beta(alpha, beta), and E[p^n] the
-    product over i < n of (alpha + i) / (alpha + beta + i): 0 for fewer than two samples. Known ones
-    are added to the posterior, and of the others one has to differ from them.
+    Without known outcomes it is 1 - E[p^n] - E[(1-p)^n] with p ~ Beta(alpha, beta), where E[p^n] is
+    the product over i < n of (alpha + i) / (alpha + beta + i); it is 0 for fewer than two samples.
+    Known outcomes are added to the posterior, and at least one other sample must differ from them.
 
     Args:
-      alpha, beta: of the posterior before any of these samples, of any shape.
-      samples: n, those that are still to be generated.
-      passed, failed: outcomes that are known already.
+      alpha, beta: parameters of the posterior before any of these samples, of any shape.
+      samples: n, the number of samples still to be generated.
+      passed, failed: numbers of outcomes that are already known.
     """
     alpha, beta = np.asarray(alpha, np.float64) + passed, np.asarray(beta, np.float64) + failed
     i = np.arange(samples)

@@ -1,8 +1,7 @@
-"""The pass-rate table: what the samples of each prompt say, forgetting as the policy ages.
+"""The pass-rate table: counts of each prompt's samples, decayed as the policy changes.
 
-Everything is in columns, by the index of the prompt in its split, and decays when it is looked at:
-so neither an observation nor a look at some prompts costs more with a million prompts than with ten
-thousand.
+The counts are columns, by the index of the prompt in its split, and are decayed when they are read.
+So the cost of an observation, or of reading some prompts, does not depend on the number of prompts.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 BINS = 10
-"""Ranges of pass rate in a histogram."""
+"""Number of ranges of pass rate in a histogram."""
 
 Indices = np.ndarray | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RateColumns:
-    """A table at one moment, by index of the prompts.
+    """A copy of a table at one point in time, by index of the prompts.
 
     Attributes:
       passed_n, failed_n: float32, samples that passed and that failed, decayed to ``version_n``.
-      version_n: int32, newest policy version that a sample is of; -1: nothing is known.
-      groups_n: int32, groups of this run that were observed.
+      version_n: int32, newest policy version that generated a sample; -1: nothing is known.
+      groups_n: int32, number of groups of this run that were observed.
       streak_n: int32, see ``PassRateTable.streaks``.
       version: the newest policy version of all samples.
       outcomes: see ``PassRateTable.outcomes``.
@@ -62,21 +61,21 @@ class RateColumns:
 
 
 class PassRateTable:
-    """Pass counts per prompt. Written only by ``observe``; samplers read the rest.
+    """Pass counts per prompt, written only by ``observe`` and read by samplers.
 
-    The policy changes, so a sample says the less the more versions ago it was generated: after
-    ``half_life`` policy versions it counts half. With a prior the counts give a Beta posterior of
-    the pass rate, which becomes the prior again when a prompt is not asked for long.
+    The policy changes, so a sample counts less the more versions ago it was generated: half after
+    ``half_life`` policy versions. With a prior the counts give a Beta posterior of the pass rate,
+    which returns to the prior if a prompt is not generated for a long time.
 
     Args:
-      size: prompts of the split.
+      size: number of prompts of the split.
       half_life: policy versions after which a sample counts half.
       prior_samples, prior_rate: the prior counts as much as this number of samples of which this
         share passed; 2 and 1/2 are a uniform prior.
 
     Attributes:
-      version: the newest policy version of which a sample was observed: the table's now.
-      outcomes: groups observed in all, of which every sample passed, of which none did, and others.
+      version: the newest policy version of which a sample was observed; counts are decayed to it.
+      outcomes: numbers of observed groups in which all samples passed, none passed, or both occur.
     """
 
     def __init__(
@@ -97,15 +96,14 @@ class PassRateTable:
     def observe(
         self, index: int, passed: int, failed: int, version: int, *, whole: bool = True
     ) -> None:
-        """Adds one group's outcome; samples that could not be scored say nothing.
+        """Adds one group's outcome; samples that could not be scored do not count.
 
-        Groups may come in any order: an older one is decayed by what it lacks to the newest.
+        Groups may come in any order: an older one is decayed by its distance to the newest version.
 
         Args:
-          version: of the policy that generated them.
-          whole: whether all samples of the group are there that were to be generated. Where some
-            are missing, equal outcomes change neither the streak nor ``outcomes``: the others might
-            have differed.
+          version: version of the policy that generated the samples.
+          whole: True if all samples of the group were generated. If some are missing, equal
+            outcomes change neither the streak nor ``outcomes``, as the others might have differed.
         """
         if passed + failed == 0:
             return
@@ -135,10 +133,10 @@ class PassRateTable:
         self.version = max(self.version, version)
 
     def begin_with(self, passed_n: np.ndarray, failed_n: np.ndarray) -> None:
-        """Fills an empty table with what was measured elsewhere, as of its first version.
+        """Fills an empty table with earlier measurements, as of its first version.
 
         Args:
-          passed_n, failed_n: counts of each prompt; both 0: nothing is known of it.
+          passed_n, failed_n: counts of each prompt; both are 0 if it was not measured.
         """
         c = self._columns
         known = passed_n + failed_n > 0
@@ -147,14 +145,14 @@ class PassRateTable:
         self._count_bins()
 
     def columns(self) -> RateColumns:
-        """A copy of all that is known; of a million prompts it takes a few ms."""
+        """Returns a copy of the table; for a million prompts this takes a few ms."""
         return self._columns.copy(self.version, self.outcomes)
 
     def restore(self, columns: RateColumns) -> None:
-        """Goes back to what ``columns`` returned.
+        """Restores a copy that ``columns`` returned.
 
         Raises:
-          ValueError: it is of another number of prompts.
+          ValueError: the copy has another number of prompts.
         """
         if len(columns.version_n) != len(self):
             raise ValueError(f"{len(columns.version_n)} rows for {len(self)} prompts")
@@ -175,7 +173,7 @@ class PassRateTable:
     # --- reading -------------------------------------------------------------------------------
 
     def counts(self, indices: Indices | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(passed, failed) samples of some prompts, or of all, decayed to now.
+        """Returns (passed, failed) samples of some or all prompts, decayed to ``version``.
 
         Returns:
           Two float64 arrays of the shape of ``indices``; 0 where nothing is known.
@@ -185,7 +183,7 @@ class PassRateTable:
         return c.passed_n[rows] * kept, c.failed_n[rows] * kept
 
     def posterior(self, indices: Indices | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(alpha, beta) of the Beta posterior of the pass rate of some prompts, or of all.
+        """Returns (alpha, beta) of the Beta posterior of the pass rate of some or all prompts.
 
         Returns:
           Two float64 arrays of the shape of ``indices``; the prior's where nothing is known.
@@ -194,32 +192,32 @@ class PassRateTable:
         return self._alpha + passed, self._beta + failed
 
     def mean(self, indices: Indices | None = None) -> np.ndarray:
-        """Measured pass rates, float64 of the shape of ``indices``; NaN where nothing is known."""
+        """Returns pass rates, float64 of the shape of ``indices``; NaN where nothing is known."""
         c, rows = self._columns, _rows(indices)
         good, bad = c.passed_n[rows].astype(np.float64), c.failed_n[rows].astype(np.float64)
         with np.errstate(invalid="ignore"):
             return good / (good + bad)
 
     def rate(self, index: int) -> float | None:
-        """The measured pass rate of one prompt; None if nothing is known of it."""
+        """Returns the measured pass rate of one prompt; None if nothing is known of it."""
         if self._columns.version_n[index] < 0:
             return None
         return float(self.mean([index])[0])
 
     def measured(self, indices: Indices | None = None) -> np.ndarray:
-        """Of which prompts something is known, from this run or a prior; bool."""
+        """Returns bool: True for prompts that were measured, in this run or by a prior."""
         return self._columns.version_n[_rows(indices)] >= 0
 
     def streaks(self, indices: Indices | None = None) -> np.ndarray:
-        """How many of the last groups in a row had one outcome, int32.
+        """Returns the number of most recent groups in a row with the same outcome, int32.
 
-        Above 0: so many groups of which every sample passed; below 0: of which none did; 0: the
-        last one was mixed, or there was none.
+        It is positive for groups in which every sample passed, negative for groups in which none
+        did, and 0 if the last group was mixed or there was none.
         """
         return self._columns.streak_n[_rows(indices)]
 
     def histogram(self) -> list[int]:
-        """How many measured prompts lie in each of ``BINS`` equal ranges of pass rate."""
+        """Returns the number of measured prompts in each of ``BINS`` equal ranges of pass rate."""
         return self._bins.tolist()
 
 

@@ -1,4 +1,4 @@
-"""The file of ``rlax curate``: which prompts are kept, which are not, and why."""
+"""The file of ``rlax curate``: each prompt, whether it is kept, and the reason."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _AT_ONCE = 1 << 16
 
 
 def schema() -> pa.Schema:
-    """The columns: counts as in a table of pass rates; mean and 90 % interval of the posterior.
+    """Returns the columns: counts, mean and 90 % interval of the posterior, and the decision.
 
-    ``reason`` says why a prompt is not kept; of one that is kept without a measurement, too.
+    The counts are those of a table of pass rates. ``reason`` is filled for prompts that are not
+    kept, and for prompts that are kept without a measurement.
     """
     import pyarrow as pa
 
@@ -47,25 +48,25 @@ def schema() -> pa.Schema:
 
 
 def write_kept(path: str, table: pa.Table, about: Mapping[str, Any]) -> None:
-    """Writes a file, whole or not at all.
+    """Writes a file atomically.
 
     Args:
-      table: with the columns of ``schema``.
-      about: how it was made; JSON.
+      table: a table with the columns of ``schema``.
+      about: the options that made it, as values that JSON can hold.
 
     Raises:
-      RlaxError: it cannot be written.
+      RlaxError: the file cannot be written.
     """
     metadata = {_KEY: json.dumps({"format": FORMAT, **about}).encode()}
     put_table(path, table.replace_schema_metadata(metadata))
 
 
 def kept_ids(path: str) -> pa.Array:
-    """The ids of a file that are kept, as strings.
+    """Returns the ids that a file keeps, as strings.
 
     Raises:
-      FileNotFoundError: there is none.
-      RlaxError: it is no file of ``rlax curate``, or cannot be read.
+      FileNotFoundError: the file does not exist.
+      RlaxError: ``rlax curate`` did not write the file, or it cannot be read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -86,11 +87,11 @@ def kept_ids(path: str) -> pa.Array:
             raise ValueError("its columns id and kept are not text and true or false")
         return ids.filter(kept)
     except (ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as why:
-        raise RlaxError(f"{path} is no file of rlax curate: {why}") from why
+        raise RlaxError(f"{path} is not a file of rlax curate: {why}") from why
 
 
 def file_digest(path: str) -> str:
-    """What tells two files of ``rlax curate`` from each other: a hash of the ids that are kept.
+    """Returns a hash of the ids that a file of ``rlax curate`` keeps.
 
     Raises:
       FileNotFoundError, RlaxError: see ``kept_ids``.
@@ -105,11 +106,11 @@ def file_digest(path: str) -> str:
 def only_kept(
     prompts: Sequence[Prompt], path: str, note: Callable[[str], object]
 ) -> Sequence[Prompt]:
-    """The prompts that a file keeps, in their order.
+    """Returns the prompts that a file keeps, in their order.
 
     Args:
-      path: of ``rlax.curation.only``.
-      note: is told how many there are, and how many of the file's are not known.
+      path: value of ``rlax.curation.only``.
+      note: called with a sentence: the number of prompts kept, and of ids that match no prompt.
 
     Raises:
       ConfigError: the file cannot be read, or keeps none of the prompts.

@@ -1,1 +1,1 @@
-"""What a run writes down about itself, and how it is read again. No JAX, no processes."""
+"""The records of a run: writing and reading them, without JAX and without processes."""

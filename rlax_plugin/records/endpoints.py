@@ -1,4 +1,4 @@
-"""Where a run that is going on can be reached, in a file of its local state directory."""
+"""The addresses of an active run, in a file of its local state directory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _ENDPOINTS = "endpoints.json"
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a run that is going on can be reached; host:port each."""
+    """The addresses of an active run, each host:port."""
 
     controller: str
     parameter_server: str
 
 
 def write_endpoints(state_dir: Path, endpoints: Endpoints) -> None:
-    """Says where the run is, in ``endpoints.json``, as long as it goes on."""
+    """Writes the addresses of an active run to ``endpoints.json``."""
     RunFiles(state_dir).put_json(_ENDPOINTS, asdict(endpoints))
 
 
 def remove_endpoints(state_dir: Path) -> None:
-    """The run is over."""
+    """Removes the addresses of a run that has ended."""
     RunFiles(state_dir).delete(_ENDPOINTS)
 
 
 def endpoints(state_dir: Path) -> Endpoints | None:
-    """Where the run was when it last said so; after a kill nobody may answer there."""
+    """Reads the addresses that the run wrote last; after a kill they may be stale."""
     document = RunFiles(state_dir).get_json(_ENDPOINTS)
     return None if document is None else Endpoints(**document)

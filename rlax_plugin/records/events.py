@@ -1,17 +1,17 @@
-"""What can happen to a group of samples, in the order in which it happens.
+"""The events in the life of a group of samples, in the order in which they happen.
 
     Issued -> [Reissued ...] -> Generated -> Scored -> Trained
        |                                       |  |--> Dropped   (too stale, worker not trusted)
        '--> Dropped (no longer needed)         '--> rejected: its end
 
-A group is rejected by a filter, by its first samples, or because it is no longer needed when these
-are scored.
+A group is rejected by a filter, because of its first samples, or because it is no longer needed
+when those are scored.
 
 In episodes of several turns each later turn is ``Generated``, too, between the first turn of the
 group and its score; some may be ``Discarded`` and generated again.
 
-A run's state is what its events add up to (``resume/run_state.py``); they are written down in
-this order, and a resume adds them up again.
+A run's state is the sum of its events (``resume/run_state.py``). They are recorded in this
+order, and a resume adds them up again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from rlax_plugin.errors import RlaxError
 
 NOT_NEEDED = "no longer needed"
-"""The reason of a group that is not generated to its end: batches were filled without it."""
+"""The reason for a group that was not generated to the end: batches were filled without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Reissued:
-    """A group is issued again: to another worker, after a restart, or because its turns are void.
+    """A group was issued again: to another worker, after a restart, or because its turns are void.
 
     ``attempt`` counts from 1.
     """
@@ -50,10 +50,10 @@ class Reissued:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What a request asked for was generated: by whom, and with which weight versions.
+    """A request was generated, by these workers and with these weight versions.
 
     Attributes:
-      attempt: the group's.
+      attempt: attempt of the group.
       sample, trajectory, turn: see ``Key``; None: the first turn of all samples of the group.
     """
 
@@ -71,9 +71,9 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A turn after the first is void: its episode was played again, and did not come to it.
+    """A turn after the first became void: its episode was played again, and did not reach it.
 
-    Its environment has given something else than before a kill, or has asked for less.
+    The environment gave another input than before a restart, or requested fewer turns.
     """
 
     group: int
@@ -89,8 +89,8 @@ class Scored:
     Attributes:
       passed: samples at or above the pass threshold.
       scored: samples with a reward; the others' rewards failed.
-      rejected: why it will not train; None: accepted.
-      samples_saved, tokens_saved: see ``Dropped``; of a group that is no longer needed.
+      rejected: reason why it will not train; None: accepted.
+      samples_saved, tokens_saved: see ``Dropped``; only for a group that is no longer needed.
     """
 
     group: int
@@ -103,7 +103,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The groups of a batch, in row order. ``staleness`` is the largest among them."""
+    """A batch was trained; ``groups`` are in row order, ``staleness`` is the largest of theirs."""
 
     step: int
     groups: tuple[int, ...]
@@ -112,11 +112,11 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A group that will not train after all: an accepted one, or one that is not generated yet.
+    """A group will not be trained: an accepted one, or one that is not generated yet.
 
     Attributes:
-      samples: that were not generated to their end.
-      tokens: that they would have taken, as an estimate; see ``controller/savings.py``.
+      samples: number of samples that were not generated to the end.
+      tokens: estimate of the tokens saved by that; see ``controller/savings.py``.
     """
 
     group: int
@@ -135,7 +135,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A process took the run over, from the trainer's checkpoint of ``step``."""
+    """The run was resumed from the trainer's checkpoint of ``step``."""
 
     step: int
 
@@ -157,17 +157,17 @@ _DEFAULTS = {
 
 
 def kind(event: Event) -> str:
-    """The event's name in files: its class's, in small letters."""
+    """Returns the event's name in files: its class name in lower case."""
     return type(event).__name__.lower()
 
 
 def group_of(event: Event) -> int | None:
-    """The one group that an event is about; None for events about several or none."""
+    """Returns the group that an event concerns; None for events about several or none."""
     return getattr(event, "group", None)
 
 
 def encode(event: Event) -> str:
-    """One line of JSON; fields that have their default are left out."""
+    """Returns one line of JSON; fields with their default value are left out."""
     defaults = _DEFAULTS[type(event)]
     values = {name: getattr(event, name) for name in event.__slots__}
     if defaults:
@@ -176,10 +176,10 @@ def encode(event: Event) -> str:
 
 
 def decode(document: Mapping[str, Any]) -> Event:
-    """The event that ``encode`` wrote, from its parsed JSON.
+    """Returns the event that ``encode`` wrote, from its parsed JSON.
 
     Raises:
-      RlaxError: it is no event, or one with other fields.
+      RlaxError: the document is not an event, or has other fields.
     """
     values = dict(document)
     cls = _KINDS.get(values.pop("event", ""))

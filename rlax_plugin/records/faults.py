@@ -1,7 +1,7 @@
-"""Where a run's state touches a disk: the places at which a test of recovery may end the process.
+"""Fault points: places between disk writes at which a test of recovery may kill the process.
 
-Each member names a moment between two writes. ``RLAX_KILL_AT=<name>:<n>`` makes the process kill
-itself, as a preempted machine would, when it comes there for the n-th time.
+Each member names a point between two writes. ``RLAX_KILL_AT=<name>:<n>`` makes the process kill
+itself, as a preemption would, when it reaches this point for the n-th time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VARIABLE = "RLAX_KILL_AT"
 
 
 class FaultPoint(enum.StrEnum):
-    """In the order in which one step comes to them."""
+    """The fault points, in the order in which one step reaches them."""
 
     CONFIG_WRITTEN = "config-written"  # the run's directory exists, and no more
     METRICS_CUT = "metrics-cut"  # metrics.jsonl ends where the checkpoint does
@@ -46,7 +46,7 @@ _seen: Counter[str] = Counter()
 
 
 def reached(point: FaultPoint) -> None:
-    """Returns, unless the environment names this very moment: then the process is killed."""
+    """Kills the process if the environment variable names this point and count."""
     if wanted := os.environ.get(VARIABLE):
         name, _, number = wanted.partition(":")
         if name == point:

@@ -1,8 +1,8 @@
-"""The run's directory, on a local disk or on an object store: whole files, put at once.
+"""The run's directory, on a local disk or an object store: whole files, written atomically.
 
-An object store can neither rename nor append, and needs neither: an upload becomes visible whole
-when it ends. On a local disk the same is had by a temporary file and a rename. Nothing here needs
-more of a file system than that.
+An object store can neither rename nor append, but an upload becomes visible as a whole when it
+ends. On a local disk a temporary file and a rename have the same effect. This module needs nothing
+else of a file system.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fsspec.implementations.local import LocalFileSystem
 from rlax_plugin.errors import ConfigError, RlaxError
 
 PREPARED = "prepared"
-"""Folder of a run for what its parts make before step 1. With it, a run rejects another config."""
+"""Folder of a run for files that its parts make before step 1; it fixes the run's config."""
 
 CONFIG = "config.yml"
-"""Where a run keeps its merged config, MaxText's keys and ``rlax:``."""
+"""File of a run's merged config, MaxText's keys and ``rlax:``."""
 
 
 class RunFiles:
-    """Reads and puts whole files below one directory. Thread-safe; blocking.
+    """Reads and writes whole files below one directory; thread-safe, and every call blocks.
 
     Args:
       url: a path, or an fsspec URL such as ``gs://bucket/runs/name``.
 
     Raises:
-      ConfigError: no file system of that name is installed.
+      ConfigError: no file system for the URL is installed.
     """
 
     def __init__(self, url: str | os.PathLike[str]):
@@ -49,13 +49,13 @@ class RunFiles:
         self.is_local = isinstance(self._fs, LocalFileSystem)
 
     def location(self, name: str = "") -> str:
-        """Path or URL of a file, for messages and for other libraries; local paths absolute."""
+        """Returns path or URL of a file, for messages and other libraries; local paths absolute."""
         path = posixpath.join(self._root, name) if name else self._root
         return path if self.is_local else self._fs.unstrip_protocol(path)
 
     @contextmanager
     def _doing(self, what: str, name: str) -> Iterator[None]:
-        """Names the file, whatever its file system raises: not all of them raise OSError."""
+        """Turns any error of a file system into one that names the file, not only an OSError."""
         try:
             yield
         except (FileNotFoundError, RlaxError):
@@ -64,10 +64,10 @@ class RunFiles:
             raise RlaxError(f"{self.location(name)} cannot be {what}: {error}") from error
 
     def put(self, name: str, data: bytes) -> None:
-        """Writes a file, so that a reader sees the old one, the new one, and never a part.
+        """Writes a file atomically: a reader sees the old or the new content, never a part.
 
         Raises:
-          RlaxError: it cannot be written.
+          RlaxError: the file cannot be written.
         """
         path = self._path(name)
         with self._doing("written", name):
@@ -88,8 +88,8 @@ class RunFiles:
         """Reads a file.
 
         Raises:
-          FileNotFoundError: there is none.
-          RlaxError: it cannot be read.
+          FileNotFoundError: the file does not exist.
+          RlaxError: the file cannot be read.
         """
         with self._doing("read", name):
             data = self._fs.cat_file(self._path(name))
@@ -97,11 +97,11 @@ class RunFiles:
         return data
 
     def config(self) -> bytes:
-        """The run's merged config, as YAML.
+        """Returns the run's merged config, as YAML.
 
         Raises:
-          ConfigError: this is no run's directory.
-          RlaxError: it cannot be read.
+          ConfigError: this is not the directory of a run.
+          RlaxError: the config cannot be read.
         """
         try:
             return self.get(CONFIG)
@@ -110,14 +110,14 @@ class RunFiles:
             raise ConfigError("RUN", self.url, reason) from None
 
     def put_json(self, name: str, document: Any) -> None:
-        """Writes a document for people: indented."""
+        """Writes a document as indented JSON."""
         self.put(name, (json.dumps(document, indent=2) + "\n").encode())
 
     def get_json(self, name: str) -> Any:
-        """Reads a document; None if there is none.
+        """Reads a JSON document; returns None if there is none.
 
         Raises:
-          RlaxError: it is no JSON, or cannot be read.
+          RlaxError: the file is not JSON, or cannot be read.
         """
         try:
             return json.loads(self.get(name))
@@ -131,10 +131,10 @@ class RunFiles:
             return self._fs.exists(self._path(name))
 
     def found(self, name: str = "") -> bool:
-        """Whether something is there; unlike ``exists`` it tells an outage from an absence.
+        """True if a file or directory exists; unlike ``exists`` it raises on an outage.
 
         Raises:
-          RlaxError: it cannot be said.
+          RlaxError: the file system does not answer.
         """
         try:
             with self._doing("looked for", name):
@@ -144,7 +144,7 @@ class RunFiles:
         return True
 
     def names(self, directory: str) -> list[str]:
-        """Names, sorted, of what lies directly in a directory; temporary files are left out."""
+        """Returns the sorted names directly in a directory; temporary files are left out."""
         self._fs.invalidate_cache()  # another process may have written since
         try:
             with self._doing("listed", directory):
@@ -155,7 +155,7 @@ class RunFiles:
         return sorted(name for name in found if name and not name.startswith("."))
 
     def sizes(self, directory: str) -> dict[str, int]:
-        """Name -> bytes of the files directly in a directory; see ``names``."""
+        """Returns name -> bytes of the files directly in a directory; see ``names``."""
         self._fs.invalidate_cache()
         try:
             with self._doing("listed", directory):
@@ -166,7 +166,7 @@ class RunFiles:
         return {name: int(one["size"]) for name, one in files if not name.startswith(".")}
 
     def delete(self, name: str) -> None:
-        """Removes a file or a directory with all that is in it; silent if it is gone.
+        """Removes a file, or a directory with its content; does nothing if it does not exist.
 
         Raises:
           RlaxError: it cannot be removed.
@@ -187,6 +187,6 @@ def holds_results(files: RunFiles) -> bool:
 
 
 def file_at(path: str) -> tuple[RunFiles, str]:
-    """The directory of a file, a path or an fsspec URL, and the file's name there."""
+    """Returns the directory of a file, given as path or fsspec URL, and the file's name in it."""
     directory, _, name = path.rpartition("/")
     return RunFiles(directory or ("/" if path.startswith("/") else ".")), name

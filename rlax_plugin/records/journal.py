@@ -1,9 +1,9 @@
-"""The journal: numbered segments in the run's directory that say, in order, what happened.
+"""The journal: numbered segments in the run's directory with all events, in order.
 
-``journal/<thousand>/<number>.json`` holds the events since the segment before it, whose checksum it
-names, so that a missing or exchanged segment is noticed. It also names the file of samples that
-belongs to it, ``samples/<thousand>/<number>.parquet``, which is put first: the batch that trains
-next, in row order, and behind it the other samples that were scored. The segment makes it count.
+``journal/<thousand>/<number>.json`` contains the events since the previous segment and the checksum
+of that segment, so a missing or exchanged segment is detected. It also names its file of samples,
+``samples/<thousand>/<number>.parquet``: the batch that trains next, in row order, followed by the
+other scored samples. That file is written first, and is valid only once its segment exists.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DIRECTORY = "journal"
 SAMPLES = "samples"
 FORMAT = 2
 START = "00000000"
-"""What the first segment names as the checksum of the one before it."""
+"""The previous checksum in the first segment, which has no previous segment."""
 
 
 class JournalError(RlaxError):
     """A segment, or a file that it names, is missing, damaged or out of order.
 
     Attributes:
-      number: of the segment.
+      number: number of the segment.
     """
 
     def __init__(self, number: int, problem: str):
@@ -44,17 +44,17 @@ class JournalError(RlaxError):
 
 
 class NotKeptError(JournalError):
-    """The samples of a segment were removed on purpose."""
+    """The samples of a segment were removed, as ``rlax.retention`` says."""
 
 
 def checksum(data: bytes) -> str:
-    """crc32c, 8 hex digits."""
+    """Returns the crc32c of some bytes, 8 hex digits."""
     return f"{google_crc32c.value(data):08x}"
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file that a segment names: where, how many rows, and their checksum (crc32c, hex)."""
+    """A file that a segment names: its name, number of rows, and checksum (crc32c, hex)."""
 
     name: str
     rows: int
@@ -63,14 +63,14 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What happened between two commits.
+    """The events between two commits, and the files of their samples.
 
     Attributes:
-      number: counts from 1 without gaps.
-      previous: checksum of the segment before it, ``START`` for the first.
+      number: number of the segment, from 1 without gaps.
+      previous: checksum of the previous segment, ``START`` for the first.
       step: the step whose batch it commits; None for one written before a checkpoint or at the end.
-      samples: the files with that batch, and with others scored since the segment before.
-      events: in order.
+      samples: files with that batch, and with other samples scored since the previous segment.
+      events: the events, in order.
     """
 
     number: int
@@ -81,10 +81,10 @@ class Segment:
 
 
 def decode(number: int, data: bytes) -> Segment:
-    """The segment in a file's content.
+    """Returns the segment in a file's content.
 
     Raises:
-      JournalError: it is something else.
+      JournalError: the content is not a segment.
     """
     try:
         document = json.loads(data)
@@ -111,12 +111,12 @@ def segment_name(number: int) -> str:
 
 
 def samples_name(number: int) -> str:
-    """Of the samples that belong to a segment."""
+    """Returns the name of the file with the samples of a segment."""
     return f"{SAMPLES}/{_thousand(number)}/{number:08d}.parquet"
 
 
 def sample_sizes(files: RunFiles) -> dict[int, int]:
-    """Segment -> bytes of its file of samples, of all that are there."""
+    """Returns segment -> bytes of its file of samples, for all existing files."""
     thousands = [name for name in files.names(SAMPLES) if name.isdecimal()]
     found = (files.sizes(f"{SAMPLES}/{thousand}").items() for thousand in thousands)
     parts = ((name.partition(".")[0], size) for sizes in found for name, size in sizes)
@@ -124,18 +124,18 @@ def sample_sizes(files: RunFiles) -> dict[int, int]:
 
 
 def sample_files(files: RunFiles) -> list[str]:
-    """Names of all files of samples, whether a segment names them or not."""
+    """Returns the names of all files of samples, including those that no segment names."""
     found = [samples_name(number) for number in numbers(files, SAMPLES)]
     return found + format1.sample_files(files)
 
 
 def _thousand(number: int) -> str:
-    """No directory of a long run has more files than can be listed at once."""
+    """Returns the name of a segment's subdirectory, which keeps directories of long runs small."""
     return f"{number // 1000:05d}"
 
 
 def numbers(files: RunFiles, directory: str, above: int = 0) -> list[int]:
-    """Numbers of the files in a directory of segments or samples that are above one, ascending."""
+    """Returns the numbers above ``above`` of files of segments or samples, ascending."""
     found = []
     for thousand in files.names(directory):
         if thousand.isdecimal() and int(thousand) >= above // 1000:
@@ -145,7 +145,7 @@ def numbers(files: RunFiles, directory: str, above: int = 0) -> list[int]:
 
 
 def last_number(files: RunFiles) -> int:
-    """The highest number of any segment; 0 if there is none."""
+    """Returns the highest number of any segment; 0 if there is none."""
     if old := format1.segment_numbers(files):
         return old[-1]
     thousands = [int(name) for name in files.names(DIRECTORY) if name.isdecimal()]
@@ -159,13 +159,13 @@ def last_number(files: RunFiles) -> int:
 def read(
     files: RunFiles, after: int = 0, previous: str = START, until: int | None = None
 ) -> Iterator[tuple[Segment, str]]:
-    """Segments and their checksums, from ``after`` + 1 to ``until``; None: to the last there is.
+    """Yields segments and their checksums, from ``after`` + 1 to ``until``, or to the last one.
 
     Args:
       previous: checksum of segment ``after``.
 
     Raises:
-      JournalError: one is missing, damaged, or does not follow the one before it.
+      JournalError: a segment is missing, damaged, or does not follow the previous one.
     """
     last = last_number(files) if until is None else until
     name = format1.segment_name if format1.is_format1(files) else segment_name
@@ -188,20 +188,20 @@ def _segment_bytes(files: RunFiles, number: int, name: str) -> bytes:
 
 
 def read_one(files: RunFiles, number: int) -> Segment:
-    """One segment, on its own.
+    """Reads one segment.
 
     Raises:
-      JournalError: it is missing or damaged.
+      JournalError: the segment is missing or damaged.
     """
     return decode(number, _segment_bytes(files, number, segment_name(number)))
 
 
 def read_samples(files: RunFiles, segment: Segment) -> list[RecordedGroup]:
-    """The groups in a segment's files, those of its batch first.
+    """Reads the groups in a segment's files, those of its batch first.
 
     Raises:
       NotKeptError: ``rlax.retention`` did not keep them.
-      JournalError: a file is missing, or not the one that was committed.
+      JournalError: a file is missing, or is not the committed one.
     """
     return [one for record in segment.samples for one in _read(files, segment, record)]
 
@@ -242,14 +242,14 @@ def write(
     others: pa.Table | None,
     events: Sequence[str],
 ) -> str:
-    """Puts a segment, after the file that it names; blocking.
+    """Writes a segment, after the file that it names; blocks.
 
     Args:
-      step: the batch's; or, without one, the step that is next.
+      step: step of the batch; without a batch, the next step.
       batch: rows of the batch that trains at ``step``, see ``samples.of_batch``; None: the segment
         commits no batch.
-      others: rows of the groups scored since the last segment that are not among them.
-      events: each as ``events.encode`` made it.
+      others: rows of the other groups scored since the last segment.
+      events: events, encoded by ``events.encode``.
 
     Returns:
       The segment's checksum.

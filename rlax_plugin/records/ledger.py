@@ -1,9 +1,9 @@
-"""The ledger: what happened, in a local SQLite database, from the moment it happened.
+"""The ledger: all events in a local SQLite database, written as soon as they happen.
 
-The run's directory holds the journal, which is committed once a step and wins on a resume. The
-ledger holds the same events, and what happened since the last commit: a process that continues on
-the same machine loses not even that. It is also the place to ask, with any SQLite client, what has
-become of a prompt: ``SELECT * FROM groups``.
+The run's directory contains the journal, which is committed once a step and takes precedence on a
+resume. The ledger contains the same events and also those since the last commit, so a resume on the
+same machine does not lose them. Any SQLite client can look up the state of a prompt in it:
+``SELECT * FROM groups``.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ _ORPHANS = "DELETE FROM turns WHERE event_id NOT IN (SELECT id FROM events)"
 
 
 class Ledger:
-    """Belongs to one thread at a time; every method is one transaction.
+    """A ledger, which belongs to one thread at a time; every method is one transaction.
 
     Args:
-      path: on a local disk; SQLite's locks do not hold on NFS.
-      run: what the run computes (its config's hash); a ledger of another run is emptied.
+      path: path on a local disk, as SQLite's locks do not work on NFS.
+      run: hash of the run's config; a ledger of another run is emptied.
 
     Raises:
-      RlaxError: it cannot be opened, or is no ledger.
+      RlaxError: the file cannot be opened, or is not a ledger.
     """
 
     def __init__(self, path: Path, run: str):
@@ -114,12 +114,12 @@ class Ledger:
         rows: pa.Table | None,
         turns: Sequence[RecordedTurn] = (),
     ) -> int:
-        """Appends events, and the samples of groups that were scored; returns the last event's id.
+        """Appends events, and the samples of scored groups; returns the last event's id.
 
         Args:
-          news: events, each with what ``events.encode`` made of it.
+          news: events, each with its text from ``events.encode``.
           rows: samples, see ``samples.to_table``.
-          turns: of the events ``Generated`` among them, in order; (): none are kept.
+          turns: turns of the events ``Generated`` among them, in order; (): none are kept.
         """
         with self._transaction():
             last = self._insert(news)
@@ -144,12 +144,14 @@ class Ledger:
             )
 
     def tail(self, segment: int, crc32c: str) -> tuple[list[ev.Event], list[pa.Table]] | None:
-        """Events since a segment, with the rows of the groups scored in them.
+        """Returns the events since a segment, with the rows of the groups scored in them.
 
-        A batch that no segment commits was never handed out: it and all that follows is forgotten.
+        A batch that no segment commits was never handed out, so it and all later events are
+        removed.
 
         Returns:
-          None if the ledger's last commit is another one: then it tells of another past.
+          The events and rows; None if the ledger's last commit is another one, so that its history
+          differs from the journal's.
         """
         row = self._db.execute(
             "SELECT segment, crc32c, last_event FROM commits ORDER BY segment DESC LIMIT 1"
@@ -177,10 +179,10 @@ class Ledger:
         return events, [table for _, table in rows if table.num_rows]
 
     def rewind(self, segment: int, crc32c: str) -> bool:
-        """Forgets what happened after a segment.
+        """Removes all events after a segment.
 
         Returns:
-          False if that segment is not known here: then everything was forgotten.
+          True; or False if the ledger does not know the segment, and everything was removed.
         """
         with self._transaction():
             found = self._db.execute(
@@ -197,7 +199,7 @@ class Ledger:
             return True
 
     def append(self, segments: Iterable[tuple[Segment, str]]) -> None:
-        """Takes over what the journal says."""
+        """Appends the events of segments of the journal."""
         with self._transaction():
             for segment, crc32c in segments:
                 last = self._insert([(e, ev.encode(e)) for e in segment.events])
@@ -209,10 +211,10 @@ class Ledger:
                 )
 
     def turns(self) -> list[RecordedTurn]:
-        """Turns of groups that are not scored, in the order in which they were generated.
+        """Returns turns of groups that are not scored, in the order in which they were generated.
 
-        All that the events speak of, or none: of a group whose turns are here in part, because the
-        journal went on without this ledger, all are forgotten.
+        A group has all turns that its events describe, or none: if some are missing, because the
+        run continued without this ledger, the others are removed.
         """
         with self._transaction():
             query = "SELECT group_id, sample, trajectory, turn FROM turns"
@@ -239,7 +241,7 @@ class Ledger:
         )
 
     def _forget_turns(self, event: ev.Event) -> None:
-        """A group that is scored, dropped, or begun anew, needs its turns no more."""
+        """Removes a discarded turn, or all of a group that was scored, dropped or issued again."""
         match event:
             case ev.Scored() | ev.Reissued() | ev.Dropped():
                 self._db.execute("DELETE FROM turns WHERE group_id = ?", (event.group,))
@@ -254,7 +256,7 @@ class Ledger:
         self._db.close()
 
     def _insert(self, news: Iterable[tuple[ev.Event, str]]) -> int:
-        """Returns the id of the last event there is now."""
+        """Inserts events; returns the id of the last event."""
         now = time.time()
         self._db.executemany(
             "INSERT INTO events (at, event, group_id, body) VALUES (?, ?, ?, ?)",
@@ -268,7 +270,7 @@ class Ledger:
 
 
 class _Transaction:
-    """All or nothing; a full disk is reported with the ledger's path."""
+    """A transaction of the database; errors such as a full disk name the ledger's path."""
 
     def __init__(self, db: sqlite3.Connection, path: Path):
         self._db, self._path = db, path

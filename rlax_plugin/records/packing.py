@@ -1,4 +1,4 @@
-"""Arrays as one block of bytes that knows whether it is whole: an ``.npz`` with a crc32c behind."""
+"""Arrays as one block of bytes with a checksum: an ``.npz`` followed by its crc32c."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _AS = "::"  # between the name and the dtype of an array whose dtype a numpy fil
 
 
 def pack(arrays: Arrays) -> bytes:
-    """The bytes of a file that ``unpack`` reads; ``numpy.load`` does as well.
+    """Returns the bytes of a file that ``unpack`` and ``numpy.load`` can read.
 
     Raises:
-      ValueError: an array holds Python objects.
+      ValueError: an array contains Python objects.
     """
     buffer = io.BytesIO()
     stored = dict(_stored(name, np.asarray(array)) for name, array in arrays.items())
@@ -29,10 +29,10 @@ def pack(arrays: Arrays) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, np.ndarray]:
-    """The arrays of a file.
+    """Returns the arrays of a file.
 
     Raises:
-      ValueError: a byte of it is not what was written.
+      ValueError: the file is damaged.
     """
     content, expected = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if not content or _checksum(content) != expected:

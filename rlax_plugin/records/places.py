@@ -1,4 +1,4 @@
-"""Whether a path or URL can be read or written, found out before a run, within a deadline."""
+"""Checks before a run that paths and URLs can be read or written, within a deadline."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LOCK, _FILLED = "rlax.lock", "filled"  # in a directory beside the one that is 
 
 
 def check_readable(key: str, path: str, deadline_s: float) -> None:
-    """Looks for what a run will read.
+    """Checks that a path exists which a run will read.
 
     Args:
-      key: that the path is the value of.
-      path: or an fsspec URL.
+      key: config key that has the path as its value.
+      path: a path or an fsspec URL.
 
     Raises:
-      ConfigError: nothing is there, or nobody can say within ``deadline_s``.
+      ConfigError: it does not exist, or its file system does not answer within ``deadline_s``.
     """
 
     def look() -> str | None:
@@ -41,18 +41,18 @@ def check_readable(key: str, path: str, deadline_s: float) -> None:
 def check_writable(
     key: str, path: str, deadline_s: float, *, remote: bool = True, private: bool = False
 ) -> None:
-    """Looks where a run will write, and writes nothing. A local directory need not exist.
+    """Checks a directory in which a run will write, without writing; it need not exist.
 
-    Of a URL it shows that it can be reached, not that it can be written.
+    For a URL it checks only that it can be reached, not that it can be written.
 
     Args:
       key, path, deadline_s: see ``check_readable``.
-      remote: whether URLs are looked at.
-      private: whether a local directory in which other users could write is rejected.
+      remote: also checks URLs.
+      private: rejects a local directory in which other users could write.
 
     Raises:
-      ConfigError: it cannot become a directory, cannot be reached within ``deadline_s``, or see
-        ``private``.
+      ConfigError: the path cannot become a directory, cannot be reached within ``deadline_s``, or
+        is rejected by ``private``.
     """
 
     def look() -> str | None:
@@ -68,10 +68,10 @@ def check_writable(
 
 
 def check_file_writable(key: str, path: str, deadline_s: float) -> None:
-    """``check_writable`` of the directory of a file.
+    """Applies ``check_writable`` to the directory of a file.
 
     Raises:
-      ConfigError: the path is that of a directory, or see ``check_writable``.
+      ConfigError: the path is that of a directory, or ``check_writable`` rejects it.
     """
     if path.endswith("/") or os.path.isdir(path):
         raise ConfigError(key, path, "must name a file, not a directory")
@@ -83,13 +83,13 @@ def check_file_writable(key: str, path: str, deadline_s: float) -> None:
 
 
 def check_new_file(key: str, path: str, deadline_s: float, suffix: str) -> None:
-    """``check_file_writable`` of a file that a command makes; it replaces none.
+    """Checks that a command can create a file, which must not exist; see ``check_file_writable``.
 
     Args:
-      suffix: how its name must end.
+      suffix: required ending of its name.
 
     Raises:
-      ConfigError: it ends otherwise, it exists, or see ``check_file_writable``.
+      ConfigError: it has another ending, it exists, or ``check_file_writable`` rejects it.
     """
 
     def look() -> str | None:
@@ -103,10 +103,10 @@ def check_new_file(key: str, path: str, deadline_s: float, suffix: str) -> None:
 
 
 def check_new_directory(key: str, path: str | os.PathLike[str]) -> None:
-    """Whether a local directory can be made.
+    """Checks that a local directory can be created.
 
     Raises:
-      ConfigError: it exists, or it cannot be made there.
+      ConfigError: it exists, or it cannot be created there.
     """
     text = os.fspath(path)
     if "://" in text:
@@ -120,14 +120,14 @@ def check_new_directory(key: str, path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def new_directory(key: str, path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A directory that is filled beside its place and moved there at the end, or removed.
+    """Yields a hidden directory that is renamed to ``path`` at the end, or removed on an error.
 
-    A process that is killed meanwhile leaves a hidden directory beside that place, which the next
-    one that makes a directory of this name removes.
+    A process that is killed meanwhile leaves the hidden directory, which the next call for the same
+    path removes.
 
     Raises:
       ConfigError: see ``check_new_directory``.
-      RlaxError: the disk failed, or was full.
+      RlaxError: the disk failed, or is full.
     """
     check_new_directory(key, path)
     target = Path(path).absolute()
@@ -151,7 +151,7 @@ def new_directory(key: str, path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def _parents(target: Path) -> Iterator[None]:
-    """The directories above, made where they are missing; removed again if something fails."""
+    """Creates missing parent directories, and removes them again if the body fails."""
     made = [place for place in target.parents if not place.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -164,14 +164,14 @@ def _parents(target: Path) -> Iterator[None]:
 
 
 def _hidden(target: Path) -> str:
-    """What the names of directories begin with that are to become this one."""
+    """Returns the prefix of the hidden directories that are filled to become this one."""
     return f".{target.name}."
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Removes what killed processes have left that were filling this directory.
+    """Removes hidden directories that killed processes have left.
 
-    The lock of a directory is free if, and only if, the process that fills it has ended.
+    The lock of such a directory is free if and only if the process that fills it has ended.
     """
     name = re.compile(re.escape(_hidden(target)) + r"[a-z0-9_]{8}")  # as tempfile makes it
     for beside in target.parent.iterdir():
@@ -181,10 +181,10 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _remove_leftover(beside: Path) -> None:
-    """Removes such a directory.
+    """Removes one hidden directory.
 
     Raises:
-      OSError: a process fills it, or it cannot be removed.
+      OSError: a process is filling it, or it cannot be removed.
     """
     if beside.stat().st_uid != os.getuid():
         return
@@ -213,7 +213,7 @@ def _reject(key: str, path: str, deadline_s: float, look: Callable[[], str | Non
 
 
 def _obstacle(directory: Path) -> str | None:
-    """Why a local directory cannot be made or written to; None if it can."""
+    """Returns the reason why a local directory cannot be created or written; None if it can."""
     for place in (directory, *directory.parents):
         try:
             mode = place.stat().st_mode

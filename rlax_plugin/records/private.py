@@ -1,8 +1,8 @@
 """Directories that only their owner may enter: for prompts, samples, weights, logs and secrets.
 
-Only the uppermost directory of a run needs the mode: what others cannot enter they cannot read.
-Directories above it have the modes that their owner chose. If others may write there, they can
-move a run's directory away, and put another one in its place only until the owner is checked.
+Only the top directory of a run needs this mode, as others cannot read below a directory that they
+cannot enter. Directories above it have the modes that their owner chose. If others may write there,
+they can move a run's directory away, and replace it only until the owner is checked.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _OTHERS_WRITE = 0o022
 
 
 def make_private(directory: Path) -> None:
-    """Makes a directory with mode 0700, and missing ones above it with the usual mode.
+    """Creates a directory with mode 0700, and missing parents with the usual mode.
 
-    One that exists keeps its mode: its owner may have opened it on purpose.
+    An existing directory keeps its mode, as its owner may have opened it on purpose.
 
     Raises:
-      OSError: it cannot be made.
+      OSError: the directory cannot be created.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -39,16 +39,17 @@ def make_private(directory: Path) -> None:
 
 
 def intrusion(directory: Path) -> str | None:
-    """Why other users could change a directory's content; None if they cannot, or it is missing.
+    """Returns the reason why other users could change a directory's content; None if they cannot.
 
-    Root is trusted: it can do everything anyway. Root in turn trusts no other owner: in a shared
-    directory such as /tmp anybody can make the directory of a run that root will start later. A
-    container that runs as root on a volume of another user is not affected: the directories that
-    it makes there belong to root. Some file systems assign an owner to all files (NFS that
-    squashes root, SMB, FUSE), so an owner that new files get as well is accepted.
+    The result is also None if the directory is missing. Root is trusted, as it can do everything
+    anyway. Root itself trusts no other owner: in a shared directory such as /tmp any user can
+    create the directory of a run that root will start later. A container that runs as root on a
+    volume of another user is not affected, since directories that it creates there belong to root.
+    Some file systems assign an owner to all files (NFS that squashes root, SMB, FUSE), so an owner
+    is accepted if new files get the same one.
 
     Raises:
-      OSError: it cannot be looked at.
+      OSError: the directory cannot be examined.
     """
     try:
         found = [os.stat(directory)]
@@ -78,7 +79,7 @@ def check_private(key: str, value: str, directory: Path) -> None:
     """Rejects an existing directory in which other users could change something.
 
     Args:
-      key, value: of the config or the command line, which name the directory.
+      key, value: key of the config or the command line that names the directory, and its value.
 
     Raises:
       ConfigError: see ``intrusion``.
@@ -92,7 +93,7 @@ def check_private(key: str, value: str, directory: Path) -> None:
 
 
 def check_private_run(run: RunFiles) -> None:
-    """``check_private`` of a run's directory, for a command that writes there without ``--out``.
+    """Applies ``check_private`` to a run's directory, for a command that writes there by default.
 
     Raises:
       ConfigError: see ``intrusion``.
@@ -106,7 +107,7 @@ def check_private_run(run: RunFiles) -> None:
 
 
 def _assigned(directory: Path, owner: int) -> bool:
-    """Whether the file system gives new files of this process to that owner."""
+    """True if the file system gives new files of this process to that owner."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             return os.fstat(file.fileno()).st_uid == owner

@@ -1,8 +1,7 @@
-"""Which samples a run no longer keeps, see ``rlax.retention``; written down before they go.
+"""The record of removed samples (see ``rlax.retention``), written before they are removed.
 
-``samples/pruned.json`` says it of all segments up to a number, a few apart. A process that is
-killed before it has removed the files leaves some that need not be there, and are read all the
-same.
+``samples/pruned.json`` covers all segments up to a number, with exceptions. If a process is killed
+before it has removed the files, the remaining ones can still be read.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ class Pruned:
     """The samples that are not kept.
 
     Attributes:
-      until: the last segment whose samples are not; 0: those of all are kept.
-      step: the last step whose batch is not.
-      kept: segments up to ``until`` whose samples are kept all the same.
+      until: last segment whose samples are not kept; 0: all are kept.
+      step: last step whose batch is not kept.
+      kept: segments up to ``until`` whose samples are kept nevertheless.
     """
 
     until: int = 0
@@ -37,10 +36,10 @@ class Pruned:
 
 
 def read_pruned(files: RunFiles) -> Pruned:
-    """What a run has written down.
+    """Reads the record of a run's removed samples.
 
     Raises:
-      RlaxError: it is damaged, or cannot be read.
+      RlaxError: the record is damaged, or cannot be read.
     """
     document = files.get_json(NAME)
     if document is None:
@@ -53,6 +52,6 @@ def read_pruned(files: RunFiles) -> Pruned:
 
 
 def write_pruned(files: RunFiles, pruned: Pruned) -> None:
-    """Writes it down; before the files are removed."""
+    """Writes the record, which must happen before files are removed."""
     document = {"until": pruned.until, "step": pruned.step, "kept": sorted(pruned.kept)}
     files.put_json(NAME, document)

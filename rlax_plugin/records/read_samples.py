@@ -1,4 +1,4 @@
-"""Groups of episodes from the rows that ``records/samples.py`` makes of them, bit for bit."""
+"""Reads groups of episodes from the rows that ``records/samples.py`` writes, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _ARRAYS = {"given": "<i4", "tokens": "<i4", "logprobs": "<f4", "versions": "<i4"
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:
-    """A group as a row of a file tells of it.
+    """A group as it was recorded in a file.
 
     Attributes:
-      advantages: see ``TrainBatch``, where it trained; None otherwise.
+      advantages: see ``TrainBatch``; None for a group that has not trained.
     """
 
     judged: Judged
@@ -51,21 +51,21 @@ class RecordedGroup:
 
 
 def as_batch(step: int, recorded: Sequence[RecordedGroup]) -> TrainBatch:
-    """The batch of a step, of those that trained."""
+    """Returns the batch of a step, made of the groups that trained."""
     trained = [(one.group, one.advantages) for one in recorded if one.advantages is not None]
     groups, advantages = zip(*trained, strict=True) if trained else ((), ())
     return TrainBatch(step, groups, advantages)
 
 
 def rows_of(data: bytes, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a file of samples, whichever format it has; what it lacks is null.
+    """Returns the rows of a file of samples, in any format; missing values are null.
 
     Args:
-      name: of the file below the run's directory.
-      columns: those that are wanted; None: all, side channels among them.
+      name: name of the file below the run's directory.
+      columns: columns to read; None: all, including side channels.
 
     Raises:
-      RlaxError: damaged, or no such file.
+      RlaxError: the file is damaged, or not a file of samples.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -83,10 +83,10 @@ def rows_of(data: bytes, name: str, columns: Sequence[str] | None = None) -> pa.
 
 
 def from_table(table: pa.Table) -> list[RecordedGroup]:
-    """The groups of a table, each as it was given to ``to_table`` or ``of_batch``.
+    """Returns the groups of a table, each as it was given to ``to_table`` or ``of_batch``.
 
     Raises:
-      LookupError, ValueError, TypeError: the rows contradict themselves.
+      LookupError, ValueError, TypeError: the rows are inconsistent.
     """
     return list(_Rows(table).groups())
 
@@ -100,7 +100,7 @@ def _arrays(column: pa.ChunkedArray, dtype: str) -> list[np.ndarray]:
 
 
 class _Rows:
-    """The columns of a table, and what rows of them say together."""
+    """The columns of a table, with methods that combine rows into objects."""
 
     def __init__(self, table: pa.Table):
         self._side = [
@@ -205,7 +205,7 @@ class _Rows:
         return Trajectory(tuple(turns))
 
     def _split(self, lengths: str, row: int, *names: str) -> list[list[np.ndarray]]:
-        """The parts of a row's arrays that belong to its turns, for each of ``names``."""
+        """Returns the parts of a row's arrays that belong to its turns, for each of ``names``."""
         found = [self._arrays[name][row] for name in names]
         counts = self._columns[lengths][row]
         if counts is None:

@@ -1,4 +1,4 @@
-"""Writes down what happens: at once into the ledger, before each train step into the journal."""
+"""Records events: immediately in the ledger, and before each train step in the journal."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Commit:
     """A segment that was written.
 
     Attributes:
-      number, checksum: the segment's.
-      kept: groups whose samples are in its file, those of its batch apart.
+      number, checksum: number and checksum of the segment.
+      kept: groups whose samples are in its file, except those of its batch.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Commit:
 
 
 class _Taken(NamedTuple):
-    """What was added since the last flush."""
+    """The events, samples and turns that were added since the last flush."""
 
     news: list[ev.Event]
     judged: list[Judged]
@@ -48,11 +48,11 @@ _CLOSE_S = 20.0  # for what is still to be written when the run ends
 
 
 class Recorder:
-    """Takes events on the event loop; everything that blocks happens on one thread of its own.
+    """Takes events on the event loop, and does everything that blocks on its own thread.
 
     Args:
-      on_error: called on that thread with what went wrong: a full disk is no silence.
-      flush_s: events wait this long for others, to go into the ledger together.
+      on_error: called on that thread with an error, such as a full disk.
+      flush_s: seconds that events wait for others, to be written to the ledger together.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Recorder:
         tail: Sequence[ev.Event] = (),
         rows: Sequence[pa.Table] = (),
     ) -> None:
-        """Continues a journal after a segment; ``tail`` and ``rows`` are in the ledger already."""
+        """Continues a journal after a segment; the ledger already has ``tail`` and ``rows``."""
         self._number, self._checksum = number, checksum
         self._lines = [ev.encode(event) for event in tail]
         self._rows = list(rows)
@@ -93,9 +93,9 @@ class Recorder:
         judged: Judged | None = None,
         turns: Sequence[RecordedTurn] = (),
     ) -> None:
-        """Takes an event; with ``Scored`` the group, with ``Generated`` turns that are to be kept.
+        """Adds an event; with ``Scored`` also the group, with ``Generated`` the turns to keep.
 
-        Turns are kept until the group is scored, so that nobody need sample them again.
+        Turns are kept until the group is scored, so a resumed run need not sample them again.
         """
         self._news.append(event)
         self._turns += turns
@@ -105,19 +105,19 @@ class Recorder:
             self._flush = asyncio.get_running_loop().call_later(self._flush_s, self._flush_now)
 
     async def flush(self) -> None:
-        """Writes what was added so far into the ledger, where it is when this returns."""
+        """Writes everything that was added so far to the ledger, before it returns."""
         self._flush_now()
         await self.call(lambda: None)
 
     async def commit(self, step: int, batch: TrainBatch | None) -> Commit:
-        """Writes a segment with everything that was added so far; on disk when it returns.
+        """Writes a segment with everything that was added so far to disk, before it returns.
 
         Args:
-          step: the batch's, or without one the step that is next.
-          batch: what trains at ``step``; None commits no batch.
+          step: step of the batch; without a batch, the next step.
+          batch: the batch that trains at ``step``; None commits no batch.
 
         Raises:
-          RlaxError: it cannot be written.
+          RlaxError: the segment cannot be written.
         """
         taken = self._taken()
         # Whoever waits may give up; what was taken must be written before what comes after it.
@@ -125,16 +125,16 @@ class Recorder:
         return await asyncio.shield(asyncio.wrap_future(work))
 
     async def call[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Does other work on files on the recorder's thread, after what was added or committed.
+        """Runs a function on the recorder's thread, after everything that was added or committed.
 
         Raises:
-          BaseException: what ``work`` raised.
+          BaseException: ``work`` raised it.
         """
         # Whoever waits may give up; what was begun is finished, and what comes after it waits.
         return await asyncio.shield(asyncio.wrap_future(self._worker.submit(work, *args, **kwargs)))
 
     def close(self) -> None:
-        """Writes what is left into the ledger; waits 20 s at most."""
+        """Writes the remaining events to the ledger; waits at most 20 s."""
         taken = self._taken()
 
         def last() -> None:

@@ -1,9 +1,9 @@
 """Groups of episodes as Parquet, format 2: readable by people and exact for machines.
 
-One row per trajectory, in flat columns: nested structures would end the path on which a column is
-copied once. What a turn has of its own (lengths, how it ended) is a short list; what a token has is
-one list per row, over all its turns. ``OPTIONAL`` columns are left out of a file where no row has a
-value, side channels have one column each.
+There is one row per trajectory, in flat columns, since a nested column would need more than one
+copy. Values per turn (length, finish) are short lists; values per token are one list per row, over
+all of its turns. ``OPTIONAL`` columns are left out of a file if no row has a value. Each side
+channel has its own column.
 """
 
 from __future__ import annotations
@@ -84,18 +84,18 @@ def _offsets(lengths: Iterable[int]) -> np.ndarray:
 
 
 def _lists(arrays: Sequence[np.ndarray], offsets: np.ndarray, dtype: np.dtype) -> pa.ListArray:
-    """Rows of different lengths; one copy instead of a Python object per element."""
+    """Returns rows of different lengths, with one copy instead of a Python object per element."""
     values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
     return pa.ListArray.from_arrays(offsets, values.astype(dtype, copy=False))
 
 
 def to_table(judged: Sequence[Judged]) -> pa.Table:
-    """One row per trajectory, groups in the given order, in ``SCHEMA``'s columns but ``step``."""
+    """Returns one row per trajectory, groups in order, in ``SCHEMA``'s columns except ``step``."""
     return _table(judged, ["rejected" if isinstance(j, Rejected) else "accepted" for j in judged])
 
 
 def of_batch(batch: TrainBatch) -> pa.Table:
-    """``to_table`` of the groups of a batch, which train, with their advantages."""
+    """Returns ``to_table`` of the groups of a batch, with their advantages."""
     advantages = list(chain(*batch.advantages))
     return _table(batch.groups, ["trained"] * len(batch.groups), advantages)
 
@@ -213,7 +213,7 @@ def _token_advantages(
 
 
 def _turn_columns(trajectories: Sequence[Trajectory], turns: Sequence[Turn]) -> dict[str, Any]:
-    """What each turn has once; the lengths of a single turn are those of its row."""
+    """Returns the columns with a value per turn; the lengths of a single turn are its row's."""
     samples = [turn.sampled for turn in turns]
     ends = _offsets(len(t.turns) for t in trajectories)
     names = _offsets(sum(len(turn.sampled.workers) for turn in t.turns) for t in trajectories)
@@ -240,7 +240,7 @@ def _turn_columns(trajectories: Sequence[Trajectory], turns: Sequence[Turn]) -> 
 
 
 def _with_side(table: pa.Table, name: str, trajectories: Sequence[Trajectory]) -> pa.Table:
-    """A column of a side channel; numbers of several axes lie flat, their shape is the field's."""
+    """Adds the column of a side channel; arrays are flattened, and the field keeps their shape."""
     found = [[t.sampled.side.get(name) for t in one.turns] for one in trajectories]
     rows = [[a for a in arrays if a is not None] for arrays in found]
     whole = [len(some) == len(arrays) for some, arrays in zip(rows, found, strict=True)]
@@ -260,7 +260,7 @@ def _with_side(table: pa.Table, name: str, trajectories: Sequence[Trajectory]) -
 
 
 def select(rows: pa.Table, groups: Sequence[int]) -> pa.Table:
-    """The rows of some groups, in the order of ``groups``.
+    """Returns the rows of some groups, in the order of ``groups``.
 
     Raises:
       KeyError: a group has no rows.
@@ -274,18 +274,18 @@ def select(rows: pa.Table, groups: Sequence[int]) -> pa.Table:
 
 
 def only(rows: pa.Table, groups: Container[int]) -> pa.Table:
-    """The rows of some groups, in the order they have."""
+    """Returns the rows of some groups, in their existing order."""
     ids = rows.column("group").to_pylist()
     return rows.filter(pa.array([group in groups for group in ids], pa.bool_()))
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Rows of several tables, whichever side channels they have."""
+    """Returns the rows of several tables, which may have different side channels."""
     return pa.concat_tables(tables, promote_options="default") if tables else to_table([])
 
 
 def to_parquet(step: int, rows: pa.Table) -> bytes:
-    """``rows`` of ``to_table`` with their step, as a file's content."""
+    """Returns the content of a file with ``rows`` of ``to_table`` and their step."""
     empty = [n for n in rows.column_names if rows.column(n).null_count == rows.num_rows]
     rows = rows.drop_columns([name for name in empty if name in OPTIONAL])
     steps = pa.array(np.full(rows.num_rows, step, np.int64))
@@ -302,7 +302,7 @@ def to_parquet(step: int, rows: pa.Table) -> bytes:
 
 
 def to_arrow(rows: pa.Table) -> bytes:
-    """Arrow's own format: quicker to write than Parquet, for what is soon written again."""
+    """Returns rows in Arrow's format, which is faster to write than Parquet, for temporary use."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
@@ -310,6 +310,6 @@ def to_arrow(rows: pa.Table) -> bytes:
 
 
 def from_arrow(data: bytes) -> pa.Table:
-    """What ``to_arrow`` made."""
+    """Reads the bytes that ``to_arrow`` returned."""
     with pa.ipc.open_stream(data) as reader:
         return reader.read_all()

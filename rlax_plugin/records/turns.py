@@ -1,4 +1,4 @@
-"""Turns of episodes that are not over, as the ledger keeps them until their group is scored."""
+"""Turns of unfinished episodes, which the ledger keeps until their group is scored."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlax_plugin.types import Episode, Key, Prompt, ScoredGroup, Trajectory, Tur
 _NO_PROMPT = Prompt("", np.zeros(0, np.int32), "", "")
 
 Place = tuple[int, int, int]
-"""Sample, trajectory and turn."""
+"""The place of a turn: sample, trajectory and turn."""
 
 
 class RecordedTurn(NamedTuple):
-    """A turn, and the request that it was sampled for."""
+    """A turn, and the key of the request that it was sampled for."""
 
     key: Key
     turn: Turn
 
 
 def to_bytes(recorded: RecordedTurn) -> bytes:
-    """The turn, as rows of ``samples``, in Arrow's format."""
+    """Returns the turn as rows of ``samples``, in Arrow's format."""
     key, turn = recorded
     episode = Episode(key.sample or 0, (Trajectory((turn,)),))
     group = ScoredGroup(key.group, 1, _NO_PROMPT, (episode,), (Unscored("it is not over"),))
@@ -34,13 +34,13 @@ def to_bytes(recorded: RecordedTurn) -> bytes:
 
 
 def from_bytes(key: Key, data: bytes) -> RecordedTurn:
-    """What ``to_bytes`` made."""
+    """Reads the bytes that ``to_bytes`` returned."""
     (recorded,) = from_table(samples.from_arrow(data))
     return RecordedTurn(key, recorded.group.episodes[0].trajectories[0].turns[0])
 
 
 def places(events: Iterable[ev.Event]) -> list[Place]:
-    """The turns that events of one group leave to be trained, until the group is scored."""
+    """Returns the turns that a group's events leave valid, until the group is scored."""
     found: list[Place] = []
     for event in events:
         match event:

@@ -118,7 +118,7 @@ def test_a_killed_measurement_ends_with_the_table_of_an_undisturbed_one(measured
 @pytest.mark.long
 def test_an_interrupted_measurement_says_how_to_go_on(measured: Measured) -> None:
     said = " ".join(measured.interrupted.split())
-    kept = re.search(rf"stopped; (\d+) of {COUNT} prompts are kept; go on with: (.*)", said)
+    kept = re.search(rf"stopped; (\d+) of {COUNT} prompts are kept; continue with: (.*)", said)
     assert kept and 0 < int(kept[1]) < COUNT
     assert f"measure run.yml --samples {SAMPLES} --out rates.parquet" in kept[2]
     assert SLOW[1] in kept[2]

@@ -1,4 +1,4 @@
-"""``rlax audit``: proves from a run's records that nothing was lost and nothing trained twice."""
+"""``rlax audit``: checks a run's records for prompts that were lost or trained twice."""
 
 from rlax_plugin.commands.audit.auditor import audit
 from rlax_plugin.commands.audit.report import Figures, Report, Rule, Violation

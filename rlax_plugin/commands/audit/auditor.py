@@ -1,4 +1,4 @@
-"""One pass over a run's journal and the files it names, in the order in which things happened."""
+"""Audits a run in one pass over its journal and the files it names, in the order of events."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rlax_plugin.records.journal import JournalError
 def audit(
     files: RunFiles, progress: Callable[[int, int], object] = lambda done, of: None
 ) -> Report:
-    """Proves that a run obeyed the rules, or names the first one that it broke.
+    """Checks that a run obeyed the rules, and reports the first violation if it did not.
 
-    Reads the run's directory only, and changes nothing; the run may go on meanwhile. The audit ends
-    where the journal is broken: what comes after it proves nothing.
+    It only reads the run's directory, and the run may be training meanwhile. The audit ends where
+    the journal is damaged, since later events cannot be checked without the missing ones.
 
     Args:
-      progress: called after each segment with the segments done and their number.
+      progress: called after each segment with the number of segments checked and of all.
 
     Raises:
-      ConfigError: it is not the directory of a run.
-      RlaxError: a file is there and cannot be read.
+      ConfigError: the directory is not a run's.
+      RlaxError: an existing file cannot be read.
     """
     report = Report(files.location())
     figures, findings = report.figures, Findings(report)

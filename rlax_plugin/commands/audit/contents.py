@@ -1,4 +1,4 @@
-"""The samples on disk, held against the events that speak of them."""
+"""Compares the samples on disk with the events that describe them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _PER_TOKEN = ("tokens", "logprobs", "versions")
 
 
 class Contents:
-    """Checks the files that segments name, once a segment's events are added up.
+    """Checks the files that segments name, after a segment's events were added up.
 
-    Memory: 16 bytes per sample, for its seed.
+    It needs 16 bytes of memory per sample, for its seed.
     """
 
     def __init__(self, files: RunFiles, limits: Limits, figures: Figures, findings: Findings):
@@ -36,10 +36,10 @@ class Contents:
         self._not_kept = 0  # segments
 
     def check(self, segment: Segment, history: History) -> None:
-        """Everything about a segment's files.
+        """Checks the files of a segment.
 
         Raises:
-          RlaxError: one is there and cannot be read.
+          RlaxError: an existing file cannot be read.
         """
         recorded = self._read(segment, history)
         if recorded is None:
@@ -60,7 +60,7 @@ class Contents:
                 one.digest = _digest(found)
 
     def end(self) -> None:
-        """Looks for samples of two groups that share a seed; says what is not kept."""
+        """Reports samples of two groups that share a seed, and segments without kept samples."""
         if self._not_kept:
             said = read_pruned(self._files)
             self._findings.warning(
@@ -126,7 +126,7 @@ class Contents:
         return False
 
     def _check_events(self, segment: Segment, history: History) -> None:
-        """What the events say of a batch whose samples are not kept."""
+        """Checks the events of a batch whose samples are not kept."""
         step = segment.step
         if not self._check_step(segment, history) or step is None:
             return
@@ -139,7 +139,7 @@ class Contents:
         self._check_staleness(step, oldest, history)
 
     def _check_staleness(self, step: int, oldest: list[int], history: History) -> None:
-        """Holds what ``Trained`` says against the oldest version of each group of its batch."""
+        """Compares the staleness in ``Trained`` with the oldest version of each of its groups."""
         (trained,) = history.trained
         staleness = step - min(oldest, default=step)
         self._figures.max_staleness = max(self._figures.max_staleness, staleness)
@@ -297,7 +297,7 @@ class Contents:
 
 
 def _wrong_total(group: ScoredGroup, weights: Sequence[float]) -> str | None:
-    """A sample whose reward is not the weighted sum of its parts."""
+    """Describes a sample whose reward is not the weighted sum of its parts; None if none is."""
     for episode, score in zip(group.episodes, group.scores, strict=True):
         if isinstance(score, Score) and weights and len(score.parts) == len(weights):
             total = math.sumprod(weights, score.parts)
@@ -321,7 +321,7 @@ def _samples(group: ScoredGroup) -> Iterator[tuple[Episode, Sampled]]:
 
 
 def _malformed(recorded: RecordedGroup, size: int) -> str | None:
-    """Why a group cannot be part of a batch."""
+    """Returns the reason why a group cannot be part of a batch; None if it can."""
     group, advantages = recorded.group, recorded.advantages
     if advantages is None or not np.isfinite(advantages).all():
         return "has no advantages"
@@ -345,14 +345,14 @@ def _repeated_seed(group: ScoredGroup) -> str | None:
 
 
 def _runs(sampled: Sampled) -> str:
-    """A sample's versions as they follow each other, each once per run."""
+    """Returns a sample's versions in order, consecutive equal ones once."""
     versions = sampled.versions
     starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
     return ", then ".join(str(int(versions[i])) for i in starts)
 
 
 def _digest(recorded: RecordedGroup) -> str:
-    """Checksum of what was generated and scored, on which training depends."""
+    """Returns a checksum of the generated and scored data on which training depends."""
     group, judged = recorded.group, recorded.judged
     rejected = judged.reason if isinstance(judged, Rejected) else None
     turns = [

@@ -1,18 +1,18 @@
-"""What was generated of a group at one attempt: its first turn, and later turns of its episodes."""
+"""The turns that were generated of a group at one attempt."""
 
 from __future__ import annotations
 
 from rlax_plugin.records import events as ev
 
 Place = tuple[int, int, int]
-"""Sample, trajectory and turn."""
+"""The place of a turn: sample, trajectory and turn."""
 
 
 class Generation:
     """The events ``Generated`` of one attempt, added up.
 
     Args:
-      first: that of the first turns of all samples.
+      first: the event of the first turns of all samples.
     """
 
     def __init__(self, first: ev.Generated):
@@ -33,7 +33,7 @@ class Generation:
 
     @property
     def tokens(self) -> int:
-        """Of all turns that are not void."""
+        """Number of tokens of all turns that are not void."""
         return sum(event.tokens for event in self._all)
 
     @property
@@ -46,7 +46,7 @@ class Generation:
 
     @property
     def sequences(self) -> int:
-        """Trajectories of all samples."""
+        """Number of trajectories of all samples."""
         return self.samples + sum(turn == 0 for _, _, turn in self._later)
 
     @property
@@ -54,7 +54,7 @@ class Generation:
         return len(self._later)
 
     def add(self, event: ev.Generated) -> str | None:
-        """Takes a later turn; returns what was expected instead of it, if anything."""
+        """Adds a later turn; returns a description of the expected event if it is wrong."""
         assert event.sample is not None
         place = event.sample, event.trajectory, event.turn
         if place in self._later or (event.trajectory, event.turn) == (0, 0):
@@ -70,7 +70,7 @@ class Generation:
         return None
 
     def discard(self, event: ev.Discarded) -> str | None:
-        """Forgets a turn; returns what was expected instead of it, if anything."""
+        """Removes a turn; returns a description of the expected event if it is wrong."""
         place = event.sample, event.trajectory, event.turn
         if place not in self._later:
             return "a later turn that was generated"

@@ -1,4 +1,4 @@
-"""What the events of a journal say, held against the order in which things must happen."""
+"""Checks the events of a journal against the order in which they must happen."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Alive:
     """A group that has not ended.
 
     Attributes:
-      attempt: how often it was issued.
-      generated, scored: the events, once they happened at this attempt; with ``scored`` the group
-        is ready.
+      attempt: number of times it was issued.
+      generated, scored: the events of this attempt, once they happened; a group with ``scored`` is
+        ready.
       segment: segment in which it was scored.
-      digest: checksum of its samples, once they lie in a rollouts file.
-      overtaken: it was reported as lost.
+      digest: checksum of its samples, once they are in a rollouts file.
+      overtaken: True if it was reported as lost.
     """
 
     prompt: str
@@ -37,12 +37,12 @@ class Alive:
 
 
 class History:
-    """Adds events up. Memory: the groups alive, and a few bytes per group and version.
+    """The state of a run as its events add up; keeps live groups and a few bytes for every group.
 
     Attributes:
       alive: group id -> group, in issue order.
-      next_id, next_step: what the next group and the next batch must be called.
-      scored, trained, batch: of the present segment: groups scored, ``Trained`` events, and the
+      next_id, next_step: expected id of the next group and step of the next batch.
+      scored, trained, batch: groups scored in the current segment, its ``Trained`` events, and the
         groups that these name.
     """
 
@@ -87,7 +87,7 @@ class History:
                 self._resumed(event)
 
     def end(self) -> None:
-        """Counts what is left, and looks for versions that cannot be."""
+        """Counts the groups that are left, and reports impossible weight versions."""
         for version, group in sorted(self._generated_with.items()):
             # Not whether its publication was noted: a process may be killed before that.
             if version >= self.next_step:
@@ -214,7 +214,7 @@ class History:
             self._figures.dropped[event.reason] += 1
 
     def _dropped_open(self, group: int, one: Alive) -> None:
-        """Only a group that was issued for older weights may have been begun with them."""
+        """Reports a drop before scoring unless the group was issued for weights too old to use."""
         oldest = self.next_step - self._limits.max_staleness
         if one.generated is None and one.min_version < oldest:
             return
@@ -250,7 +250,7 @@ class History:
         self._figures.steps += 1
 
     def _wrong_batch(self, groups: list[int]) -> str | None:
-        """What was expected instead. Whether the samples fit is not known here."""
+        """Returns the expected groups if a batch has the wrong ones; does not check row lengths."""
         if not groups or groups != sorted(groups):
             return "at least one, in issue order"
         limits, generated = (
@@ -287,7 +287,7 @@ class History:
                 )
 
     def _open(self, group: int, what: str, if_ended: Rule = Rule.WRONG_ORDER) -> Alive | None:
-        """The group if it waits to be scored; reports anything else."""
+        """Returns the group if it waits to be scored; reports a violation otherwise."""
         one = self.alive.get(group)
         if one is not None and one.scored is None:
             return one
@@ -295,7 +295,7 @@ class History:
         return None
 
     def _ready(self, group: int, what: str, step: int | None) -> Alive | None:
-        """The group if it waits to be trained; reports anything else."""
+        """Returns the group if it waits to be trained; reports a violation otherwise."""
         one = self.alive.get(group)
         if one is not None and one.scored is not None:
             return one
@@ -317,7 +317,7 @@ class History:
         )
 
     def _state(self, group: int) -> str:
-        """For messages, after "is"."""
+        """Describes the state of a group, for messages, after the word "is"."""
         one = self.alive.get(group)
         if one is not None:
             return (

@@ -1,4 +1,4 @@
-"""What a run's config demands of its records."""
+"""The limits that a run's config sets for its records."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rlax_plugin.records.files import CONFIG, RunFiles
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the run's config demands; see ``rlax_plugin.config`` for the meaning.
+    """Limits from the run's config; see ``rlax_plugin.config`` for their meaning.
 
     Attributes:
-      tokens_per_batch: 0: ``groups_per_step`` groups make a batch.
-      rows, row_tokens, sequences_per_row: of a batch.
-      group_sequences: those of one group, at most.
-      reward_weights: of ``rlax.rewards``; (): an environment gives rewards as well.
+      tokens_per_batch: minimum tokens of a batch; 0: ``groups_per_step`` groups make a batch.
+      rows, row_tokens, sequences_per_row: the size of a batch.
+      group_sequences: maximum number of sequences of one group.
+      reward_weights: weights of ``rlax.rewards``; (): an environment gives rewards as well.
     """
 
     max_staleness: int
@@ -48,10 +48,10 @@ class Limits:
 
 
 def read_limits(files: RunFiles) -> Limits:
-    """From the config that lies in the run's directory.
+    """Reads the limits from the config in the run's directory.
 
     Raises:
-      ConfigError: it is missing or damaged.
+      ConfigError: the config is missing or damaged.
     """
     location = files.location(CONFIG)
     try:

@@ -1,4 +1,4 @@
-"""What an audit finds: the rules, the first violation, and the figures of the run."""
+"""The result of an audit: the rules, the first violation, and the figures of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Rule(enum.StrEnum):
-    """What every run obeys; each member names how that can be broken."""
+    """The rules that every run obeys; each member names a way to break one."""
 
     JOURNAL_BROKEN = "journal-broken"  # a segment is missing, exchanged or damaged
     ISSUE_ORDER = "issue-order"  # group ids count from 0 without gaps
@@ -45,11 +45,11 @@ class Rule(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken rule, and where: None where a place has no such number.
+    """A broken rule and its place; numbers that do not apply are None.
 
     Attributes:
-      segment: of the journal.
-      message: what was expected and what was found.
+      segment: segment of the journal.
+      message: the expected and the found values.
     """
 
     rule: Rule
@@ -64,12 +64,13 @@ class Figures:
     """Counts over the whole run; issued = trained + rejected + dropped + open + ready.
 
     Attributes:
-      issued, trained, rejected, dropped: groups; the latter two by reason.
+      issued, trained: numbers of groups.
+      rejected, dropped: numbers of groups by reason.
       open: groups issued and not scored when the records end.
-      ready: groups accepted and not trained then.
-      samples, tokens: trained ones.
+      ready: groups accepted and not trained when the records end.
+      samples, tokens: numbers of trained samples and tokens.
       turns_discarded: turns of episodes that were void after a restart.
-      max_staleness: the largest among trained tokens, versions.
+      max_staleness: largest staleness of a trained token, in versions.
     """
 
     segments: int = 0
@@ -94,9 +95,9 @@ class Report:
 
     Attributes:
       run: path or URL of the run's directory.
-      violation: the first in journal order; None: the run is clean.
-      violations: rule -> how often it is broken. What follows a broken rule may break others.
-      warnings: what is worth knowing and breaks no rule.
+      violation: the first violation in journal order; None: there are no violations.
+      violations: rule -> number of violations. One violation may cause others after it.
+      warnings: findings that break no rule.
     """
 
     run: str
@@ -110,7 +111,7 @@ class Report:
         return self.violation is None
 
     def to_json(self) -> dict[str, Any]:
-        """A document of plain values."""
+        """Returns a document of plain values, for JSON."""
         found = None if self.violation is None else dataclasses.asdict(self.violation)
         # Not dataclasses.asdict of the whole: it makes a Counter of a Counter's items.
         figures = {f.name: getattr(self.figures, f.name) for f in dataclasses.fields(Figures)}
@@ -125,10 +126,10 @@ class Report:
 
 
 class Findings:
-    """Takes violations as they are found: remembers the first, counts all.
+    """Collects violations as they are found: keeps the first and counts all.
 
     Attributes:
-      segment: of the journal, where the audit is.
+      segment: segment of the journal that is being audited.
     """
 
     def __init__(self, report: Report):

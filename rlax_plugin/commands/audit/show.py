@@ -1,4 +1,4 @@
-"""An audit on the terminal."""
+"""Shows an audit on the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WARNINGS_SHOWN = 3
 
 
 def audit_with_progress(files: RunFiles) -> Report:
-    """``audit``, with a bar on standard error if that is a terminal."""
+    """Runs ``audit`` with a progress bar on standard error, if that is a terminal."""
     from rich.progress import Progress
 
     console = Console(stderr=True)
@@ -26,7 +26,7 @@ def audit_with_progress(files: RunFiles) -> Report:
 
 
 def print_report(console: Console, report: Report) -> None:
-    """The figures, then the verdict."""
+    """Prints the figures, then the result."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right")

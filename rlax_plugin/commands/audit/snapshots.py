@@ -1,4 +1,4 @@
-"""The controller's snapshots, held against what the events up to their segment add up to."""
+"""Compares the controller's snapshots with the sum of the events up to their segment."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DIRECTORY = "controller"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What can be compared; memory: the groups alive at that moment.
+    """The comparable part of a snapshot; its memory grows with the number of live groups.
 
     Attributes:
       open: group id -> prompt id, min_version, attempt.
-      ready: group id -> segment in whose rollouts file it is.
+      ready: group id -> segment whose rollouts file contains it.
     """
 
     step: int
@@ -32,9 +32,9 @@ class Snapshot:
 
 
 class Snapshots:
-    """All that lie in a run's directory, each compared when the audit comes to its segment.
+    """The snapshots in a run's directory, each compared when the audit reaches its segment.
 
-    To be read before the journal, so that a running run's newest snapshot has its segment.
+    They must be read before the journal, so the newest snapshot of a running run has its segment.
     """
 
     def __init__(self, files: RunFiles, findings: Findings):
@@ -60,14 +60,14 @@ class Snapshots:
             self._waiting.append(snapshot)
 
     def compare(self, segment: int, checksum: str, history: History) -> None:
-        """Those that were taken after ``segment``."""
+        """Compares the snapshots that were taken after ``segment``."""
         while self._waiting and self._waiting[0].segment <= segment:
             snapshot = self._waiting.pop(0)
             if problem := _difference(snapshot, checksum, history):
                 self._differs(snapshot.step, problem[0], problem[1])
 
     def end(self, last_segment: int) -> None:
-        """Reports those whose segment never came."""
+        """Reports snapshots whose segment is missing."""
         for snapshot in self._waiting:
             self._differs(
                 snapshot.step,
@@ -97,7 +97,7 @@ def _parse(document: dict[str, Any]) -> Snapshot:
 def _difference(
     snapshot: Snapshot, checksum: str, history: History
 ) -> tuple[str, int | None] | None:
-    """The first difference, and the group that it is about."""
+    """Returns the first difference and the group that it concerns; None if there is none."""
     open_, ready = {}, {}
     for group, one in history.alive.items():
         if one.scored is None:

@@ -1,4 +1,4 @@
-"""The output of ``rlax check``: what a config runs where, how much of it, and warnings."""
+"""The output of ``rlax check``: the parts of a config, their processes and sizes, and warnings."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Examined", "examine", "examine_parts", "explanation", "show"]
 
 
 def explanation(config: Examined) -> dict[str, Any]:
-    """Everything that ``show`` prints, as JSON.
+    """Returns everything that ``show`` prints, as JSON.
 
     Returns:
       ``words``: heading -> title -> text; ``numbers``: name -> number; ``memory_bytes``: key of a
-      part -> what for -> bytes; ``deadlines``: key -> what is given, needed and suggested, in
-      seconds; ``warnings``: of ``key`` and ``text``.
+      part -> purpose -> bytes; ``deadlines``: key -> given, needed and suggested value in seconds;
+      ``warnings``: objects with ``key`` and ``text``.
     """
     checked = config.checked or {}
     needed = deadlines(config).values()

@@ -9,7 +9,7 @@ from rlax_plugin.text.amounts import in_seconds
 
 
 def deadlines(config: Examined) -> dict[str, Need]:
-    """Key below ``rlax.deadlines`` -> its minimum, as far as it is known.
+    """Returns key below ``rlax.deadlines`` -> its minimum, as far as it is known.
 
     Deadlines that depend on weights are known once a part has reported their size, and ``group_s``
     once the engine has reported how often it shows progress. If the launcher does not say how many
@@ -31,7 +31,7 @@ def deadlines(config: Examined) -> dict[str, Need]:
 
 
 def in_words(config: Examined) -> Words:
-    """Title -> text: the assumed speeds, the minimum deadlines, and the cost of a short drain."""
+    """Returns title -> text: assumed speeds, minimum deadlines, and the cost of a short drain."""
     section, found = config.section, deadlines(config)
     rates = Rates.assumed(section.deadlines.assume)
     assume, drain_s = section.deadlines.assume, section.deadlines.drain_s

@@ -1,4 +1,4 @@
-"""Looks at a config, part by part, and keeps what was found."""
+"""Examines a config, part by part, and keeps the findings."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Prompts:
 
     Attributes:
       train: training prompts.
-      longest: tokens of the longest of them.
+      longest: tokens of the longest training prompt.
       held_out: prompts of ``rlax.evaluation``'s split that are used; 0 without evaluation.
-      notes: sentences on those that are left out.
+      notes: sentences on prompts that are left out.
     """
 
     train: int
@@ -44,7 +44,7 @@ class Prompts:
           part: builds a part of the config.
 
         Raises:
-          RlaxError: there are none, they cannot be read, or one is longer than the config allows.
+          RlaxError: there are no prompts, they cannot be read, or one is longer than allowed.
         """
         notes: list[str] = []
         found = RunPrompts.read(section, part, note=notes.append)
@@ -55,14 +55,14 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A checked config, and what was found out about it.
+    """A checked config with the findings about it.
 
     Attributes:
-      config: as it was resolved.
-      registry: of its plug-ins.
-      slots: of its objective.
+      config: the resolved config.
+      registry: registry of its plug-ins.
+      slots: slots of its objective.
       checked: key of a part -> the result of its own check; None: the parts' checks did not run.
-      prompts: None: they were not read.
+      prompts: sizes of its prompts; None: they were not read.
     """
 
     config: ResolvedConfig
@@ -73,7 +73,7 @@ class Examined:
 
     @property
     def section(self) -> RlaxSection:
-        """``rlax:``."""
+        """The section ``rlax:``."""
         return self.config.section
 
     @property
@@ -83,23 +83,23 @@ class Examined:
 
     @property
     def rl_steps(self) -> int | None:
-        """RL steps of the run; None where ``steps`` is not given."""
+        """RL steps of the run; None if ``steps`` is not set."""
         steps = self.maxtext.get("steps")
         return steps // self.section.objective.updates_per_step if isinstance(steps, int) else None
 
     @property
     def workers(self) -> int | None:
-        """Worker processes that the launcher starts; None where it does not say."""
+        """Number of worker processes that the launcher starts; None if it does not say."""
         return self.registry.workers(self.section)
 
     @property
     def samples(self) -> int:
-        """Samples of one RL step."""
+        """Number of samples of one RL step."""
         return self.section.rollouts.groups_per_step * self.section.rollouts.group_size
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that the policy samples for one RL step at most."""
+        """Maximum number of tokens that the policy samples for one RL step."""
         section, one = self.section, self.section.rollouts.max_new_tokens
         if section.several_turns:
             room = section.episode_tokens * section.episode_trajectories
@@ -108,7 +108,7 @@ class Examined:
 
     @property
     def groups(self) -> int | None:
-        """Groups of the whole run."""
+        """Number of groups of the whole run."""
         steps = self.rl_steps
         return None if steps is None else steps * self.section.rollouts.groups_per_step
 
@@ -117,7 +117,7 @@ def examine(config: ResolvedConfig, registry: Registry) -> Examined:
     """Checks the section, its plug-ins and local places; builds nothing but the objective.
 
     Raises:
-      ConfigError, PluginError, TrainingError: what is wrong with it.
+      ConfigError, PluginError, TrainingError: the config is wrong.
     """
     slots = check_start(config, registry, remote=False)
     return Examined(config, registry, slots)
@@ -126,7 +126,7 @@ def examine(config: ResolvedConfig, registry: Registry) -> Examined:
 def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Examined:
     """Runs the parts' own checks, builds the environment, and reads the prompts.
 
-    Rewards are built if groups are screened: nothing else shows which samples they compare.
+    Rewards are built only if groups are screened, to find out which samples they compare.
 
     Args:
       progress: see ``BuildContext``.

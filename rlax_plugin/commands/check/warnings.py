@@ -13,14 +13,14 @@ from rlax_plugin.objective.advantages import Outcomes
 from rlax_plugin.text.amounts import in_bytes
 
 ConfigWarning = tuple[str, str]
-"""(config key, one sentence)."""
+"""A warning: (config key, one sentence)."""
 
 # Up to it, a pretrained model hardly gets to its answer.
 _FEW_NEW_TOKENS = 64
 
 
 def warnings(config: Examined) -> Iterator[ConfigWarning]:
-    """Settings that are valid but probably not intended."""
+    """Yields warnings about settings that are valid but probably not intended."""
     yield from _warnings_of_groups(config)
     yield from _warnings_of_length(config)
     yield from _warnings_of_rewards(config)
@@ -73,7 +73,7 @@ def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
 
 
 def _warnings_of_memory(config: Examined) -> Iterator[ConfigWarning]:
-    """The memory of trainer and workers, if their devices are this machine's CPU."""
+    """Yields warnings about the memory of trainer and workers that run on this machine's CPU."""
     checked = config.checked or {}
     if config.maxtext.get("hardware") != "cpu" or not checked:
         return
@@ -104,7 +104,7 @@ def _warnings_of_rewards(config: Examined) -> Iterator[ConfigWarning]:
 
 
 def _advantages(config: Examined, rewards: list[float], groups: list[int]) -> np.ndarray:
-    """Of samples of one token."""
+    """Computes the advantages of samples of one token."""
     lengths_n = np.ones(len(rewards), int)
     return np.asarray(
         config.slots.advantages(Outcomes(np.array(rewards), lengths_n, np.array(groups)))

@@ -1,4 +1,4 @@
-"""A config in words, and its batch arithmetic in numbers."""
+"""Describes a config in words, and its batch arithmetic in numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Words = dict[str, str]
 
 
 def words(config: Examined) -> dict[str, Words]:
-    """Heading -> title -> text."""
+    """Returns heading -> title -> text."""
     return {
         "Processes": _processes(config),
         "One step": _one_step(config),
@@ -23,7 +23,7 @@ def words(config: Examined) -> dict[str, Words]:
 
 
 def numbers(config: Examined) -> dict[str, int | float]:
-    """The arithmetic of batches as numbers; unknown numbers are left out."""
+    """Returns the arithmetic of batches as numbers; unknown numbers are left out."""
     section, steps = config.section, config.rl_steps
     rollouts, samples = section.rollouts, config.samples
     found: dict[str, int | float | None] = {

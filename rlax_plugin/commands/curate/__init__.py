@@ -1,1 +1,1 @@
-"""``rlax curate``: the prompts that are worth training on, by their measured pass rates."""
+"""``rlax curate``: chooses prompts for training by their measured pass rates."""

@@ -1,4 +1,4 @@
-"""``rlax curate``: from tables of pass rates to the prompts that are kept, and a page on them."""
+"""``rlax curate``: chooses prompts by tables of pass rates, and writes a page about the choice."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Curated:
-    """What was chosen.
+    """The choice of prompts, with its inputs.
 
     Attributes:
-      table: see ``kept.schema``.
-      rule: by which.
+      table: the decision for each prompt, see ``kept.schema``.
+      rule: the rule that decided.
       sources: the tables' files.
-      prompts: of the config that was given; () without one.
-      missing: prompts of the config that no table has.
+      prompts: prompts of the given config; () without one.
+      missing: number of the config's prompts that no table contains.
     """
 
     table: pa.Table
@@ -60,12 +60,12 @@ def curate(
     any_sampling: bool = False,
     progress: Callable[[str, int], None] = lambda what, done: None,
 ) -> Curated:
-    """Chooses, and writes the file and its page, ``<out>.html``.
+    """Chooses prompts, and writes the file and its page, ``<out>.html``.
 
     Args:
       without: a file of ``rlax prompts --contamination``.
-      config: a config, or the directory of a run, whose prompts the tables are of.
-      any_sampling: joins tables whose samples were generated otherwise, too.
+      config: the config or run directory with the prompts that the tables measured.
+      any_sampling: also joins tables with different sampling settings.
 
     Raises:
       RlaxError: a file cannot be read or written, one to write exists, or no prompt is kept.
@@ -114,7 +114,7 @@ def _joined(paths: Sequence[str], *, any_sampling: bool) -> MeasuredRates:
 
 
 def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prompt]:
-    """All training prompts of a config, or of a run; not only those that a file keeps."""
+    """Returns all training prompts of a config or run, ignoring ``rlax.curation.only``."""
     resolved: ResolvedConfig
     if os.path.isfile(config) or config.endswith((".yml", ".yaml")):
         resolved = resolve(config)
@@ -136,7 +136,7 @@ def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prom
 
 
 def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> tuple[Candidates, int]:
-    """The prompts of the table, and behind them those that only the config has."""
+    """Returns the prompts of the table, followed by those that only the config has."""
     import pyarrow as pa
 
     ids = rates.table.column("id").combine_chunks()
@@ -156,9 +156,9 @@ def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> tuple[Candid
 
 
 def counts(found: Curated) -> list[dict[str, Any]]:
-    """Prompts before and after of all, and of each domain if there are several; the largest first.
+    """Returns prompts before and after, in total and by domain if there are several.
 
-    ``dropped`` has how many were, by reason.
+    The largest domain comes first. ``dropped`` has the number of dropped prompts by reason.
     """
     table = found.table
     kept = table.column("kept").to_numpy()
@@ -185,7 +185,7 @@ def _counted(name: str, kept: np.ndarray, why: np.ndarray) -> dict[str, Any]:
 
 
 def counts_table(found: Sequence[dict[str, Any]]) -> Table:
-    """How many prompts are kept, and how many are not for which reason."""
+    """Returns a table with the number of kept prompts, and of dropped prompts by reason."""
     reasons = list(found[0]["dropped"])
     table = Table()
     table.add_column("domain")

@@ -31,11 +31,11 @@ _EXAMPLES = 6  # of each kind
 
 
 def curation_page(found: Curated, counted: Sequence[dict[str, Any]], out: str) -> str:
-    """The whole page, which needs no network.
+    """Returns the whole page, which needs no network.
 
     Args:
-      counted: of ``command.counts``.
-      out: the file that the page is of.
+      counted: the result of ``command.counts``.
+      out: the file that the page describes.
     """
     table, rule = found.table, found.rule
     passed, failed = (table.column(name).to_numpy() for name in ("passed", "failed"))
@@ -124,9 +124,9 @@ def _left_out(counted: Sequence[dict[str, Any]]) -> str:
 
 
 def _examples(found: Curated, rate: np.ndarray, kept: np.ndarray) -> list[PromptList]:
-    """A few prompts of those that are kept, and of each reason why others are not.
+    """Returns example prompts: a few that are kept, and a few for each reason to drop one.
 
-    They lie evenly along the pass rates.
+    They are spread evenly over the pass rates.
     """
     table = found.table
     why = table.column("reason").to_numpy()

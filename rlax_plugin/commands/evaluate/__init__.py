@@ -1,1 +1,1 @@
-"""``rlax eval``: measures a weight version or a checkpoint of a run, on workers of its own."""
+"""``rlax eval``: evaluates a weight version or a checkpoint of a run, on its own workers."""

@@ -1,4 +1,4 @@
-"""From a trainer's weights to a weight version that workers can load."""
+"""Publishes a trainer's weights as a weight version that workers can load."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlax_plugin.weights.publisher import Publisher
 
 
 def checkpoint_reader(trainer: object, name: str) -> CheckpointReader:
-    """The trainer, if it can read checkpoints.
+    """Returns the trainer if it can read checkpoints.
 
     Raises:
-      ConfigError: it cannot.
+      ConfigError: the trainer cannot read checkpoints.
     """
     if not isinstance(trainer, CheckpointReader):
         raise ConfigError(
@@ -30,10 +30,10 @@ def checkpoint_reader(trainer: object, name: str) -> CheckpointReader:
 
 
 def first_weights_reader(trainer: object, name: str) -> FirstWeightsReader:
-    """The trainer, if it can publish what it would start from.
+    """Returns the trainer if it can publish the weights that training would start from.
 
     Raises:
-      ConfigError: it cannot.
+      ConfigError: the trainer cannot publish them.
     """
     if not isinstance(trainer, FirstWeightsReader):
         raise ConfigError(
@@ -46,7 +46,7 @@ def first_weights_reader(trainer: object, name: str) -> FirstWeightsReader:
 
 
 class CheckpointPort(TrainerPort):
-    """Takes weights from a trainer that does not train."""
+    """A trainer port that only publishes weights, without training."""
 
     def __init__(self, publisher: Publisher, canary_tokens: np.ndarray):
         self._publisher, self._canary_tokens = publisher, canary_tokens
@@ -62,13 +62,13 @@ class CheckpointPort(TrainerPort):
         self._publisher.publish(step, arrays, canary)
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Nothing: no step is trained."""
+        """Does nothing: no step is trained."""
 
     def before_checkpoint(self, step: int) -> None:
-        """Nothing: there is no controller whose state would belong to it."""
+        """Does nothing: there is no controller whose state would belong to the checkpoint."""
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
-        """Nothing: reading a checkpoint has no phases."""
+        """Does nothing: reading a checkpoint has no phases."""
 
     def decide(self, step: int) -> Decision:
         return Decision(save=False, stop=True)

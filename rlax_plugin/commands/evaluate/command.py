@@ -1,4 +1,4 @@
-"""``rlax eval``: from a run's directory to a table of measures."""
+"""``rlax eval``: evaluates a run's weights and writes a table of measures."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ def evaluate(
     out: str | None = None,
     as_json: bool = False,
 ) -> None:
-    """Measures, prints, and writes ``RUN/evaluation/eval-<version>.json``.
+    """Evaluates, prints the measures, and writes ``RUN/evaluation/eval-<version>.json``.
 
-    What was measured with other settings stays: the file is then ``eval-<version>-2.json``.
+    A result with other settings is not overwritten: the new file is then
+    ``eval-<version>-2.json``.
 
     Args:
-      overrides: ``key=value``, on top of the run's config.
-      sets: names of those to be measured; empty: all.
-      out: where to write the result instead.
-      as_json: prints that instead of a table.
+      overrides: ``key=value`` arguments, on top of the run's config.
+      sets: names of the sets to evaluate; empty: all.
+      out: file for the result instead.
+      as_json: prints the result as JSON instead of a table.
 
     Raises:
-      RlaxError: whatever made it fail; the message says where the logs are, and the result, if it
-        could only not be written.
+      RlaxError: the evaluation failed, and the message names the logs; or only writing failed, and
+        it names a file with the result.
     """
     if out is not None:
         check_file_writable("--out", out, Deadlines().rpc_s)
@@ -79,7 +80,7 @@ def evaluate(
 
 
 def _name(run: RunFiles, document: Mapping[str, Any]) -> str:
-    """Where no other result is lost: the first name that is free, or holds the same settings."""
+    """Returns the first file name that is free or has a result with the same settings."""
     first = f"evaluation/eval-{document['version']:08d}"
     names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
     return next(
@@ -91,7 +92,7 @@ def _name(run: RunFiles, document: Mapping[str, Any]) -> str:
 
 
 def _settings(document: Mapping[str, Any]) -> tuple[object, list[str]]:
-    """What a result depends on, beside the version."""
+    """Returns the settings on which a result depends, besides the version."""
     return list(filter(decides, document.get("overrides", []))), list(document["sets"])
 
 
@@ -128,7 +129,7 @@ class _Job:
 
     @property
     def what(self) -> str:
-        """What is measured, in words; known once it runs."""
+        """A description of the weights that are measured; known once it runs."""
         return self._policy.what
 
     def run(self, console: Console, signals: Signals, *, show: bool) -> Evaluated:

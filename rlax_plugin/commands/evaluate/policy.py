@@ -1,7 +1,7 @@
 """The policy that a command measures: its weights, and workers that generate with them.
 
-The main thread is the trainer's, if it has to read weights; all else lives on an event loop on a
-second thread, as in ``rlax train``.
+If the trainer has to read weights, it does so on the main thread. Everything else runs on an event
+loop on a second thread, as in ``rlax train``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FIRST = "first"  # the run of which only the first weights are made
 
 
 class Signals:
-    """SIGTERM ends it as Ctrl-C does; neither interrupts the end itself."""
+    """Signal handling: SIGTERM ends a command as Ctrl-C does; neither interrupts cleaning up."""
 
     closing = False
 
@@ -59,7 +59,7 @@ class Signals:
 
 @contextmanager
 def interruptible() -> Iterator[Signals]:
-    """Handles both signals as ``Signals`` says."""
+    """Handles both signals as ``Signals`` describes."""
     signals = Signals()
     previous = {n: signal.signal(n, signals.stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -71,9 +71,9 @@ def interruptible() -> Iterator[Signals]:
 
 @contextmanager
 def working_directory(command: str) -> Iterator[tuple[Path, Console, Signals]]:
-    """A directory that goes with the command, what libraries print in a log file of it.
+    """Makes a temporary directory for a command, with a log file of all that libraries print.
 
-    It is left behind where the command fails, and the message says where the logs are.
+    It is kept if the command fails, and the message names the logs.
 
     Yields:
       The directory, a console on the real standard output, and the signals.
@@ -96,12 +96,12 @@ def working_directory(command: str) -> Iterator[tuple[Path, Console, Signals]]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a policy comes from.
+    """The origin of a policy: a run or a config.
 
     Attributes:
-      config: that its samples are generated with.
-      training: the section that a run trains with; ``config``'s own where there is no run.
-      target: of a run; None: the weights that a training with the config would start from.
+      config: config with which samples are generated.
+      training: the section that the run trains with; without a run, that of ``config``.
+      target: weights of a run; None: the weights that training with the config would start from.
     """
 
     config: ResolvedConfig
@@ -110,14 +110,14 @@ class Origin:
 
     @classmethod
     def of_run(cls, target: Target, overrides: Sequence[str]) -> Origin:
-        """A run's policy, with ``key=value`` arguments on top of the run's config."""
+        """Returns a run's policy, with ``key=value`` arguments on top of the run's config."""
         text, source = target.run.get(CONFIG), target.run.location(CONFIG)
         config = of_yaml(text, source, (*_OWN_PORTS, *overrides))
         return cls(config, of_yaml(text, source).section, target)
 
     @classmethod
     def of_config(cls, path: str, overrides: Sequence[str]) -> Origin:
-        """The policy that a training would start with."""
+        """Returns the policy that training would start from."""
         config = resolve(path, (*_OWN_PORTS, *overrides))
         return cls(config, config.section)
 
@@ -128,15 +128,15 @@ class Origin:
 
 
 class Policy:
-    """A policy, from where its weights are to workers that generate with them.
+    """A policy: finds its weights, and starts workers that generate with them.
 
     Args:
-      directory: for what goes with the command.
-      note: shows in one line what went wrong with rewards; the command goes on.
+      directory: temporary directory of the command.
+      note: shows a failure of rewards in one line; the command continues.
 
     Attributes:
-      section: of the config.
-      what: is measured, in words; known in full once it runs.
+      section: the section of the config.
+      what: a description of the weights that are measured; complete once it runs.
     """
 
     def __init__(self, origin: Origin, directory: Path, note: Callable[[str], None]):
@@ -171,7 +171,7 @@ class Policy:
         signals: Signals,
         read: Callable[[RlaxSection, Part], RunPrompts],
     ) -> Iterator[tuple[LoopThread, Session]]:
-        """Brings up everything from the reward processes to the workers, and ends it.
+        """Starts everything from the reward processes to the workers, and stops it at the end.
 
         Args:
           read: reads the prompts that are needed.
@@ -180,7 +180,7 @@ class Policy:
           The thread of the event loop, and the session on it.
 
         Raises:
-          RlaxError: the weights cannot be found or read, or something did not start.
+          RlaxError: the weights cannot be found or read, or a process did not start.
         """
         thread = LoopThread()
         try:
@@ -264,7 +264,7 @@ class Policy:
     def _read(
         self, thread: LoopThread, session: Session, publish: Callable[[TrainerPort], None]
     ) -> None:
-        """Has the trainer publish weights, as a version that this session serves."""
+        """Lets the trainer publish weights as a version that this session serves."""
         # Where the workers can reach it: they may be on other machines.
         target, config = self._origin.target, self._origin.config
         run = RunFiles(config.maxtext.get("base_output_directory") or self._base)

@@ -26,11 +26,11 @@ _BACKLOG = 2  # a worker is sent twice its slots, so that it always has somethin
 class Session:
     """Everything from the reward processes to the workers, for one weight version.
 
-    ``open_session`` makes one. Its methods run on that event loop.
+    ``open_session`` creates one. Its methods run on the event loop of that call.
 
     Attributes:
-      version: of the weights that are measured; -1 until they are published.
-      weights: 8 hex digits, the same for the same weights; "" until they are published.
+      version: version of the weights that are measured; -1 until they are published.
+      weights: digest of the weights, 8 hex digits; "" until they are published.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Session:
 
     @property
     def pace(self) -> Pace:
-        """What deadlines must at least be."""
+        """The minimum deadlines."""
         return self._generation.pace
 
     @property
     def source(self) -> PromptSource:
-        """Of training."""
+        """The prompt source of training."""
         return self._generation.source
 
     @property
@@ -56,10 +56,10 @@ class Session:
         return tuple(self._generation.evaluator.sets)
 
     async def writing(self, path: str) -> None:
-        """See ``Announcer``; nothing: what a session writes is removed with its directory."""
+        """Does nothing, see ``Announcer``: a session's files are removed with its directory."""
 
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
-        """Gives workers the version that is to be measured."""
+        """Publishes the version to measure to the workers."""
         await self._parameters.publish(version, restart)
         self._generation.fleet.latest_version = self.version = version.version
         self.weights = digest({name: one.fingerprint for name, one in version.tensors.items()})
@@ -85,10 +85,10 @@ class Session:
     def training_set(
         self, section: RlaxSection, split: str, prompts: Sequence[Prompt], samples: int
     ) -> ProblemSet:
-        """Prompts of ``rlax.prompt_source`` as problems, judged as in training.
+        """Returns prompts of ``rlax.prompt_source`` as problems, scored as in training.
 
         Args:
-          samples: of each prompt.
+          samples: number of samples of each prompt.
         """
         return ProblemSet(
             name=split,
@@ -101,7 +101,7 @@ class Session:
         )
 
     async def ask(self, problems: ProblemSet, wanted: Iterable[int], hand: Handed) -> None:
-        """Asks some prompts of a set; see ``ask_all``.
+        """Generates and scores some prompts of a set; see ``ask_all``.
 
         Raises:
           RlaxError: no worker came, or a group cannot be generated.
@@ -131,14 +131,14 @@ async def open_session(
     supervision: Supervision,
     closing: Closing,
 ) -> Session:
-    """Brings everything up; workers wait for a version.
+    """Starts everything; workers wait for a version.
 
     Args:
-      store: where the version's bytes are; nothing is ever deleted from it here.
-      note: shows in one line what went wrong with rewards; the evaluation goes on.
+      store: store of the version's bytes; nothing is deleted from it here.
+      note: shows a failure of rewards in one line; the evaluation continues.
 
     Raises:
-      RlaxError: something did not start; ``closing`` ends what did.
+      RlaxError: a process did not start; ``closing`` ends those that did.
     """
 
     async def opened() -> Session:

@@ -1,4 +1,4 @@
-"""Measures as a table."""
+"""Formats measures as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlax_plugin.evaluation.result import Evaluated
 
 
 def measures_table(found: Evaluated, title: str) -> Table:
-    """Every measure of every set, with its interval."""
+    """Returns a table with every measure of every set and its interval."""
     table = Table(title=title, caption="95 % bootstrap intervals over problems")
     for column in ("set", "measure", "value", "95 % interval"):
         table.add_column(column, justify="left" if column in ("set", "measure") else "right")

@@ -1,1 +1,1 @@
-"""``rlax measure``: the pass rate of every prompt, before or beside training."""
+"""``rlax measure``: measures the pass rate of every prompt, before or during training."""

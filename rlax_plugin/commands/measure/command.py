@@ -1,4 +1,4 @@
-"""``rlax measure``: asks every prompt of a split, and writes a table of pass rates."""
+"""``rlax measure``: generates and scores samples of every prompt, and writes their pass rates."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ _LINE_S = 60.0  # between two lines of progress where no terminal shows a bar
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command was given.
+    """The arguments of the command.
 
     Attributes:
       target: a run, RUN@VERSION, RUN/checkpoints/NAME, or a config.
-      version, step: of the run.
-      samples: of each prompt.
-      split: whose prompts.
+      version, step: weight version, or step of a checkpoint, of the run.
+      samples: number of samples of each prompt.
+      split: split of the prompts to measure.
       out: file to write; None: see ``default_out``.
-      overrides: ``key=value``.
+      overrides: ``key=value`` arguments.
     """
 
     target: str
@@ -75,7 +75,7 @@ class Asked:
     overrides: Sequence[str] = ()
 
     def origin(self) -> Origin:
-        """Whose policy is measured.
+        """Returns the origin of the policy to measure.
 
         Raises:
           ConfigError: there is no such run or config.
@@ -95,11 +95,11 @@ class Asked:
         return Origin.of_config(self.target, overrides)
 
     def command(self, out: str, version: int) -> str:
-        """The same command again, to be pasted.
+        """Returns the command line that continues this measurement.
 
         Args:
           out: the file that is written.
-          version: of the weights; a run that goes on has a newer one by then.
+          version: version of the weights, as an active run has a newer one by then.
         """
         words = ["measure", self.target, "--samples", str(self.samples), "--out", out]
         of_run = not (self._is_config or self.step is not None or "/checkpoints/" in self.target)
@@ -115,7 +115,7 @@ class Asked:
 
 
 def default_out(asked: Asked, origin: Origin) -> str:
-    """``RUN/pass_rates/...`` of a run, a file in the working directory of a config."""
+    """Returns ``RUN/pass_rates/...`` for a run, a file in the working directory for a config."""
     target = origin.target
     if target is None:
         name = f"{Path(asked.target).stem}-{asked.split}"
@@ -129,7 +129,8 @@ def measure(asked: Asked, *, as_json: bool = False) -> None:
     """Measures, prints a summary, and writes the table.
 
     Raises:
-      RlaxError: whatever made it fail; what is finished is kept, and the message says how to go on.
+      RlaxError: the measurement failed; finished prompts are kept, and the message says how to
+        continue.
     """
     origin = asked.origin()
     if not asked.out and origin.target is not None:
@@ -164,8 +165,9 @@ class _Job:
     """One measurement.
 
     Attributes:
-      what: is measured, in words; known once it runs.
-      kept: a sentence on what is kept of an unfinished one; "" if nothing is.
+      what: a description of the weights that are measured; known once it runs.
+      kept: a sentence about the finished prompts of an unfinished measurement; "" if there are
+        none.
     """
 
     def __init__(
@@ -185,10 +187,10 @@ class _Job:
         if self._parts is None:
             return ""
         done, of = int(self._parts.done_n.sum()), len(self._parts.done_n)
-        return f"{done:,} of {of:,} prompts are kept; go on with: {self._command}"
+        return f"{done:,} of {of:,} prompts are kept; continue with: {self._command}"
 
     def run(self, console: Console, signals: Signals, *, show: bool) -> MeasuredRates:
-        """Asks what is not asked yet, and writes the table."""
+        """Measures the unfinished prompts, and writes the table."""
         prompts: Sequence[Prompt] = ()
 
         def read(section: RlaxSection, part: Part) -> RunPrompts:
@@ -235,7 +237,7 @@ class _Job:
         )
 
     def _described(self, session: Session, problems: ProblemSet) -> dict[str, Any]:
-        """All that a pass rate depends on."""
+        """Returns everything on which a pass rate depends."""
         section = self._policy.section
         sampling = problems.sampling
         rollouts = section.rollouts
@@ -286,7 +288,7 @@ class _Job:
 def _progress(
     console: Console, done: int, total: int, *, show: bool
 ) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, else a line now and then."""
+    """Shows a progress bar on a terminal, and occasional lines elsewhere."""
     columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     began_s = told_s = time.monotonic()
@@ -312,7 +314,7 @@ def _progress(
 
 
 def first_of_each(prompts: Sequence[Prompt]) -> np.ndarray:
-    """The index of each prompt's first occurrence; a table has each of its prompts once."""
+    """Returns the index of each prompt's first occurrence, as a table has each prompt once."""
     if isinstance(prompts, PromptTable):
         return np.arange(len(prompts))
     first: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""What a measurement has finished so far: numbered files beside the result, each written whole.
+"""The finished part of a measurement: numbered files beside the result, each written atomically.
 
-A process that is killed loses the prompts since its last part, and no more: they are asked again,
-with the same seeds.
+A process that is killed loses only the prompts since its last part. They are generated again, with
+the same seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN = 120  # characters of a value in a message
 
 
 class Counts(NamedTuple):
-    """What came of one prompt; all but ``index`` are numbers of samples, or of their tokens."""
+    """The counts of one prompt; all but ``index`` are numbers of samples, or of their tokens."""
 
     index: int
     passed: int
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, index: int, answered: Answered, pass_threshold: float) -> Counts:
-        """Counts a prompt's samples; one that could not be scored neither passed nor failed."""
+        """Counts a prompt's samples; unscored ones count neither as passed nor as failed."""
         scored = np.isfinite(answered.rewards_n)
         passed = int(np.count_nonzero(answered.rewards_n[scored] >= pass_threshold))
         return cls(
@@ -60,13 +60,13 @@ class Parts:
     """The parts of one measurement.
 
     Args:
-      out: the file that the measurement will become; its parts are in ``<out>.parts/``.
-      prompts: their number.
-      about: of every part.
+      out: file of the final result; the parts are in ``<out>.parts/``.
+      prompts: number of prompts.
+      about: description of the measurement, stored in every part.
 
     Attributes:
-      counts: int64 [fields of ``Counts`` but the index, prompts].
-      done_n: bool, which prompts are finished.
+      counts: int64 [fields of ``Counts`` except the index, prompts].
+      done_n: bool, True for finished prompts.
     """
 
     def __init__(self, out: str, prompts: int, about: About):
@@ -80,13 +80,13 @@ class Parts:
         self._lock: IO[str] | None = None
 
     def begin(self, what: Mapping[str, Any]) -> None:
-        """Goes on with the parts that are there, if any.
+        """Continues from existing parts, if there are any.
 
         Args:
-          what: is measured, and how: name -> value, all that a pass rate depends on.
+          what: name -> value of everything on which a pass rate depends.
 
         Raises:
-          ConfigError: they are of something else, or another process writes them.
+          ConfigError: the parts belong to another measurement, or another process writes them.
           RlaxError: a part is damaged.
         """
         self._locked()
@@ -140,16 +140,16 @@ class Parts:
         self.done_n[index] = True
 
     async def add(self, counts: Counts) -> None:
-        """Takes a finished prompt; now and then writes a part, off the event loop."""
+        """Adds a finished prompt; from time to time writes a part, off the event loop."""
         self._rows.append(counts)
         if len(self._rows) >= _ROWS or time.monotonic() - self._written_s > self._part_s:
             await asyncio.to_thread(self.flush)
 
     def flush(self) -> None:
-        """Writes what is finished; blocking.
+        """Writes the finished prompts; blocks.
 
         Raises:
-          RlaxError: it cannot be written; then it is kept for the next time.
+          RlaxError: they cannot be written; the next call tries again.
         """
         with self._writing:
             rows, self._written_s = list(self._rows), time.monotonic()
@@ -167,12 +167,12 @@ class Parts:
             self._part_s = min(_LONGEST_S, 2 * self._part_s)
 
     def close(self) -> None:
-        """Lets other processes go on."""
+        """Releases the parts for other processes."""
         if self._lock is not None:
             self._lock.close()
 
     def remove(self) -> None:
-        """Removes all parts: the result is written."""
+        """Removes all parts, once the result is written."""
         with suppress(FileNotFoundError):
             self._files.delete("")
 

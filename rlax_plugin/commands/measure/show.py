@@ -1,4 +1,4 @@
-"""What a measurement shows at its end: how many prompts of each domain are worth training on."""
+"""The summary of a measurement: the number of prompts of each domain that are useful to train."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALL = "all"
 
 
 def summaries(rates: MeasuredRates) -> list[dict[str, Any]]:
-    """Figures of all prompts, and of each domain if there are several, the largest first."""
+    """Returns figures of all prompts, and of each domain if there are several, largest first."""
     domains = rates.table.column("domain").combine_chunks().dictionary_encode()
     names: list[str | None] = domains.dictionary.to_pylist()
     found = [_summary(rates, _ALL, np.ones(rates.table.num_rows, bool))]
@@ -52,7 +52,7 @@ def _summary(rates: MeasuredRates, name: str, rows: np.ndarray) -> dict[str, Any
 
 
 def summary_table(found: Sequence[dict[str, Any]], what: str, samples: int) -> Table:
-    """Prompts by how often they passed. Errors have a column only if there are some."""
+    """Returns a table of prompts by pass rate; errors have a column only if there are some."""
     caption = f"never, always, between: none, all or some of a prompt's {samples} samples passed"
     if unmeasured := found[0]["unmeasured"]:
         caption += f"; {unmeasured:,} prompts, whose rewards all failed, are none of these"

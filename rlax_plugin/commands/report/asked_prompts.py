@@ -1,4 +1,4 @@
-"""Which of a run's prompts were asked: never asked ones by domain, the hardest and the easiest."""
+"""The prompts that a run has used: their share by domain, the hardest and the easiest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLES = 6  # of each kind
 
 @dataclass(frozen=True, slots=True)
 class AskedShare:
-    """Prompts of a domain, or of all, and how many of them were asked."""
+    """The number of prompts of a domain, or of all, and of those that were used."""
 
     domain: str
     prompts: int
@@ -33,11 +33,11 @@ class AskedShare:
 def asked_by_domain(
     prompts_of: Mapping[str, int], domain_p: np.ndarray, domains: Sequence[str]
 ) -> list[AskedShare]:
-    """How many prompts of each domain were asked; the largest domain first.
+    """Returns the number of used prompts of each domain, the largest domain first.
 
     Args:
-      prompts_of: domain -> its training prompts.
-      domain_p: int [prompts that were asked], an index into ``domains``; larger: not known.
+      prompts_of: domain -> number of its training prompts.
+      domain_p: int [used prompts], an index into ``domains``; past its end if not known.
     """
     counts = np.bincount(domain_p, minlength=len(domains))[: len(domains)]
     asked = dict(zip(domains, counts.tolist(), strict=True))
@@ -49,7 +49,7 @@ def asked_by_domain(
 def extremes(
     rates: NewestRates, recorded: Sequence[GroupAt], prior: tuple[float, float]
 ) -> tuple[list[int], list[int]]:
-    """Rows of the hardest and of the easiest prompts with recorded samples, in this order.
+    """Returns rows of the hardest and of the easiest prompts with recorded samples.
 
     Args:
       prior: alpha and beta of the Beta prior.
@@ -65,7 +65,7 @@ def extremes(
 
 
 def columns_of(rates: NewestRates) -> tuple[str, ...]:
-    """What ``shown`` says of each prompt."""
+    """Returns the names of the facts that ``shown`` gives for each prompt."""
     domain = ("domain",) if rates.domains != ONE_DOMAIN else ()
     return ("passed", "rate", "90 % interval", "groups", *domain)
 
@@ -77,10 +77,10 @@ def shown(
     recorded: Sequence[GroupAt],
     prior: tuple[float, float],
 ) -> list[ShownPrompt]:
-    """Prompts with their posterior, and the best and the worst sample of the newest group of each.
+    """Returns prompts with their posterior, and the best and worst sample of their newest group.
 
     Args:
-      rows: of ``rates``; of each a group is recorded.
+      rows: rows of ``rates``; each must have a recorded group.
 
     Raises:
       RlaxError: a file of samples is damaged.
@@ -114,7 +114,7 @@ def _place(group: GroupAt | None) -> tuple[int, int]:
 
 
 def _texts(files: RunFiles, groups: Sequence[GroupAt]) -> dict[int, tuple[str, list[ShownSample]]]:
-    """Group -> its prompt's text, and one or two of its samples; reads each file once."""
+    """Returns group -> its prompt's text and one or two samples; reads each file once."""
     columns = ("group", "sample", "trajectory", "prompt", "completion", "reward", "reward_error")
     found: dict[int, tuple[str, list[ShownSample]]] = {}
     for name in dict.fromkeys(group.file for group in groups):
@@ -131,7 +131,7 @@ def _texts(files: RunFiles, groups: Sequence[GroupAt]) -> dict[int, tuple[str, l
 
 
 def _best_and_worst(rows: Sequence[dict[str, Any]]) -> list[ShownSample]:
-    """Only one sample if all rewards are equal."""
+    """Returns the best and the worst sample, or only one if all rewards are equal."""
     scored = sorted((r for r in rows if r["reward"] is not None), key=lambda r: -r["reward"])
     if not scored:
         return [ShownSample("failed", shortened(rows[0]["completion"]))]

@@ -1,4 +1,4 @@
-"""Predicted against observed pass rates: do prompts pass as often as their measured rates say?"""
+"""Compares the pass rates that were predicted for prompts with those that were observed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from rlax_plugin.pass_rates.posterior import beta_interval
 
 BINS = 10
-"""Equal ranges of predicted pass rate; exactly 0 and exactly 1 are bins of their own."""
+"""Number of equal ranges of predicted pass rate; exactly 0 and exactly 1 are separate bins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Bin:
 def calibration(
     before_g: np.ndarray, passed_g: np.ndarray, scored_g: np.ndarray, prompt_g: np.ndarray
 ) -> list[Bin]:
-    """The bins that have groups, by predicted pass rate.
+    """Returns the bins that have groups, by predicted pass rate.
 
-    Samples count, not groups. A filter may end a group after some samples because of their rewards
-    (screening), and then the mean of the groups' shares is biased; the share of all samples is
-    not, since how many samples are generated depends on earlier ones alone (Wald's identity).
+    Samples count, not groups. Screening may end a group after some samples because of their
+    rewards, which biases the mean of the groups' shares. The share of all samples is not biased,
+    since the number of samples depends only on earlier ones (Wald's identity).
 
     Args:
       before_g: float [groups], the pass rate of a group's prompt before the group; no NaN.
       passed_g, scored_g: int, samples of the group; at least one was scored.
-      prompt_g: int, which prompt.
+      prompt_g: int, number of the prompt.
     """
     inner = np.clip((before_g * BINS).astype(np.int64), 0, BINS - 1) + 1
     place_g = np.where(before_g <= 0, 0, np.where(before_g >= 1, BINS + 1, inner))
@@ -60,18 +60,18 @@ def calibration(
 def share_interval(
     passed_g: np.ndarray, scored_g: np.ndarray, prompt_g: np.ndarray, mass: float = 0.9
 ) -> tuple[float, float]:
-    """An interval of the share of samples that pass, over the choice of prompts.
+    """Returns an interval of the share of samples that pass, over the choice of prompts.
 
-    Samples of one prompt are alike, so they say less than as many independent ones. The variance
-    of the share over prompts (of a ratio, linearised) says how much less: the interval is
-    Jeffreys', Beta(k + 1/2, n - k + 1/2), of the number of independent samples with this variance.
+    Samples of one prompt are correlated, so they carry less information than as many independent
+    ones. The variance of the share over prompts (of a ratio, linearised) gives the effective number
+    of independent samples. The interval is Jeffreys', Beta(k + 1/2, n - k + 1/2), for that number.
     See Korn and Graubard 1998, Survey Methodology 24, on intervals of proportions in clusters; and
     Brown, Cai and DasGupta 2001, Statistical Science 16, on Jeffreys' interval and its ends.
 
     Args:
-      passed_g, scored_g: int [groups], samples.
-      prompt_g: int, which prompt.
-      mass: of the interval.
+      passed_g, scored_g: int [groups], numbers of samples.
+      prompt_g: int, number of the prompt.
+      mass: probability of the interval.
     """
     _, cluster = np.unique(prompt_g, return_inverse=True)
     passed_p, scored_p = (np.bincount(cluster, weights=one) for one in (passed_g, scored_g))

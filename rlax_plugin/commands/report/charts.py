@@ -1,4 +1,4 @@
-"""The charts of the page, by section. All take one run or several."""
+"""The charts of the page, by section, for one run or several."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ _SHOWN_ELSEWHERE = {
 
 
 def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Section]:
-    """Every section that any of the runs has something to show in.
+    """Returns every section for which any of the runs has data.
 
     Args:
-      curated: what a page of one run shows of its curation, beside the metrics.
+      curated: section on curation of a page of one run, besides the metrics.
     """
     several = len(runs) > 1
     found = [
@@ -132,7 +132,7 @@ def _curation(runs: Sequence[RunData], curated: Section | None) -> Section:
 
 
 def _each(make: Callable[[RunData], Chart | None], runs: Sequence[RunData]) -> list[Chart]:
-    """A chart per run, with its name where there are several."""
+    """Returns a chart per run, with its name if there are several runs."""
     charts = present(*map(make, runs))
     if len(runs) == 1:
         return charts
@@ -140,7 +140,7 @@ def _each(make: Callable[[RunData], Chart | None], runs: Sequence[RunData]) -> l
 
 
 def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
-    """What each of several rewards gives."""
+    """Returns a chart of the mean of each reward, if there are several."""
     names = sorted({n for run in runs for n in run.metrics if n.startswith(_REWARD_PART)})
     pairs = tuple((name, name.removeprefix(_REWARD_PART)) for name in names)
     caption = "Mean of each of rlax.rewards; the reward is their sum, each times its weight."
@@ -153,7 +153,7 @@ def _of_objective(name: str) -> bool:
 
 
 def _others(runs: Sequence[RunData], wanted: Callable[[str], bool]) -> tuple[list[Chart], str]:
-    """A chart for each of the other metrics, and a sentence on those that never change."""
+    """Returns a chart for each of the other metrics, and a sentence on constant ones."""
     names = sorted({name for run in runs for name in run.metrics} - _SHOWN_ELSEWHERE)
     charts, constant = [], []
     for name in filter(wanted, names):

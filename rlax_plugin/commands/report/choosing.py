@@ -1,4 +1,4 @@
-"""Which groups of a run are put on the page, when they are more than a page should hold."""
+"""Chooses the groups of a run that are put on the page, if there are too many for one page."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _GOLDEN = 0.6180339887498949
 
 
 def fits(group: GroupAt, max_rollouts: int = MAX_ROLLOUTS, max_bytes: float = MAX_BYTES) -> bool:
-    """Whether there is room for a group, were it alone."""
+    """True if a group alone fits on the page."""
     return group.samples <= max_rollouts and group.size <= max_bytes
 
 
 def choose(
     groups: Sequence[GroupAt], max_rollouts: int = MAX_ROLLOUTS, max_bytes: float = MAX_BYTES
 ) -> list[GroupAt]:
-    """As many groups as fit, the steps evenly represented.
+    """Returns as many groups as fit, with the steps evenly represented.
 
-    A quarter of the room is for the first and the last group of prompts that were asked again
-    late, so that early and late answers to one prompt can be compared. Groups that would not fit
-    alone are passed over.
+    A quarter of the space is for the first and last groups of prompts that were used again much
+    later, so that early and late answers to one prompt can be compared. Groups that would not fit
+    alone are left out.
     """
     groups = [group for group in groups if fits(group, max_rollouts, max_bytes)]
     chosen: dict[int, GroupAt] = {}
@@ -53,7 +53,7 @@ def choose(
 
 
 def _pairs(groups: Sequence[GroupAt]) -> list[tuple[GroupAt, GroupAt]]:
-    """First and last group of each prompt that has two, those furthest apart first."""
+    """Returns the first and last group of each prompt that has two, furthest apart first."""
     of_prompt: dict[str, list[GroupAt]] = defaultdict(list)
     for group in sorted(groups, key=lambda g: (g.step, g.group)):
         of_prompt[group.prompt_id].append(group)
@@ -62,7 +62,7 @@ def _pairs(groups: Sequence[GroupAt]) -> list[tuple[GroupAt, GroupAt]]:
 
 
 def _evenly(groups: Sequence[GroupAt]) -> list[GroupAt]:
-    """An order of which every beginning is spread evenly over the steps.
+    """Returns the groups in an order of which every prefix is spread evenly over the steps.
 
     Steps take turns; multiples of the golden ratio, modulo 1, order them and the groups of each.
     """

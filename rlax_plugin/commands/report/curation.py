@@ -1,4 +1,4 @@
-"""The section on curation: which groups were worth their samples, and which prompts were asked."""
+"""The section on curation: useful groups, pass rates, and the prompts that were used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LEAST_FITTED, _MOST_FITTED = 500, 20_000  # groups that a half-life is fitted t
 
 
 def curation_section(files: RunFiles, run: RunData, recorded: Sequence[GroupAt]) -> Section:
-    """Reads the newest pass rates and lays the section out; what is missing is said.
+    """Reads the newest pass rates and returns the section, which names missing data.
 
     Args:
       recorded: every group whose samples are kept.
@@ -118,9 +118,9 @@ def _calibration(history: History, recorded: Sequence[GroupAt], notes: list[str]
 
 
 def _fitted_half_life(run: RunData, history: History) -> list[Figure]:
-    """The half-life with which earlier samples predict later ones best, if enough groups say so.
+    """Returns the half-life that fits the observations, if there are enough groups.
 
-    Of screened groups it cannot be told: how many samples they have depends on how these ended.
+    It cannot be fitted to screened groups, as their number of samples depends on the outcomes.
     """
     names = ("prompt", "version", "passed", "scored")
     prompt_g, version_g, passed_g, scored_g = (history.groups.column(name) for name in names)
@@ -139,10 +139,10 @@ def _fitted_half_life(run: RunData, history: History) -> list[Figure]:
 
 
 def _domains(history: History, rates: NewestRates | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The domain of each prompt that was asked, as far as the newest snapshot knows it.
+    """Returns the domain of each used prompt, as far as the newest snapshot has it.
 
     Returns:
-      int [prompts], an index into the second; one past its end where it is not known.
+      Indices int [prompts] into the domains' names, one past the end if not known; and the names.
     """
     asked = list(history.groups.asked)
     if rates is None or rates.domains == ONE_DOMAIN:

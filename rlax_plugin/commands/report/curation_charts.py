@@ -26,7 +26,7 @@ _LONGEST = 60  # characters of a name in a legend
 
 
 def _spans(steps: Sequence[int]) -> list[slice]:
-    """Where to cut a list of steps into at most ``_COLUMNS`` parts of equal length."""
+    """Returns slices that cut a list of steps into at most ``_COLUMNS`` parts of equal length."""
     size = max(1, -(-len(steps) // _COLUMNS))
     return [slice(start, start + size) for start in range(0, len(steps), size)]
 
@@ -36,7 +36,7 @@ def _span_name(span: Sequence[int]) -> str:
 
 
 def pass_rates(run: RunData) -> Chart | None:
-    """How the pass rates of the scored groups are distributed, over time."""
+    """Returns a chart of the distribution of the scored groups' pass rates over time."""
     if run.history is None:
         return None
     steps = list(run.history.steps)
@@ -79,7 +79,7 @@ def pass_rates(run: RunData) -> Chart | None:
 
 
 def fates(history: History) -> Chart:
-    """What became of the groups, step by step."""
+    """Returns a chart of the outcomes of groups by step: trained, rejected or dropped."""
     steps = list(history.steps)
     spans = [steps[span] for span in _spans(steps)]
     whole = sum((at.outcomes for at in history.steps.values()), Counter[str]())
@@ -112,10 +112,10 @@ def _label(name: str) -> str:
 
 
 def samples_per_useful_group(useful: UsefulGroups, group_size: int) -> Chart:
-    """How many samples were generated for each useful group, step by step.
+    """Returns a chart of the number of samples generated for each useful group, by step.
 
     Args:
-      group_size: of the config; 0: not known.
+      group_size: group size of the config; 0: not known.
     """
     spans = _spans(useful.steps)
     x = [float(np.mean(useful.steps[span])) for span in spans]
@@ -158,11 +158,11 @@ def samples_per_useful_group(useful: UsefulGroups, group_size: int) -> Chart:
 
 
 def calibration_chart(bins: Sequence[Bin], without: int, not_kept: int) -> Chart:
-    """Predicted and observed pass rates, with the number of samples of each bin below.
+    """Returns a chart of predicted and observed pass rates, with the samples of each bin below.
 
     Args:
-      without: groups that were left out, because their prompts had no pass rate.
-      not_kept: groups that were left out, because their samples are not kept.
+      without: number of groups left out because their prompts had no pass rate.
+      not_kept: number of groups left out because their samples are not kept.
     """
     predicted, observed, low, high = (
         np.array([getattr(one, name) for one in bins])
@@ -231,11 +231,11 @@ def domain_chart(
     asked: np.ndarray,
     half_life: float,
 ) -> list[Chart]:
-    """The mean pass rate of the prompts of each domain, over time; no chart if none was scored.
+    """Returns a chart of the mean pass rate of each domain over time; none without scored groups.
 
     Args:
       means: float [domains, steps].
-      asked: int [domains], prompts; the domains of which most were asked are drawn.
+      asked: int [domains], number of used prompts; the domains with most of them are plotted.
     """
     drawn = [i for i in np.argsort(-asked, kind="stable").tolist() if np.isfinite(means[i]).any()]
     if not drawn:

@@ -1,4 +1,4 @@
-"""The mean pass rate of each domain, step by step, from the groups in the journal."""
+"""Computes the mean pass rate of each domain by step, from the groups in the journal."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rlax_plugin.pass_rates.table import PassRateTable
 def domain_rates(
     groups: ScoredGroups, domain_p: np.ndarray, domains: int, half_life: float
 ) -> tuple[list[int], np.ndarray]:
-    """Observes the groups again, in their order, as the run's own table did without a prior.
+    """Observes the groups again, in their order, as the run's table did, but without a prior.
 
     Args:
-      domain_p: int [prompts that were asked], the domain of each, by its number in ``groups``.
-      domains: their number.
-      half_life: of a sample, in policy versions.
+      domain_p: int [used prompts], domain of each prompt, by its number in ``groups``.
+      domains: number of domains.
+      half_life: half-life of a sample, in policy versions.
 
     Returns:
       The steps in which a group was scored, ascending; and float64 [domains, steps], the mean rate
-      of the prompts asked until then, each of which counts once; NaN: of the domain none was.
+      of the prompts used so far, each of which counts once; NaN before the domain's first one.
     """
     table = PassRateTable(len(domain_p), half_life)
     means = DomainRates(table, domain_p, domains)

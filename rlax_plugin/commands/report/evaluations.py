@@ -1,4 +1,4 @@
-"""Held-out evaluations, as ``evaluation/*.json`` has them."""
+"""Reads held-out evaluations from ``evaluation/*.json``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Measured:
     Attributes:
       moment: "before", "after", or the file's name.
       held_out: name of the set.
-      measure: e.g. "pass_at_1" or "length_mean".
+      measure: name such as "pass_at_1" or "length_mean".
       version: weight version; equals the training step that produced it.
-      overrides: key=value of what differed from the run's settings: not comparable if any did.
+      overrides: key=value settings that differ from the run's; if there are any, the figure is not
+        comparable.
     """
 
     moment: str
@@ -36,26 +37,26 @@ class Measured:
 
     @property
     def solved(self) -> bool:
-        """Whether it is a share of problems solved."""
+        """True if it is a share of solved problems."""
         return is_score(self.measure)
 
     @property
     def label(self) -> str:
-        """E.g. "pass@1" or "length mean"."""
+        """The measure's name for display, such as "pass@1" or "length mean"."""
         return label(self.measure)
 
     @property
     def family(self) -> str:
-        """What it can share an axis with: ``SOLVED``, or its unit."""
+        """The axis that it shares with others: ``SOLVED``, or its unit."""
         row = names.find(f"evaluation/{self.measure}")
         return SOLVED if self.solved or row is None else row.unit
 
 
 def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
-    """Every estimate with an interval, ordered by set, measure and version.
+    """Returns every estimate with an interval, ordered by set, measure and version.
 
     Args:
-      main_set: name of the set whose figures carry none, in records of earlier versions.
+      main_set: name of the main set, for records of earlier versions that do not name it.
 
     Raises:
       RlaxError: a file is damaged.
@@ -86,7 +87,7 @@ def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
 
 
 def set_apart(found: Iterable[Measured]) -> tuple[tuple[Measured, ...], list[str]]:
-    """What can be compared, and a sentence on each evaluation that had settings of its own."""
+    """Returns comparable figures, and a sentence on each evaluation with other settings."""
     found = tuple(found)
     others: dict[str, list[Measured]] = {}
     for one in found:

@@ -12,7 +12,7 @@ from rlax_plugin.commands.report.run import RunData
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with its name, as it is shown."""
+    """A number and its name, as they are shown."""
 
     name: str
     value: str
@@ -20,14 +20,14 @@ class Figure:
 
 
 def state(run: RunData) -> str:
-    """One word or two on how the run ended, if it has."""
+    """Describes the state of a run in a word or two."""
     if not run.summary:
         return "not ended"
     return "complete" if run.summary.get("complete") else "stopped early"
 
 
 def figures(run: RunData) -> list[Figure]:
-    """What the records say; a figure of a part that is missing is left out."""
+    """Returns the figures of a run; those of missing records are left out."""
     return [found for found in (make(run) for make in _FIGURES) if found is not None]
 
 
@@ -77,7 +77,7 @@ def _workers(run: RunData) -> Figure | None:
 
 
 def duration(seconds: float) -> str:
-    """E.g. "42.0 s", "10 min 6 s", "2 h 5 min"."""
+    """Formats a duration, such as "42.0 s", "10 min 6 s" or "2 h 5 min"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""What the journal tells of each step: groups and how they ended, pass rates, weight versions."""
+"""The journal's content by step: groups and their outcomes, pass rates, weight versions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ ACCEPTED = "accepted"
 
 @dataclass(slots=True)
 class StepEvents:
-    """What happened between two commits of batches.
+    """The events between two commits of batches, added up.
 
     Attributes:
-      outcomes: groups by ``ACCEPTED``, why they were rejected, or "dropped: <why>". Each is
-        counted once: where it was scored, or where it was dropped if it never was.
-      pass_rates: (samples that passed, samples that were scored) -> groups.
-      samples: that were generated, of all groups; those of each attempt that was generated.
+      outcomes: outcome -> number of groups: ``ACCEPTED``, the reason of a rejection, or
+        "dropped: <reason>". A group counts once: in the step in which it was scored, or was dropped
+        without being scored.
+      pass_rates: (samples that passed, samples that were scored) -> number of groups.
+      samples: number of samples generated of all groups, with those of repeated attempts.
       newest: the newest weight version published when the batch is committed; None: none was.
       generated_with: worker -> the newest weight version that it has generated with by then.
     """
@@ -41,12 +42,12 @@ class History:
 
     Attributes:
       steps: step -> its events, in order.
-      newest: of all weight versions published; None: none was.
+      newest: the newest weight version published; None: none was.
       generated_with: worker -> the newest weight version that it has generated with.
-      dropped: group -> why it did not train although it was accepted.
-      groups: those that were scored, one by one.
-      resumed: steps after which another process took the run over.
-      problems: what could not be read.
+      dropped: group -> reason why it was accepted but not trained.
+      groups: the scored groups.
+      resumed: steps after which the run was resumed.
+      problems: sentences about records that could not be read.
     """
 
     steps: dict[int, StepEvents] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class History:
     problems: list[str] = field(default_factory=list)
 
     def add(self, event: ev.Event, step: int) -> None:
-        """Takes an event that belongs to a step."""
+        """Adds an event that belongs to a step."""
         at = self.steps.setdefault(step, StepEvents())
         match event:
             case ev.Issued():
@@ -94,7 +95,7 @@ class History:
 
 
 def read_history(files: RunFiles, progress: Callable[[str, int, int], object]) -> History | None:
-    """The journal up to its end, or to where it is damaged; None if there is none.
+    """Reads the journal up to its end, or to a damaged segment; returns None if there is none.
 
     Events belong to the step whose batch is committed with them; those after the last batch belong
     to its step.

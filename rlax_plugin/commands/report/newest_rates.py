@@ -1,4 +1,4 @@
-"""The pass rates of a run's newest snapshot: of each prompt that was measured, with its domain."""
+"""Reads the pass rates of a run's newest snapshot, with the domain of each measured prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 ONE_DOMAIN = ("",)
-"""The names of the domains where prompts have none."""
+"""The names of the domains if prompts have no domain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,12 +26,12 @@ class NewestRates:
     """The pass-rate table of a run as of its newest snapshot.
 
     Attributes:
-      step: of the snapshot.
+      step: step of the snapshot.
       ids: strings [n].
-      passed_n, failed_n: float64 [n], samples; older ones count less.
-      groups_n: int64 [n], groups of this run; 0: the rate is only that of a prior.
+      passed_n, failed_n: float64 [n], numbers of samples; older ones count less.
+      groups_n: int64 [n], number of groups of this run; 0: the rate is only that of a prior.
       domain_n: int64 [n], an index into ``domains``.
-      domains: names of those of the measured prompts.
+      domains: names of the measured prompts' domains.
     """
 
     step: int
@@ -43,7 +43,7 @@ class NewestRates:
     domains: tuple[str, ...]
 
     def rows_of(self, prompts: Sequence[str]) -> np.ndarray:
-        """int64, the row of each of some prompt ids; -1: it has no pass rate."""
+        """Returns the rows of prompt ids, int64; -1 for a prompt without a pass rate."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -53,7 +53,7 @@ class NewestRates:
 
 
 def newest_rates(files: RunFiles) -> NewestRates | None:
-    """Reads them; None if the run has no snapshot yet.
+    """Reads the pass rates; returns None if the run has no snapshot yet.
 
     Raises:
       RlaxError: they are damaged, or the snapshot was removed meanwhile.
@@ -85,7 +85,7 @@ def newest_rates(files: RunFiles) -> NewestRates | None:
 
 
 def _of_earlier_version(step: int, inline: dict[str, tuple[float, float]]) -> NewestRates:
-    """Of a document that has the rates within: prompt id -> (passed, all)."""
+    """Converts a document of an earlier version, with prompt id -> (passed, all)."""
     import pyarrow as pa
 
     counts = np.array(list(inline.values()), np.float64).reshape(-1, 2)

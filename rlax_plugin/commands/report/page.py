@@ -1,4 +1,4 @@
-"""Puts a page together: everything in one file, which asks no network for anything."""
+"""Assembles a page: one file with everything in it, which needs no network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlax_plugin.text.harmless import harmless
 
 
 def packed(text: str) -> str:
-    """gzip in base64: small, and nothing in it can end the element that holds it."""
+    """Compresses a text to gzip in base64, which cannot close the HTML element that contains it."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
@@ -41,7 +41,7 @@ def _environment() -> jinja2.Environment:
     )
 
     def source(name: str) -> Markup:
-        """A file of ours as it is: style or script."""
+        """Returns a style or script of this package, unescaped."""
         return Markup(loader.get_source(environment, name)[0])
 
     environment.globals["source"] = source
@@ -49,7 +49,7 @@ def _environment() -> jinja2.Environment:
 
 
 def report_page(run: RunData, rollouts: Rollouts, curated: Section) -> str:
-    """The page of one run.
+    """Returns the page of one run.
 
     Args:
       curated: see ``sections``.
@@ -71,7 +71,7 @@ def report_page(run: RunData, rollouts: Rollouts, curated: Section) -> str:
 
 
 def compare_page(runs: Sequence[RunData]) -> str:
-    """The page of several runs, overlaid."""
+    """Returns a page that overlays several runs."""
     return render(
         "compare.html",
         {},
@@ -85,12 +85,12 @@ def compare_page(runs: Sequence[RunData]) -> str:
 
 
 def render(template: str, blobs: dict[str, str], found: list[Section], **values: Any) -> str:
-    """A page with the charts of some sections.
+    """Returns a page with the charts of some sections.
 
     Args:
-      template: name of the file, which extends ``base.html``.
+      template: file name of a template that extends ``base.html``.
       blobs: name -> text for the page's scripts.
-      values: what the template shows; texts are escaped.
+      values: values for the template; texts are escaped.
     """
     texts = {"charts": _charts_json(found)} | blobs
     return (

@@ -1,4 +1,4 @@
-"""Where the groups of a run are recorded, and what it costs to show them."""
+"""The places of a run's recorded groups, and the space that they need on a page."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _READ = (
 
 @dataclass(frozen=True, slots=True)
 class GroupAt:
-    """Where a group of samples is recorded, and what it costs to show it.
+    """The place of a recorded group of samples, and the space that it needs on a page.
 
     Attributes:
       file: name of the Parquet file.
-      step: it trained at, or that was next when it was scored.
-      trained: whether this is the batch that it trained in.
-      samples: their number.
-      size: estimated bytes on the page, at most.
-      mixed: whether its rewards differ.
-      pass_rate_before: of its prompt; None: the prompt had none.
+      step: step at which it trained, or the next step when it was scored.
+      trained: True if the file's batch trained on it.
+      samples: number of samples.
+      size: upper estimate of its bytes on the page.
+      mixed: True if its rewards differ.
+      pass_rate_before: pass rate of its prompt before; None: the prompt had none.
     """
 
     file: str
@@ -50,10 +50,10 @@ class GroupAt:
 
 
 def read_rows(files: RunFiles, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a file of samples; all columns, or some.
+    """Reads rows of a file of samples, with all columns or some.
 
     Raises:
-      RlaxError: it is damaged, or lacks a column.
+      RlaxError: the file is damaged, or lacks a column.
     """
     try:
         return rows_of(files.get(name), name, columns)
@@ -62,10 +62,10 @@ def read_rows(files: RunFiles, name: str, columns: Sequence[str] | None = None) 
 
 
 def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
-    """The groups of one file.
+    """Yields the groups of one file.
 
     Raises:
-      RlaxError: it is damaged.
+      RlaxError: the file is damaged.
     """
     table = read_rows(files, name, _READ)
     tokens = table["versions"].combine_chunks().value_lengths().to_pylist()

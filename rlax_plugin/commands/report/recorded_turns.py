@@ -1,4 +1,4 @@
-"""The episodes of a file of samples, as the page shows them: one each, with all of its turns."""
+"""Reads the episodes of a file of samples for the page, each with all of its turns."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Recorded:
     """One episode.
 
     Attributes:
-      row: the columns that a row of the table is made of, of its first trajectory; ``workers``,
-        ``finish``, ``turn_order`` and ``token_advantages`` are those of all.
-      arrays: of what was sampled in all its turns: tokens, log-probs, versions.
-      turns: [what was given, what was sampled, its number of tokens, how it ended, what was paid at
-        its tokens or None, trajectory] for each; empty where there is only one.
-      asked: int32, what was given first, where that is not the prompt; None otherwise.
+      row: columns of its first trajectory for a row of the table; ``workers``, ``finish``,
+        ``turn_order`` and ``token_advantages`` are those of all trajectories.
+      arrays: tokens, log-probs and versions that were sampled in all its turns.
+      turns: [given text, sampled text, number of sampled tokens, finish, reward at its tokens or
+        None, trajectory] for each turn; empty if there is only one.
+      asked: int32, the first given tokens if they are not the prompt; None otherwise.
     """
 
     row: Mapping[str, Any]
@@ -38,7 +38,7 @@ class Recorded:
 
 
 def recorded_in(table: pa.Table) -> Iterator[Recorded]:
-    """The episodes of the rows of whole groups, in their order."""
+    """Yields the episodes in rows of whole groups, in their order."""
     rows = table.select(_READ).to_pylist()
     lists = zip(*(table[name].to_pylist() for name in _ARRAYS), strict=True)
     both = zip(rows, lists, strict=True)
@@ -86,7 +86,7 @@ def _asked(row: Mapping[str, Any]) -> np.ndarray | None:
 
 
 def figures_of(text: str | None) -> dict[str, float]:
-    """What rewards and the environment have reported besides; {} if it cannot be read."""
+    """Parses the metrics of rewards and the environment; {} if they cannot be read."""
     try:
         found = json.loads(text or "{}")
         return {harmless(str(name)): float(value) for name, value in found.items()}

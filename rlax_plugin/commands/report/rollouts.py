@@ -1,6 +1,6 @@
-"""The rollouts of the page: a table of all that are shown, and their tokens in chunks.
+"""The rollouts of the page: a table of those that are shown, and their tokens in chunks.
 
-A rollout is one episode, whatever the number of its turns and trajectories: one line of the table.
+A rollout is one episode with all of its turns and trajectories: one line of the table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.text.harmless import harmless
 
 CHUNK = 500
-"""Rollouts whose tokens are unpacked together when one of them is opened."""
+"""Number of rollouts whose tokens are unpacked together when one of them is opened."""
 
 _NO_SOURCE = "texts of tokens: the run's prompt source cannot be used here"
 _UNUSABLE = (RlaxError, ImportError, OSError, ValueError)
@@ -37,13 +37,13 @@ _UNUSABLE = (RlaxError, ImportError, OSError, ValueError)
 
 @dataclass(slots=True)
 class Rollouts:
-    """What the page shows of a run's rollouts.
+    """A run's rollouts, as the page shows them.
 
     Attributes:
       index: JSON text of the table: a list per column.
       chunks: JSON texts of tokens, milli-nats and versions of ``CHUNK`` rollouts each.
       shown, recorded: numbers of rollouts.
-      groups: all that are recorded, whether they are shown or not.
+      groups: all recorded groups, including those that are not shown.
     """
 
     index: str
@@ -55,7 +55,7 @@ class Rollouts:
 
 @dataclass(slots=True)
 class _Index:
-    """Columns, one entry per rollout; ``prompt`` and ``fate`` count in the lists of that name."""
+    """Columns with one entry per rollout; ``prompt`` and ``fate`` index lists of these names."""
 
     prompts: dict[str, int] = field(default_factory=dict)
     texts: list[dict[str, str]] = field(default_factory=list)
@@ -112,7 +112,7 @@ class _Index:
 
 
 def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts:
-    """Reads a run's samples and lays out what the page shows of them.
+    """Reads a run's samples and prepares them for the page.
 
     Raises:
       RlaxError: the file system fails.
@@ -152,7 +152,7 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
 
 
 def _recorded_groups(files: RunFiles, run: RunData, progress: Progress) -> list[GroupAt]:
-    """Every group once: one that has trained as its batch has it."""
+    """Returns every recorded group once; a trained group as in its batch."""
     groups: dict[int, GroupAt] = {}
     names = journal.sample_files(files)
     for done, name in enumerate(names, start=1):
@@ -178,29 +178,29 @@ def _fate(row: Mapping[str, Any], run: RunData) -> str:
 
 
 def _advantage(row: Mapping[str, Any]) -> float | None:
-    """Of the sample; the mean of its tokens where they have advantages of their own."""
+    """Returns the advantage of a sample; the mean over its tokens if each has its own."""
     by_token = row["token_advantages"]
     return round(float(np.mean(by_token)), 6) if by_token else row["advantage"]
 
 
 def _last_finish(row: Mapping[str, Any]) -> str:
-    """The finish of the turn that was answered last."""
+    """Returns the finish of the turn that was answered last."""
     order = row["turn_order"]
     return row["finish"][int(np.argmax(order)) if order else -1]
 
 
 def _milli(logprobs: np.ndarray) -> list[int]:
-    """Thousandths of a nat: what colours and a tooltip need, in few bytes."""
+    """Converts log-probs to thousandths of a nat, precise enough for colours and a tooltip."""
     return np.rint(np.nan_to_num(logprobs, neginf=-1e3) * 1000).astype(int).tolist()
 
 
 def _runs(versions: np.ndarray) -> list[int]:
-    """[version, tokens in a row, version, ...]."""
+    """Returns run lengths: [version, number of consecutive tokens, version, ...]."""
     return [x for version, found in groupby(versions.tolist()) for x in (version, len(list(found)))]
 
 
 def _reward_names(run: RunData) -> list[str]:
-    """Of ``rlax.rewards``, in the order of a sample's parts; with the weight if it is not 1."""
+    """Returns the names in ``rlax.rewards``, in order, with the weight if it is not 1."""
     rewards = (run.config.get("rlax") or {}).get("rewards") or []
     return [
         plain_name(str(one.get("name")))
@@ -211,7 +211,7 @@ def _reward_names(run: RunData) -> list[str]:
 
 
 def _prompt_source(run: RunData) -> PromptSource | None:
-    """The run's own, to say what tokens mean; None if it cannot be used here."""
+    """Returns the run's prompt source, which decodes tokens; None if it cannot be used here."""
     if not run.config.get("rlax"):
         return None
     try:
@@ -227,7 +227,7 @@ def _prompt_source(run: RunData) -> PromptSource | None:
 
 
 def _asked(found: Recorded, source: PromptSource | None) -> str | None:
-    """What the policy was given first, where that is not the prompt."""
+    """Returns the text that the policy was given first, if it is not the prompt; or None."""
     if found.asked is None:
         return None
     try:
@@ -241,7 +241,7 @@ def _asked(found: Recorded, source: PromptSource | None) -> str | None:
 def _vocabulary(
     run: RunData, source: PromptSource | None, used: set[int]
 ) -> tuple[dict[int, str], tuple[int, ...]]:
-    """Texts of the tokens that occur, and the stop ids; both are empty without a source."""
+    """Returns texts of the tokens that occur, and the stop ids; both are empty without a source."""
     if source is None:
         return {}, ()
     try:

@@ -1,4 +1,4 @@
-"""What a run has written down, as far as it has: each part may be missing, and is then named."""
+"""Reads the records of a run; missing parts are reported, not an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start import descent
 
 Progress = Callable[[str, int, int], object]
-"""Called with what is being read, how much of it is done, and of how much."""
+"""Called with the name of a record that is being read, and its parts read and in total."""
 
 _PARTS = (CONFIG, "config.json", "metrics.jsonl", "summary.json", "journal", "samples", "batches")
 _LOOKED_AT = 20  # entries of a directory that is no run's, to name runs in it
@@ -32,18 +32,18 @@ def no_progress(what: str, done: int, of: int) -> None:
 
 @dataclass(slots=True)
 class RunData:
-    """A run as its records tell it, without its rollouts.
+    """The records of a run, without its rollouts.
 
     Attributes:
-      name: of the run; in a comparison unlike any other's.
+      name: name of the run; unique in a comparison.
       location: path or URL, as it was given.
       config: the run's merged config, MaxText's keys and ``rlax``.
       started_from: ``RUN@STEP`` of another run, whose weights it started from; empty: none.
       summary: ``summary.json``.
       metrics: name -> a value per recorded step, NaN where a step has none; always has "step".
       measured: held-out evaluations with the run's settings, by set, measure and weight version.
-      history: what the journal tells; None without one.
-      missing: sentences on what could not be shown, and why.
+      history: the content of the journal; None without one.
+      missing: sentences about records that cannot be shown, with the reason.
     """
 
     name: str
@@ -61,13 +61,13 @@ class RunData:
         return self.metrics["step"]
 
     def setting(self, section: str, key: str, default: Any = None) -> Any:
-        """A value below ``rlax.<section>`` of the config."""
+        """Returns a value below ``rlax.<section>`` of the config."""
         part = (self.config.get("rlax") or {}).get(section)
         return part.get(key, default) if isinstance(part, dict) else default
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """What cannot be read is said on the page; the rest is shown all the same."""
+        """Notes an error of reading records for the page, which shows the rest."""
         try:
             yield
         except RlaxError as error:
@@ -75,10 +75,10 @@ class RunData:
 
 
 def open_run(run: str) -> RunFiles:
-    """The directory of a run.
+    """Opens the directory of a run.
 
     Raises:
-      ConfigError: it holds none of a run's records; names runs beside or below it.
+      ConfigError: it contains no records of a run; the message names runs beside or below it.
     """
     files = RunFiles(run)
     if any(files.exists(part) for part in _PARTS):
@@ -96,12 +96,12 @@ def open_run(run: str) -> RunFiles:
 
 
 def run_name(files: RunFiles) -> str:
-    """The last part of a run's path."""
+    """Returns the last part of a run's path."""
     return posixpath.basename(files.location().rstrip("/"))
 
 
 def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
-    """Reads all but the rollouts. A run that goes on, or was killed, is read as far as it came.
+    """Reads all records except the rollouts; the run may be active or incomplete.
 
     Raises:
       RlaxError: the file system fails.

@@ -1,4 +1,4 @@
-"""The groups of a run as its journal tells of them, in columns: a few bytes for each group."""
+"""The scored groups in a run's journal, in columns that need a few bytes for each group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMNS = ("group", "prompt", "step", "passed", "scored", "version", "trained_a
 
 @dataclass(slots=True)
 class _Open:
-    """A group that is not scored yet: its prompt's number, and its newest weight version."""
+    """A group that is not scored yet, with its prompt's number and its newest weight version."""
 
     prompt: int
     version: int = 0
@@ -21,12 +21,12 @@ class _Open:
 
 @dataclass(slots=True)
 class ScoredGroups:
-    """All groups that were scored, in the order in which they were.
+    """All scored groups, in the order of scoring.
 
     Attributes:
       asked: id -> number of each prompt that was ever chosen, in the order of the first time.
-      samples_saved, tokens_saved: what was not generated because groups were cancelled; the
-        tokens are an estimate.
+      samples_saved, tokens_saved: samples and tokens that were not generated because groups were
+        cancelled; the tokens are an estimate.
     """
 
     asked: dict[str, int] = field(default_factory=dict)
@@ -60,18 +60,18 @@ class ScoredGroups:
                 self._columns["trained_at"][row] = step
 
     def saved(self, samples: int, tokens: int) -> None:
-        """Takes note of what was not generated of a group."""
+        """Adds samples and tokens that were not generated of a group."""
         self.samples_saved += samples
         self.tokens_saved += tokens
 
     def dropped(self, group: int) -> int | None:
-        """Takes note of it; returns the step at which the group was scored, None if it was not."""
+        """Removes a dropped group; returns the step in which it was scored, or None."""
         self._open.pop(group, None)
         row = self._waiting.pop(group, None)
         return None if row is None else self._columns["step"][row]
 
     def column(self, name: str) -> np.ndarray:
-        """int64, one entry per group that was scored.
+        """Returns a column, int64 [scored groups].
 
         Args:
           name: "group"; "prompt" (the number in ``asked``; -1: not known); "step" and "trained_at"

@@ -1,4 +1,4 @@
-"""What a section of a page consists of, besides its charts."""
+"""The elements of a section of a page, besides its charts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LONGEST = 1500  # characters of a text
 
 
 def shortened(text: str, longest: int = _LONGEST) -> str:
-    """The beginning of a text that may be long; the page makes it harmless and escapes it."""
+    """Returns the beginning of a long text; the page makes it harmless and escapes it."""
     return text[:longest] + (" ..." if len(text) > longest else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of short texts; the first of each row is its name."""
+    """A table of short texts; the first of each row is its name."""
 
     caption: str
     columns: Sequence[str]
@@ -38,9 +38,9 @@ class ShownPrompt:
     """A prompt that is shown as an example.
 
     Attributes:
-      facts: in the order of ``PromptList.columns``.
-      text: see ``shortened``.
-      samples: of it; may be none.
+      facts: values in the order of ``PromptList.columns``.
+      text: beginning of the prompt, see ``shortened``.
+      samples: samples of the prompt; may be empty.
     """
 
     facts: Sequence[str]
@@ -50,11 +50,11 @@ class ShownPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptList:
-    """Prompts below each other.
+    """A list of example prompts.
 
     Attributes:
-      columns: what is said of each, beside its text.
-      texts: whether their texts are known.
+      columns: names of the facts about each prompt, besides its text.
+      texts: True if the prompts' texts are known.
       samples: title of the column of samples; empty: there is none.
     """
 
@@ -67,12 +67,12 @@ class PromptList:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Charts under one heading, and what else belongs to them.
+    """Charts under one heading, with their figures, tables and prompts.
 
     Attributes:
       note: a sentence below the charts.
-      figures: above the charts.
-      tables, prompts: below the charts.
+      figures: figures above the charts.
+      tables, prompts: tables and lists of prompts below the charts.
     """
 
     title: str
@@ -84,9 +84,9 @@ class Section:
 
     @property
     def id(self) -> str:
-        """Of its heading on the page."""
+        """The id of its heading on the page."""
         return f"section-{self.title.lower().replace(' ', '-')}"
 
     def __bool__(self) -> bool:
-        """Whether there is anything in it."""
+        """True if it has any content."""
         return bool(self.charts or self.figures or self.tables or self.prompts)

@@ -1,4 +1,4 @@
-"""Lines over training steps: which metrics make a chart, and how they are drawn."""
+"""Charts of metrics over training steps: their lines, colours and legends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Chart:
     """One panel of the page.
 
     Attributes:
-      key: unique on the page, an HTML id.
-      caption: a sentence that tells how to read it; may be "".
-      of: name of the run that it is of; "" where it is of all.
+      key: an HTML id, unique on the page.
+      caption: a sentence that explains the chart; may be "".
+      of: name of the run that it shows; "" if it shows all.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Lines:
 
 
 def layout(x: str, y: str, **more: object) -> go.Layout:
-    """Axis titles and what all charts have in common; the page adds the colours of its theme."""
+    """Returns a layout with axis titles and common settings; the page adds its theme's colours."""
     common: dict[str, object] = {
         "xaxis": {"title": {"text": x}},
         "yaxis": {"title": {"text": y}},
@@ -70,7 +70,7 @@ def layout(x: str, y: str, **more: object) -> go.Layout:
 
 
 def thinned(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """At most ``MAX_POINTS`` means of neighbours; NaN where all of them are."""
+    """Returns at most ``MAX_POINTS`` means of neighbours; NaN if all of them are NaN."""
     values = np.asarray(values, np.float64)
     per_point = -(-len(values) // MAX_POINTS)
     if per_point <= 1:
@@ -80,10 +80,10 @@ def thinned(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean of ``window`` points around each, of fewer at the ends; NaN stays NaN.
+    """Returns the running mean of ``window`` points, of fewer at the ends; NaN stays NaN.
 
     Args:
-      window: odd.
+      window: an odd number of points.
     """
     half = window // 2
     padded = np.pad(values, half, constant_values=np.nan)
@@ -105,12 +105,12 @@ def line(
     dash: str = "solid",
     group: str = "",
 ) -> list[go.Scatter]:
-    """The values as they are, and their running mean where they are many.
+    """Returns the line of some values, and of their running mean if there are many.
 
-    ``meta`` tells the page which is which; the legend has neither, see ``legend``.
+    ``meta`` tells the page which of the two a line is. The legend lists neither, see ``legend``.
 
     Args:
-      group: of the legend's entry that hides and shows the line.
+      group: group of the legend's entry that hides and shows the line.
     """
     x, y = thinned(steps), thinned(values)
     style = {"color": colour, "dash": dash, "width": 2}
@@ -130,13 +130,13 @@ def line(
 
 
 def style(number: int, index: int, several: bool) -> dict[str, str]:
-    """Colour and dash of a metric's line: a colour per metric or, with several runs, per run."""
+    """Returns colour and dash of a line: a colour per metric or, with several runs, per run."""
     colour = COLOURS[(number if several else index) % len(COLOURS)]
     return {"color": colour, "dash": DASHES[index % len(DASHES)] if several else "solid"}
 
 
 def legend(labels: Iterable[str], several: bool) -> list[go.Scatter]:
-    """An entry per metric: its colour, or its dash where colours are for runs."""
+    """Returns a legend entry per metric: its colour, or its dash if colours are for runs."""
     return [
         go.Scatter(
             x=[None],
@@ -153,7 +153,7 @@ def legend(labels: Iterable[str], several: bool) -> list[go.Scatter]:
 def lines_of(
     runs: Sequence[RunData], found: Sequence[tuple[str, Sequence[np.ndarray]]]
 ) -> list[go.Scatter]:
-    """Lines over steps: a colour per metric; with several runs, per run, and a dash per metric.
+    """Returns lines over steps: a colour per metric, or with several runs per run and a dash.
 
     Args:
       found: (label, values of each run) per metric.
@@ -176,12 +176,12 @@ def lines_of(
 
 
 def column(run: RunData, metric: str) -> np.ndarray:
-    """A metric's values, NaN in all steps where the run has none."""
+    """Returns a metric's values; NaN for steps in which the run has none."""
     return np.asarray(run.metrics.get(metric, [np.nan] * len(run.steps)), np.float64)
 
 
 def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
-    """None if no run has any of the metrics."""
+    """Returns a chart of lines; None if no run has any of the metrics."""
     found = []
     for metric, label in lines.metrics:
         of_runs = [column(run, metric) * lines.scale for run in runs]
@@ -199,7 +199,7 @@ def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
 
 
 def mark_resumes(figure: go.Figure, run: RunData) -> None:
-    """A line where another process took the run over."""
+    """Adds a vertical line at each step after which the run was resumed."""
     for step in sorted(set(run.history.resumed)) if run.history else ():
         figure.add_vline(
             x=step + 0.5, line={"dash": "dot", "width": 1, "color": NEUTRAL},
@@ -208,5 +208,5 @@ def mark_resumes(figure: go.Figure, run: RunData) -> None:
 
 
 def present(*charts: Chart | None) -> list[Chart]:
-    """Those that there are."""
+    """Returns the charts that are not None."""
     return [chart for chart in charts if chart is not None]

@@ -1,4 +1,4 @@
-"""Charts that are more than lines of metrics."""
+"""Charts that do not simply show metrics over steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STEP = "training step"
 
 
 def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
-    """Charts per held-out set: figures with intervals over the weight versions measured."""
+    """Yields charts per held-out set: figures with intervals over the measured weight versions."""
     several = len(runs) > 1
     kinds = dict.fromkeys((m.held_out, m.family) for run in runs for m in run.measured)
     for held_out, family in sorted(kinds, key=lambda kind: (kind[0], kind[1] != SOLVED, kind[1])):
@@ -81,7 +81,7 @@ def _with_intervals(
 
 
 def rejected_share(runs: Sequence[RunData]) -> Chart | None:
-    """Share of scored groups that filters rejected, per run."""
+    """Returns a chart of the share of scored groups that filters rejected, per run."""
     shares = [
         _ratio(100 * column(run, "curation/groups_rejected"), column(run, "curation/groups_scored"))
         for run in runs
@@ -91,7 +91,7 @@ def rejected_share(runs: Sequence[RunData]) -> Chart | None:
 
 
 def _ratio(values: np.ndarray, over: np.ndarray) -> np.ndarray:
-    """NaN where there is nothing to divide by."""
+    """Returns the quotient; NaN for a zero divisor."""
     return np.divide(values, over, out=np.full_like(values, np.nan), where=over > 0)
 
 
@@ -108,7 +108,7 @@ def _chart_of(
 
 
 def weight_versions(run: RunData) -> Chart | None:
-    """Weight versions published, and those that each worker has generated with."""
+    """Returns a chart of published weight versions, and those that each worker generated with."""
     steps = run.history.steps if run.history else {}
     found = [(step, at) for step, at in steps.items() if at.newest is not None]
     if not found:
@@ -144,7 +144,7 @@ def weight_versions(run: RunData) -> Chart | None:
 
 
 def phases(run: RunData) -> Chart | None:
-    """Where the training loop's time goes, stacked."""
+    """Returns a stacked chart of the training loop's time by phase."""
     spent = _spent(run)
     if spent is None:
         return None
@@ -167,7 +167,7 @@ def phases(run: RunData) -> Chart | None:
 
 
 def _spent(run: RunData) -> list[tuple[str, np.ndarray]] | None:
-    """(phase, seconds per step); the last is what the step took beyond the phases measured."""
+    """Returns (phase, seconds per step); the last is the rest of the step's time."""
     whole = column(run, "time/step_s")
     if not np.isfinite(whole).any():
         return None
@@ -177,7 +177,7 @@ def _spent(run: RunData) -> list[tuple[str, np.ndarray]] | None:
 
 
 def mean_phases(runs: Sequence[RunData]) -> Chart | None:
-    """Mean seconds per step and phase, a stacked bar per run."""
+    """Returns a chart of mean seconds per step and phase, with a stacked bar per run."""
     figure = go.Figure(layout=layout("seconds per step, mean", "", barmode="stack"))
     figure.update_layout(hovermode="closest")
     found = [(run, spent) for run in runs if (spent := _spent(run))]
@@ -198,7 +198,7 @@ def mean_phases(runs: Sequence[RunData]) -> Chart | None:
 
 
 def throughput(runs: Sequence[RunData]) -> Chart | None:
-    """Tokens generated and trained per second of a step."""
+    """Returns a chart of tokens generated and trained per second of a step."""
     found = [
         (label, [_ratio(column(run, metric), column(run, "time/step_s")) for run in runs])
         for metric, label in (("rollout/tokens", "generated"), ("train/tokens", "trained"))
@@ -207,7 +207,7 @@ def throughput(runs: Sequence[RunData]) -> Chart | None:
 
 
 def reward_over_time(runs: Sequence[RunData]) -> Chart | None:
-    """The reward against the time the steps took, for runs that differ in speed."""
+    """Returns a chart of the reward over training time, for runs that differ in speed."""
     figure = go.Figure(layout=layout("time in training steps, s", "mean reward per sample"))
     for number, run in enumerate(runs):
         rewards = column(run, "reward/mean")

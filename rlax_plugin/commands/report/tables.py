@@ -26,7 +26,7 @@ class Change:
 
 
 def changes(run: RunData) -> list[Change]:
-    """The held-out evaluation before and after; a dash where one is missing."""
+    """Returns the held-out evaluation before and after training; a dash if one is missing."""
     before, after = (
         {(m.held_out, m.measure): m for m in run.measured if m.moment == moment}
         for moment in ("before", "after")
@@ -61,7 +61,7 @@ def _estimate(measured: Measured | None) -> str:
 
 
 def side_by_side(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """(name, a value per run) for every figure that any run has."""
+    """Returns (name, a value per run) for every figure that any run has."""
     columns: list[dict[str, str]] = []
     for run in runs:
         column = {"state": state(run)} | {f.name: f.value for f in figures(run)}
@@ -72,7 +72,7 @@ def side_by_side(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
 
 
 def config_differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """(dotted key, a value per run) for every key of the configs that is not the same in all."""
+    """Returns (dotted key, a value per run) for every config key that differs between runs."""
     columns = [{key: str(value) for key, value in leaves(run.config)} for run in runs]
     keys = sorted({key for column in columns for key in column})
     rows = [(key, [column.get(key, _MISSING) for column in columns]) for key in keys]

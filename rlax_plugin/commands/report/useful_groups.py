@@ -1,4 +1,4 @@
-"""What the groups that train cost: samples generated for each group that taught something."""
+"""The cost of useful groups: samples generated for each trained group with a gradient."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlax_plugin.commands.report.recorded_groups import GroupAt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsefulGroups:
-    """A useful group has trained, and its rewards differ.
+    """Counts of useful groups: trained groups whose rewards differ.
 
     Attributes:
-      steps: of the journal.
-      samples_s: int [steps], samples generated, of all groups.
-      useful_s: int [steps], useful groups, by the step in which they trained.
-      trained: groups that have trained.
-      counted: trained groups without recorded samples; they are useful if some samples passed and
-        some did not.
+      steps: steps of the journal.
+      samples_s: int [steps], samples generated of all groups.
+      useful_s: int [steps], useful groups by the step in which they trained.
+      trained: number of groups that have trained.
+      counted: number of trained groups without recorded samples; they are useful if some samples
+        passed and some did not.
     """
 
     steps: list[int]
@@ -40,10 +40,10 @@ class UsefulGroups:
 
 
 def useful_groups(history: History, recorded: Mapping[int, GroupAt]) -> UsefulGroups:
-    """Counts them.
+    """Counts useful groups.
 
     Args:
-      recorded: group -> what its samples say, as far as they are kept.
+      recorded: group -> its recorded samples, as far as they are kept.
     """
     steps = list(history.steps)
     useful = dict.fromkeys(steps, 0)

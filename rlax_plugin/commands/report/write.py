@@ -1,4 +1,4 @@
-"""The commands ``rlax report`` and ``rlax compare``: from run directories to a file."""
+"""The commands ``rlax report`` and ``rlax compare``: write pages about runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlax_plugin.records.private import check_private_run
 
 @contextmanager
 def _bars() -> Iterator[Progress]:
-    """A bar on standard error for each thing read, if that is a terminal."""
+    """Shows progress bars of reading on standard error, if that is a terminal."""
     console = Console(stderr=True)
     with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks = {}
@@ -45,7 +45,7 @@ def write_report(run: str, out: str | None = None) -> Path:
         a run on an object store.
 
     Returns:
-      The file.
+      The path of the page.
 
     Raises:
       ConfigError: there is no run, or the file cannot be written.
@@ -67,7 +67,7 @@ def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
     """Writes one page that overlays several runs, ``./compare.html`` by default.
 
     Raises:
-      ConfigError: too few or too many runs, or what ``write_report`` raises.
+      ConfigError: there are too few or too many runs; or see ``write_report``.
       RlaxError: a run's file system fails.
     """
     if len(runs) < 2:

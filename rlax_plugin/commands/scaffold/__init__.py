@@ -1,4 +1,4 @@
-"""Writes the package of a new plug-in: one part that works, its entry point and its test."""
+"""Writes the package of a new plug-in: one working part, its entry point and its test."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What was written.
+    """A package that was written.
 
     Attributes:
-      folder: of the package.
-      files: relative to it.
+      folder: folder of the package.
+      files: written files, relative to the folder.
       module: the file with the part, relative to the folder.
-      usage: what a config needs to use it, on one line.
+      usage: keys for a config that uses it, on one line.
     """
 
     folder: Path
@@ -40,11 +40,11 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
     """Writes ``directory/name``.
 
     Args:
-      name: of the plug-in, its module and its part.
-      kind: of the part.
+      name: name of the plug-in, its module and its part.
+      kind: kind of the part.
 
     Raises:
-      ConfigError: the name or the kind will not do, or the folder exists.
+      ConfigError: the name or the kind cannot be used, or the folder exists.
     """
     if kind not in BY_NAME:
         raise ConfigError("--kind", kind, f"no such kind; {alternatives(kind, BY_NAME)}")
@@ -83,7 +83,7 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
 
 
 def _check_name(name: str) -> None:
-    """A name that can be a module, and is not one already."""
+    """Rejects a name that cannot be a module, or is one already."""
     if keyword.iskeyword(name):
         raise ConfigError("NAME", name, "is a Python keyword: choose another name")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -98,7 +98,7 @@ def _check_name(name: str) -> None:
 
 
 def _reject_shadow(name: str, text: str) -> None:
-    """A name under which, or as whose class, the module would hide what it needs itself."""
+    """Rejects a name that would shadow a name that the new module uses."""
     tree = ast.parse(text)
     imported = {
         alias.asname or alias.name.partition(".")[0]

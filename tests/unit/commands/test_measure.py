@@ -81,7 +81,7 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     strange = Parts(str(tmp_path / "rates.parquet"), 1, ABOUT)
     asyncio.run(strange.add(Counts(0, 1, 0, 0, 1, 0)))
     (Path(one.place) / "00000002.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(RlaxError, match=r"00000002\.parquet is no table of pass rates"):
+    with pytest.raises(RlaxError, match=r"00000002\.parquet is not a table of pass rates"):
         parts(tmp_path)
 
 

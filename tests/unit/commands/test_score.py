@@ -115,8 +115,8 @@ def test_a_prompt_by_its_id_and_tokens(tmp_path):
         ('{"completion": "x"', 'c.jsonl:2 = \'{"completion": "x"\': is not JSON'),
         ('{"completion": "x", "metadata": {"a": NaN}}', "NaN is not a number of JSON"),
         ('{"completion": "x", "tokens": [99999999999]}', "c.jsonl:2.tokens.0 = 99999999999"),
-        ('{"completion": "x", "id": "nobody"}', "c.jsonl:2: id = 'nobody': is no prompt of"),
-        ('{"completion": "x", "number": 1}', "c.jsonl:2: number = 1: is no key of a completion"),
+        ('{"completion": "x", "id": "nobody"}', "c.jsonl:2: id = 'nobody': is not a prompt of"),
+        ('{"completion": "x", "number": 1}', "c.jsonl:2: number = 1: is not a key of a completion"),
         ("[" * 100_000, "is not JSON"),
     ],
 )

@@ -123,14 +123,14 @@ def test_a_file_that_is_none_of_these_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rlax\.curation\.only = .*: does not exist"):
         only_kept([], str(path), print)
     pq.write_table(pa.table({"id": ["a"], "kept": [True]}), path)
-    with pytest.raises(ConfigError, match=r"is no file of rlax curate: .*rlax_curated"):
+    with pytest.raises(ConfigError, match=r"is not a file of rlax curate: .*rlax_curated"):
         only_kept([], str(path), print)
     key = {"rlax_curated": '{"format": 1}'}
     pq.write_table(pa.table({"id": ["a"], "kept": [1]}).replace_schema_metadata(key), path)
     with pytest.raises(ConfigError, match="not text and true or false"):
         only_kept([], str(path), print)
     path.write_bytes(b"PAR1" + bytes(100))
-    with pytest.raises(ConfigError, match="is no file of rlax curate"):
+    with pytest.raises(ConfigError, match="is not a file of rlax curate"):
         only_kept([], str(path), print)
     write_kept(str(path), choose(candidates([0, 8]), Rule(0.2, 0.8)), {})
     with pytest.raises(ConfigError, match="keeps no prompt: curate again with a wider --keep"):
@@ -193,7 +193,7 @@ def test_tables_are_joined_if_they_were_sampled_alike(rates: str) -> None:
         (["rates.parquet", "--without", "none"], "--without = 'none': does not exist"),
         (
             ["rates.parquet", "--without", "rates.parquet"],
-            "--without = 'rates.parquet': is no file of rlax prompts --contamination: it has no "
+            "--without = 'rates.parquet': is not a file of rlax prompts --contamination: it has no "
             "column set",
         ),
         (["rates.parquet", "--config", "runs/none"], "--config = 'runs/none': must be a config"),

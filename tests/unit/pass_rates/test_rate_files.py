@@ -116,9 +116,9 @@ HOSTILE: dict[str, tuple[dict[str, Any], Any, str]] = {
     "no failed": ({k: GOOD[k] for k in ("id", "passed")}, described(), "no column failed"),
     "numbers as ids": (GOOD | {"id": [7]}, described(), "column id is int64, not string"),
     "a null": (GOOD | {"passed": pa.array([None], pa.float64())}, described(), "passed has a null"),
-    "NaN": (GOOD | {"failed": [float("nan")]}, described(), "no count of samples"),
-    "below 0": (GOOD | {"passed": [-1.0]}, described(), "no count of samples"),
-    "infinite": (GOOD | {"passed": [float("inf")]}, described(), "no count of samples"),
+    "NaN": (GOOD | {"failed": [float("nan")]}, described(), "not a count of samples"),
+    "below 0": (GOOD | {"passed": [-1.0]}, described(), "not a count of samples"),
+    "infinite": (GOOD | {"passed": [float("inf")]}, described(), "not a count of samples"),
     "no index": (GOOD | {"index": pa.array([-1], pa.int32())}, described(), "index has -1"),
 }
 
@@ -134,7 +134,7 @@ def test_a_hostile_file_is_one_clear_error(tmp_path: Path, name: str) -> None:
     pq.write_table(table, path)
     with pytest.raises(RlaxError, match=message) as raised:
         read_table(path)
-    assert str(raised.value).startswith(f"{path} is no table of pass rates: ")
+    assert str(raised.value).startswith(f"{path} is not a table of pass rates: ")
 
 
 def test_damaged_bytes_are_one_clear_error(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_damaged_bytes_are_one_clear_error(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for data in (b"", b"PAR1", whole[:-9], whole[: len(whole) // 2], b"{}" * 100):
         path.write_bytes(data)
-        with pytest.raises(RlaxError, match="is no table of pass rates"):
+        with pytest.raises(RlaxError, match="is not a table of pass rates"):
             read_table(str(path))
-        with pytest.raises(RlaxError, match="is no table of pass rates"):
+        with pytest.raises(RlaxError, match="is not a table of pass rates"):
             read_about(str(path))
     rng = np.random.default_rng(0)
     for _ in range(50):  # whatever is read from it, nothing but this error may come

@@ -115,5 +115,5 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         lambda: begun(config, RunFiles(tmp_path / "run")),
         lambda: check_places(config, {}),
     ):
-        with pytest.raises(ConfigError, match="is no table of pass rates"):
+        with pytest.raises(ConfigError, match="is not a table of pass rates"):
             refuses()
