@@ -185,8 +185,8 @@ def score(
 ) -> None:
     """Tries the rewards of a config on completions of a file.
 
-    They run as in a run: in reward processes, with the same deadlines and weights. The table has
-    the value of each reward without its weight, the reward of the sample, and errors.
+    The rewards run as in training: in reward processes, with the same deadlines and weights. The
+    table has the value of each reward without its weight, the reward of the sample, and errors.
 
     Each line of FILE is an object with these keys: completion, a text, is needed. prompt, reference
     (or answer) and metadata (an object) are what rewards see of the prompt; instead, id may name a

@@ -43,10 +43,10 @@ def measure(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measures how often each training prompt is answered well, on workers that it starts itself.
+    """Measures the pass rate of each training prompt, on workers that it starts itself.
 
-    Of a config it measures the weights that a training would start from, such as those of the base
-    model. Sampling, rewards and prompts are those of the config; KEY=VALUE arguments set others.
+    For a config it measures the weights that training would start from, such as those of the base
+    model. Sampling, rewards and prompts are those of the config; KEY=VALUE arguments override them.
     Samples whose reward failed count neither as passed nor as failed.
 
     Finished prompts are saved every few seconds in OUT.parts/. After an interruption the same

@@ -74,8 +74,8 @@ def evaluate(
 
     By default it evaluates the newest version that the run still keeps. The run may be training: a
     lease keeps the version until the evaluation ends. Problems, samples and sets are those of
-    rlax.evaluation unless options or KEY=VALUE arguments set others. Prints pass@k, majority@k,
-    reward, lengths and truncation with 95 % confidence intervals.
+    rlax.evaluation unless options or KEY=VALUE arguments override them. The output has pass@k,
+    majority@k, reward, lengths and truncation with 95 % confidence intervals.
     """
     with exit_status():
         from rlax_plugin.commands.evaluate.command import evaluate as measure

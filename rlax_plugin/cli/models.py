@@ -61,9 +61,9 @@ def convert(
 
     Supported are Llama (also SmolLM2), Mistral, Mixtral, Qwen2, Qwen3 (also with experts), Gemma 2
     and Gemma 3 (text): as a Hugging Face directory with safetensors in one file or several. Llama,
-    Qwen2 and Qwen3 may be a GGUF file, whose weights are dequantised. The model's own config says
-    what it is; a key with which MaxText would compute something else is rejected. Names and shapes
-    of all tensors are checked first; the directory appears when all is written.
+    Qwen2 and Qwen3 may be a GGUF file, whose weights are dequantised. The type of the model is read
+    from its config; keys that MaxText would compute differently are rejected. Names and shapes of
+    all tensors are checked first; the directory appears only when it is complete.
 
     OUT has the checkpoint in 0/items, the tokenizer and config.json in huggingface/, and MaxText's
     keys of the model in model.yml. Then rlax init run.yml --model OUT writes a whole config.
@@ -114,10 +114,10 @@ def export(
 ) -> None:
     """Writes a model as a Hugging Face directory: safetensors, config, tokenizer, chat template.
 
-    Of a run without VERSION it takes the newest weights: those of the last checkpoint, or of the
-    newest weight version if there is a newer one. The tokenizer's files are those of tokenizer_path
-    in the run's config; KEY=VALUE arguments override it. Optimizer state is not read. The directory
-    appears when all is written.
+    For a run without VERSION it exports the newest weights: those of the last checkpoint, or of the
+    newest weight version if that is newer. The tokenizer's files are those of tokenizer_path in the
+    run's config; KEY=VALUE arguments override it. Optimizer state is not read. The directory
+    appears only when it is complete.
     """
     with exit_status():
         from rlax_plugin.commands.export import export_and_show, find_source

@@ -84,7 +84,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A group was scored and judged.
+    """A group was scored, and accepted or rejected.
 
     Attributes:
       passed: samples at or above the pass threshold.

@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rlax_plugin.errors import ConfigError, RlaxError
 
 PREPARED = "prepared"
-"""Folder of a run for files that its parts make before step 1; it fixes the run's config."""
+"""Folder of a run for files made before step 1; once it exists, the run rejects other configs."""
 
 CONFIG = "config.yml"
 """File of a run's merged config, MaxText's keys and ``rlax:``."""
