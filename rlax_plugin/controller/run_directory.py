@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.identity import differences
+from rlax_plugin.config.user_directories import state_home
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded
@@ -46,14 +46,17 @@ def weights_directory(section: RlaxSection, files: RunFiles) -> str:
 
 
 def state_directory(section: RlaxSection, files: RunFiles) -> Path:
-    """A local directory for ledger, lock and logs: the run's own, if that is local."""
+    """A local directory for ledger, lock and logs: the run's own, if that is local.
+
+    Raises:
+      ConfigError: it is not set, and this user has no directory for it.
+    """
     if section.state_dir:
         return Path(section.state_dir)
     if files.is_local:
         return Path(files.location())
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     digest = hashlib.sha256(files.location().encode()).hexdigest()[:12]
-    return Path(home) / "rlax" / f"{Path(files.url).name}-{digest}"
+    return state_home("rlax.state_dir") / "rlax" / f"{Path(files.url).name}-{digest}"
 
 
 def make_directories(

@@ -14,6 +14,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.so_reuseport", 0),
+    # Of http_proxy and the like: all servers are on this machine, where no proxy finds them.
+    ("grpc.enable_http_proxy", 0),
     # Reconnect soon after a rejection: a restarted worker is back within seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),

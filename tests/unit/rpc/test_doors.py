@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
 import doors
 import grpc
 import pytest
+from cryptography import x509
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.callers import Callers
+from rlax_plugin.rpc.certificate import Identity, new_identity
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.rpc.doors import Door, connect, listen
 from rlax_plugin.rpc.secret import Secret, new_token
@@ -136,6 +139,38 @@ def test_a_certificate_that_is_none_connects_to_nothing(certificate: str) -> Non
         await server.stop(None)
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_a_clock_that_is_wrong_parts_nobody() -> None:
+    """A machine may learn the right time only after a run has made its secrets, or lose it."""
+    made = new_identity()
+    certificate = x509.load_pem_x509_certificate(made.certificate.encode())
+    years = certificate.not_valid_before_utc.year, certificate.not_valid_after_utc.year
+    assert years == (1970, 9999)
+    asyncio.run(asyncio.wait_for(_called(made), LIMIT_S))  # gRPC takes it
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_no_proxy_is_asked_for_a_server_of_this_machine(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as silent:  # nobody listens there
+        silent.bind(("127.0.0.1", 0))
+        monkeypatch.setenv(name, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        asyncio.run(asyncio.wait_for(_called(new_identity()), LIMIT_S))
+
+
+async def _called(identity: Identity) -> None:
+    """Calls a server that proves itself so."""
+    callers, token = Callers(), new_token()
+    callers.admit(token, "worker")
+    server, address = listen("127.0.0.1", 0, Door(callers, identity), "port")
+    server.add_generic_rpc_handlers((collector := Collector(),))
+    await server.start()
+    async with connect(address, Secret(token, identity.certificate)) as connection:
+        await rpc.FleetStub(connection).Config(pb.ConfigRequest(), timeout=LIMIT_S)
+    assert len(collector.heard) == 2
+    await server.stop(None)
 
 
 PLAIN = {"start_http_server", "make_server", "serve_forever", "insecure_channel", "secure_channel"}
