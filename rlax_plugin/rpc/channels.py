@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import grpc
 
 from rlax_plugin.rpc.message_sizes import MESSAGE_BYTES
@@ -27,6 +29,19 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Whoever connects and never says anything is let go; a machine that stalls tries again.
     ("grpc.server_handshake_timeout_ms", 20_000),
 )
+
+_LEAST_CONNECTIONS = 16
+
+
+def most_connections() -> int:
+    """Connections that one port holds at once: each is a file that this process has open.
+
+    Others are closed at once. Without a limit, any user of the machine could open so many that this
+    process could open none of its own files any more.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_LEAST_CONNECTIONS, files // 2) if files != resource.RLIM_INFINITY else 1 << 16
+
 
 _BROKEN = "Internal error from Core"  # grpc.aio, of a call that ended while a message was sent
 

@@ -114,6 +114,38 @@ def test_a_connection_that_never_says_anything_is_closed(monkeypatch: pytest.Mon
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
 
+def test_many_connections_leave_a_process_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (40, 40))
+
+    async def main() -> None:
+        server, address = doors.server()
+        server.add_generic_rpc_handlers((collector := Collector(),))
+        await server.start()
+        secret = Secret(doors.SECRETS.trainer, doors.SECRETS.identity.certificate)
+        host, _, port = address.rpartition(":")
+        async with connect(address, secret) as connection:
+            stub = rpc.ParameterServerStub(connection)
+            await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
+            opened = [await asyncio.open_connection(host, int(port)) for _ in range(30)]
+            reads = [asyncio.ensure_future(reader.read(1)) for reader, _ in opened]
+            # Half of the files, of which the honest one has one: the others are turned away.
+            while len(turned_away := [one for one in reads if one.done()]) < 11:
+                await asyncio.sleep(0.01)
+            assert {one.result() for one in turned_away} == {b""}
+            await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
+            assert len([one for one in reads if one.done()]) == 11
+            for _, writer in opened:
+                writer.close()
+            await asyncio.gather(*reads)
+        async with connect(address, secret) as connection:  # there is room again
+            stub = rpc.ParameterServerStub(connection)
+            await stub.Latest(pb.LatestRequest(), wait_for_ready=True, timeout=LIMIT_S)
+        assert len(collector.heard) == 6
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
 def test_a_port_that_is_taken_is_an_error_of_its_key() -> None:
     async def main() -> None:
         taken, address = doors.server()
