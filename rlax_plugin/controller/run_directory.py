@@ -20,7 +20,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded
 from rlax_plugin.records.files import CONFIG, PREPARED, RunFiles
 from rlax_plugin.records.format1 import is_format1
-from rlax_plugin.records.private import check_private, make_private
+from rlax_plugin.records.private import check_private, exposed, make_private
 from rlax_plugin.text.command_lines import train_command
 
 _SHOWN_DIFFERENCES = 4
@@ -84,6 +84,14 @@ def make_directories(
         _make("base_output_directory", base, Path(files.location()))
     if section.weights.path and (weights := RunFiles(section.weights.path)).is_local:
         _make("rlax.weights.path", section.weights.path, Path(weights.location()))
+
+
+def exposures(files: RunFiles, state_dir: Path, section: RlaxSection) -> list[str]:
+    """Warnings about the directories above those of a run, see ``private.exposed``."""
+    urls = (files.url, str(state_dir), section.weights.path)
+    runs = [RunFiles(url) for url in urls if url]
+    found = [exposed(Path(run.location())) for run in runs if run.is_local]
+    return list(dict.fromkeys(line for line in found if line))
 
 
 def _make(key: str, value: str, directory: Path) -> None:
