@@ -124,7 +124,9 @@ def connect(address: str, secret: Secret) -> Connection:
     """
     credentials = grpc.ssl_channel_credentials(secret.certificate.encode())
     options = (*CHANNEL_OPTIONS, *_TARGET)
-    return Connection(grpc.aio.secure_channel(address, credentials, options), secret.token)
+    # Without the scheme gRPC takes unix:80 for a socket in the file system, xds:80 for a service.
+    channel = grpc.aio.secure_channel(f"dns:///{address}", credentials, options)
+    return Connection(channel, secret.token)
 
 
 def client_channel(address: str, token_file: str | os.PathLike[str] | None = None) -> grpc.Channel:

@@ -205,6 +205,27 @@ async def _called(identity: Identity) -> None:
     await server.stop(None)
 
 
+def test_a_host_is_no_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker says where the controller is to connect to: a host, whatever its name."""
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        identity, collector = new_identity(), Collector()
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((collector,))
+        pair = identity.key.encode(), identity.certificate.encode()
+        server.add_secure_port("unix:80", grpc.ssl_server_credentials([pair]))
+        await server.start()
+        assert (tmp_path / "80").is_socket()
+        async with connect("unix:80", Secret(new_token(), identity.certificate)) as connection:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await rpc.FleetStub(connection).Config(pb.ConfigRequest(), timeout=5)
+        assert collector.heard == []
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
 PLAIN = {"start_http_server", "make_server", "serve_forever", "insecure_channel", "secure_channel"}
 LISTENS_OR_CONNECTS = PLAIN | {
     *("add_insecure_port", "add_secure_port", "create_server", "start_server", "open_connection"),
