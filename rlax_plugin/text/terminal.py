@@ -39,9 +39,18 @@ class HarmlessConsole(Console):
                 yield Segment(harmless(segment.text), segment.style)
 
 
+class _LineConsole(HarmlessConsole):
+    """Leaves it to the terminal to wrap lines of text: a command of several lines is none."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if all(isinstance(one, str) for one in objects):
+            options.setdefault("soft_wrap", True)
+        super().print(*objects, **options)
+
+
 def console(out: IO[str]) -> Console:
-    """Paths and messages are printed as they are, in one line each where nobody watches."""
-    return HarmlessConsole(file=out, highlight=False, soft_wrap=not out.isatty())
+    """Paths, commands and messages are printed as they are, in one line each."""
+    return _LineConsole(file=out, highlight=False, soft_wrap=not out.isatty())
 
 
 @contextmanager
