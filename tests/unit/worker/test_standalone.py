@@ -30,7 +30,6 @@ from rlax_plugin.weights.version_index import versions_to_json
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.standalone import greeting, load_readable, serve_run
 
-
 ROOT = Path(__file__).parents[3]
 
 
