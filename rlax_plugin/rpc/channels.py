@@ -30,6 +30,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server_handshake_timeout_ms", 20_000),
 )
 
+_UNKNOWN_SERVER = "CERTIFICATE_VERIFY_FAILED"  # BoringSSL's; the rest of its words help nobody
+_IS_UNKNOWN = (
+    "the process that listens there has another certificate than the expected one: it is a "
+    "stranger, or its run has new secrets"
+)
 _LEAST_CONNECTIONS = 16
 
 
@@ -65,4 +70,6 @@ def describe(error: grpc.RpcError, deadline: tuple[float, str] | None = None) ->
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer within {deadline[0]:g} s ({deadline[1]})" if deadline else "no answer"
     details = getattr(error, "details", lambda: None)()
+    if details and _UNKNOWN_SERVER in details:
+        details = _IS_UNKNOWN
     return f"{getattr(code, 'name', 'UNKNOWN')}: {one_line(str(details or error))}"

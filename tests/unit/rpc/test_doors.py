@@ -18,7 +18,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Callers
 from rlax_plugin.rpc.certificate import Identity, new_identity
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS, describe
 from rlax_plugin.rpc.doors import Door, connect, listen
 from rlax_plugin.rpc.secret import Secret, new_token
 
@@ -70,6 +70,8 @@ def test_a_process_that_takes_over_a_port_is_told_nothing(proves: str) -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                known = "has another certificate than the expected one" in describe(caught.value)
+                assert known == (proves != "nothing")
                 await asyncio.sleep(0.05)
             assert collector.heard == []
             await other.stop(None)
