@@ -224,6 +224,7 @@ def parameter_server(
         from rlax_plugin.ports.protocols import BuildContext
         from rlax_plugin.records.files import RunFiles
         from rlax_plugin.records.places import check_file_writable
+        from rlax_plugin.records.private import check_private
         from rlax_plugin.rpc.doors import Door
         from rlax_plugin.rpc.run_secrets import run_secrets
         from rlax_plugin.start.run_directory import (
@@ -238,6 +239,7 @@ def parameter_server(
         Network(host=host, port=port)  # rejects what the config would reject
         if index is not None:
             check_file_writable("--index", str(index), section.deadlines.rpc_s)
+            check_private("--index", str(index), index.absolute().parent)
         context, files = BuildContext.outside_run(section), RunFiles(run_directory(maxtext))
         state_dir = state_directory(section, files)
         make_directories(files, state_dir, section, maxtext)

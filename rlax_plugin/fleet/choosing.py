@@ -47,6 +47,22 @@ def without_worker(waiting: Iterable[Ticket], workers: Collection[Worker]) -> li
     return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
 
 
+def wrong_everywhere(
+    rejected: Iterable[Ticket], worker: Worker, members: Collection[Worker]
+) -> list[Ticket]:
+    """Requests that a worker has rejected, as far as no other one is to be asked for its opinion.
+
+    A request that is wrong is rejected by every worker; one worker alone may err, or lie.
+    """
+    others = [one for one in members if one.identity != worker.identity]
+    return [
+        ticket
+        for ticket in rejected
+        if ticket.failed_on - {worker.identity}
+        or not any(one.serves(ticket.request.exactly) and takes(one, ticket) for one in others)
+    ]
+
+
 def missing_worker(waiting: Collection[Ticket], workers: Collection[Worker]) -> str:
     """For messages: what requests wait for in vain."""
     longest = max((sequence_tokens(ticket) for ticket in waiting), default=0)

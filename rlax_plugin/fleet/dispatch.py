@@ -7,25 +7,31 @@ import dataclasses
 import functools
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
 
 import grpc
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
-from rlax_plugin.fleet.choosing import choose, goes_on, missing_worker, takes, without_worker
+from rlax_plugin.fleet.choosing import (
+    choose,
+    goes_on,
+    missing_worker,
+    takes,
+    without_worker,
+    wrong_everywhere,
+)
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.giving_up import GivingUp
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.reissuing import Reissuing
-from rlax_plugin.fleet.replies import check_reply, contributors
+from rlax_plugin.fleet.replies import all_contributors, check_reply
 from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.rpc.pieces import Outgoing
 from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto
 from rlax_plugin.tokens.stopping import Decode
-from rlax_plugin.types import Key, Request, Sampled
+from rlax_plugin.types import Key, Request
 
 log = logging.getLogger("rlax.controller")
 
@@ -213,8 +219,9 @@ class Dispatcher(FleetListener):
         except grpc.aio.AioRpcError as failure:
             error = worker.lost or describe(failure)
             if rejected := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                # No other worker would take it either.
-                fail(call.open.values(), WorkerError(f"{worker.name} rejected a call: {error}"))
+                wrong = WorkerError(f"{worker.name} rejected a call: {error}")
+                members = self._fleet.workers.values()
+                fail(wrong_everywhere(call.open.values(), worker, members), wrong)
             its_fault = not gone(failure)
             # One that drains ends its calls and then leaves; others of its calls are still read.
             if not rejected and not worker.draining:
@@ -317,7 +324,7 @@ class Dispatcher(FleetListener):
             request,
             worker.name,
             told=call.told.get(key, request.resume),
-            workers=[contributors(before, worker.name) for before in _before(request)],
+            workers=all_contributors(request, worker.name),
             declared=side,
             earlier=earlier,
         )
@@ -391,8 +398,3 @@ class Dispatcher(FleetListener):
             for ticket in queue:
                 ticket.done.cancel()
         self._waiting.clear()
-
-
-def _before(request: Request) -> Sequence[Sampled | None]:
-    """What each sample of a request goes on from."""
-    return request.resume or [None] * len(request.seeds)

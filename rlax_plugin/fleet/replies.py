@@ -97,3 +97,9 @@ def contributors(before: Sampled | None, worker: str) -> tuple[str, ...]:
     if before.finish is not None or worker in before.workers:
         return before.workers
     return (*before.workers, worker)
+
+
+def all_contributors(request: Request, worker: str) -> list[tuple[str, ...]]:
+    """``contributors`` of each sample of a request that a worker answers."""
+    before = request.resume or [None] * len(request.seeds)
+    return [contributors(one, worker) for one in before]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlax_plugin.config.user_directories import cache_home
 from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
 from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
 from rlax_plugin.prompts.table import PromptTable, Skipped
@@ -37,9 +38,12 @@ Progress = Callable[[str, int], None]
 
 
 def cache_directory() -> Path:
-    """Where prepared prompts are kept: they can be removed at any time."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "rlax" / "prompts"
+    """Where prepared prompts are kept: they can be removed at any time.
+
+    Raises:
+      ConfigError: this user has no directory for it.
+    """
+    return cache_home() / "rlax" / "prompts"
 
 
 def tables_of(

@@ -1,8 +1,7 @@
 """Directories that only their owner may enter: for prompts, samples, weights, logs and secrets.
 
 Only the top directory of a run needs this mode, as others cannot read below a directory that they
-cannot enter. Directories above it have the modes that their owner chose. If others may write there,
-they can move a run's directory away, and replace it only until the owner is checked.
+cannot enter. Directories above it have the modes that their owner chose, see ``exposed``.
 """
 
 from __future__ import annotations
@@ -73,6 +72,28 @@ def intrusion(directory: Path) -> str | None:
         f"{directory} has mode {mode:04o}, so other users could replace what is written there: "
         f"{mend}"
     )
+
+
+def exposed(directory: Path) -> str | None:
+    """Why others could put another directory in this one's place at any time; None if they cannot.
+
+    It is for a warning and no error: the volumes of containers are often writable for all, and
+    there are no other users.
+
+    Raises:
+      OSError: a directory above cannot be looked at.
+    """
+    for place in directory.resolve().parents:
+        status = os.stat(place)
+        mode = stat.S_IMODE(status.st_mode)
+        why = ""
+        if status.st_uid not in (0, os.geteuid()):
+            why = f"{place} belongs to user {status.st_uid}"
+        elif mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            why = f"{place} has mode {mode:04o}"
+        if why:
+            return f"other users could move {directory} away and put their own there: {why}"
+    return None
 
 
 def check_private(key: str, value: str, directory: Path) -> None:

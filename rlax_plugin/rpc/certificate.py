@@ -10,10 +10,15 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass, field
 
+from rlax_plugin.text.harmless import one_line
+
 NAME = "rlax"
 """The host name in every certificate that is made here; clients compare certificates, not names."""
 
-_VALID_DAYS = 3650  # of a run: it may be resumed years later
+# No clock decides who is who: one that was wrong when the certificate was made, or is wrong now,
+# must not part the processes of a run. The end is what RFC 5280 has for certificates without one.
+_BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,22 @@ class Identity:
     key: str = field(repr=False)
     certificate: str
 
+    @property
+    def problem(self) -> str | None:
+        """Why no server can prove itself with it; None if one can."""
+        from cryptography import x509
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+
+        try:
+            key = serialization.load_pem_private_key(self.key.encode(), None)
+            certificate = x509.load_pem_x509_certificate(self.certificate.encode())
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            return f"its key or certificate cannot be read: {one_line(str(error), 200)}"
+        if key.public_key() != certificate.public_key():
+            return "its key is not that of its certificate"
+        return None
+
 
 def new_identity() -> Identity:
     """Makes a key (NIST P-256) and a certificate signed with it; takes milliseconds."""
@@ -38,15 +59,14 @@ def new_identity() -> Identity:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
-    now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=_VALID_DAYS))
+        .not_valid_before(_BEGIN)
+        .not_valid_after(_END)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())

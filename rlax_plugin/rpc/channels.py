@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import grpc
 
 from rlax_plugin.rpc.message_sizes import MESSAGE_BYTES
@@ -14,6 +16,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.so_reuseport", 0),
+    # Of http_proxy and the like: all servers are on this machine, where no proxy finds them.
+    ("grpc.enable_http_proxy", 0),
     # Reconnect soon after a rejection: a restarted worker is back within seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -25,6 +29,24 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Whoever connects and never says anything is let go; a machine that stalls tries again.
     ("grpc.server_handshake_timeout_ms", 20_000),
 )
+
+_UNKNOWN_SERVER = "CERTIFICATE_VERIFY_FAILED"  # BoringSSL's; the rest of its words help nobody
+_IS_UNKNOWN = (
+    "the process that listens there has another certificate than the expected one: it is a "
+    "stranger, or its run has new secrets"
+)
+_LEAST_CONNECTIONS = 16
+
+
+def most_connections() -> int:
+    """Connections that one port holds at once: each is a file that this process has open.
+
+    Others are closed at once. Without a limit, any user of the machine could open so many that this
+    process could open none of its own files any more.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_LEAST_CONNECTIONS, files // 2) if files != resource.RLIM_INFINITY else 1 << 16
+
 
 _BROKEN = "Internal error from Core"  # grpc.aio, of a call that ended while a message was sent
 
@@ -48,4 +70,6 @@ def describe(error: grpc.RpcError, deadline: tuple[float, str] | None = None) ->
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer within {deadline[0]:g} s ({deadline[1]})" if deadline else "no answer"
     details = getattr(error, "details", lambda: None)()
+    if details and _UNKNOWN_SERVER in details:
+        details = _IS_UNKNOWN
     return f"{getattr(code, 'name', 'UNKNOWN')}: {one_line(str(details or error))}"

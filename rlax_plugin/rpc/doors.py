@@ -17,7 +17,7 @@ import grpc
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.callers import Callers, Guard, with_token
 from rlax_plugin.rpc.certificate import NAME, Identity
-from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
+from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS, most_connections
 from rlax_plugin.rpc.secret import Secret, read_secret
 
 _TARGET = (("grpc.ssl_target_name_override", NAME),)
@@ -59,7 +59,8 @@ def listen(
       ConfigError: the port is taken.
     """
     guard = Guard(door.callers, door.front_ends)
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(guard, *interceptors))
+    limit = ("grpc.max_allowed_incoming_connections", most_connections())
+    server = grpc.aio.server(options=(*SERVER_OPTIONS, limit), interceptors=(guard, *interceptors))
     wanted = f"{host}:{port}"
     try:
         if (identity := door.identity) is None:
@@ -123,7 +124,9 @@ def connect(address: str, secret: Secret) -> Connection:
     """
     credentials = grpc.ssl_channel_credentials(secret.certificate.encode())
     options = (*CHANNEL_OPTIONS, *_TARGET)
-    return Connection(grpc.aio.secure_channel(address, credentials, options), secret.token)
+    # Without the scheme gRPC takes unix:80 for a socket in the file system, xds:80 for a service.
+    channel = grpc.aio.secure_channel(f"dns:///{address}", credentials, options)
+    return Connection(channel, secret.token)
 
 
 def client_channel(address: str, token_file: str | os.PathLike[str] | None = None) -> grpc.Channel:

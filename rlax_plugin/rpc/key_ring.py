@@ -7,11 +7,11 @@ which the server runs, as long as the same user runs both.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rlax_plugin.config.user_directories import state_home
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.secret import Secret, read_secret
 
@@ -19,27 +19,36 @@ log = logging.getLogger("rlax.rpc")
 
 
 def token_path(address: str) -> Path:
-    """The file of the server at this address (host:port), whether or not there is one."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "rlax" / "tokens" / f"{address.replace('localhost', '127.0.0.1')}.json"
+    """The file of the server at this address (host:port), whether or not there is one.
+
+    Raises:
+      ConfigError: this user has no place for such files.
+    """
+    name = f"{address.replace('localhost', '127.0.0.1')}.json"
+    return state_home("--token-file") / "rlax" / "tokens" / name
 
 
 @contextmanager
-def on_ring(address: str, secret: Secret) -> Iterator[Path]:
+def on_ring(address: str, secret: Secret) -> Iterator[Path | None]:
     """Keeps a token file for the server at this address; gives its path.
 
-    A home directory that cannot be written is no error: then the file has to be named.
+    A home directory that is missing or cannot be written is no error: the path is None then, and
+    whoever connects has to name another file.
     """
-    path = token_path(address)
+    path = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        secret.write(path)
+        wanted = token_path(address)
+        wanted.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        secret.write(wanted)
+        path = wanted
     except OSError as error:
-        log.warning("%s cannot be written: %s", path, error.strerror)
+        log.warning("%s cannot be written: %s", error.filename, error.strerror)
+    except ConfigError as error:
+        log.warning("there is no token file that is found by itself: %s", error)
     try:
         yield path
     finally:
         # Unless another server has taken over the address meanwhile, and written its own.
         with suppress(OSError, ConfigError):
-            if read_secret(path, "") == secret:
+            if path is not None and read_secret(path, "") == secret:
                 path.unlink()

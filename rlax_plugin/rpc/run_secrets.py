@@ -111,6 +111,6 @@ def _read(path: Path, state_dir: Path) -> RunSecrets | None:
         raise PrivacyError("is damaged: it must hold " + ", ".join(names))
     identity = Identity(said["key"], said["certificate"])
     found = RunSecrets(said["trainer"], said["worker"], identity, state_dir / _WORKER_FILE)
-    if why := found.of_trainer.problem or found.of_worker.problem:
+    if why := found.of_trainer.problem or found.of_worker.problem or identity.problem:
         raise PrivacyError(f"is damaged: {why}")
     return found

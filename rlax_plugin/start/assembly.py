@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,7 +260,8 @@ class _Assembly:
         await generation.start(self._supervision)
         secrets = generation.secrets
         join = ("serve", "--controller", generation.address)
-        command = pasteable("rlax", *join, "--token-file", str(secrets.worker_file))
+        token_file = os.path.abspath(secrets.worker_file)
+        command = pasteable("rlax", *join, "--token-file", token_file, anywhere=True)
         self._setup.dashboard.message(f"a further worker joins with:  {command}")
         check_rewards(self._section, generation.rewards.needs)
         reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)

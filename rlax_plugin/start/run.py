@@ -42,6 +42,7 @@ from rlax_plugin.start.results import print_results
 from rlax_plugin.start.run_directory import (
     check_format,
     check_same_run,
+    exposures,
     finished,
     locked,
     make_directories,
@@ -156,6 +157,9 @@ class _Run:
         try:
             with self._dashboard:
                 self._dashboard.phase(f"starting {self._setup.files.url}")
+                state_dir = self._setup.context.run_dir
+                for line in exposures(self._setup.files, state_dir, self._section):
+                    self._dashboard.message(f"warning: {line}")
                 prompts = self._read_prompts()
                 deadline_s = self._section.deadlines.startup_s
                 key = "rlax.deadlines.startup_s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +14,13 @@ import yaml
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.identity import differences
+from rlax_plugin.config.user_directories import state_home
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded
 from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
 from rlax_plugin.records.format1 import is_format1
-from rlax_plugin.records.private import check_private, make_private
+from rlax_plugin.records.private import check_private, exposed, make_private
 from rlax_plugin.text.command_lines import train_command
 
 _SHOWN_DIFFERENCES = 4
@@ -46,14 +46,17 @@ def weights_directory(section: RlaxSection, files: RunFiles) -> str:
 
 
 def state_directory(section: RlaxSection, files: RunFiles) -> Path:
-    """A local directory for ledger, lock and logs: the run's own, if that is local."""
+    """A local directory for ledger, lock and logs: the run's own, if that is local.
+
+    Raises:
+      ConfigError: it is not set, and this user has no directory for it.
+    """
     if section.state_dir:
         return Path(section.state_dir)
     if files.is_local:
         return Path(files.location())
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     digest = hashlib.sha256(files.location().encode()).hexdigest()[:12]
-    return Path(home) / "rlax" / f"{Path(files.url).name}-{digest}"
+    return state_home("rlax.state_dir") / "rlax" / f"{Path(files.url).name}-{digest}"
 
 
 def make_directories(
@@ -81,6 +84,14 @@ def make_directories(
         _make("base_output_directory", base, Path(files.location()))
     if section.weights.path and (weights := RunFiles(section.weights.path)).is_local:
         _make("rlax.weights.path", section.weights.path, Path(weights.location()))
+
+
+def exposures(files: RunFiles, state_dir: Path, section: RlaxSection) -> list[str]:
+    """Warnings about the directories above those of a run, see ``private.exposed``."""
+    urls = (files.url, str(state_dir), section.weights.path)
+    runs = [RunFiles(url) for url in urls if url]
+    found = [exposed(Path(run.location())) for run in runs if run.is_local]
+    return list(dict.fromkeys(line for line in found if line))
 
 
 def _make(key: str, value: str, directory: Path) -> None:

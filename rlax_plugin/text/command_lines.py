@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def pasteable(program: str, *arguments: str, directory: Path | None = None) -> str:
+def pasteable(
+    program: str, *arguments: str, directory: Path | None = None, anywhere: bool = False
+) -> str:
     """Returns a command line that runs a program of this environment, whatever is on ``PATH``.
 
     Args:
@@ -19,8 +21,12 @@ def pasteable(program: str, *arguments: str, directory: Path | None = None) -> s
         is shorter.
       arguments: quoted if necessary.
       directory: directory in which the line is to be run; None: the working directory.
+      anywhere: True if it may also be run in any other directory, so that no path may be relative.
     """
-    return shlex.join((_named(program, directory or Path()), *arguments))
+    named = _named(program, directory or Path())
+    if anywhere and os.sep in named:
+        named = os.path.abspath(named)
+    return shlex.join((named, *arguments))
 
 
 def train_command(argv: Sequence[str]) -> str:

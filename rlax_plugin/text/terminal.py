@@ -39,9 +39,18 @@ class HarmlessConsole(Console):
                 yield Segment(harmless(segment.text), segment.style)
 
 
+class _LineConsole(HarmlessConsole):
+    """Leaves it to the terminal to wrap lines of text: a command of several lines is none."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if all(isinstance(one, str) for one in objects):
+            options.setdefault("soft_wrap", True)
+        super().print(*objects, **options)
+
+
 def console(out: IO[str]) -> Console:
-    """Returns a console that prints text unchanged, in one line each if there is no terminal."""
-    return HarmlessConsole(file=out, highlight=False, soft_wrap=not out.isatty())
+    """Returns a console that prints paths, commands and messages unchanged, each in one line."""
+    return _LineConsole(file=out, highlight=False, soft_wrap=not out.isatty())
 
 
 @contextmanager

@@ -55,7 +55,8 @@ class Endpoint:
       server: has its port at once and listens from ``start`` on.
       address: host:port.
       callers: who may call.
-      clients_file: what clients need to call; None: there are none, or they need nothing.
+      clients_file: what clients need to call; None: there are none, they need nothing, or it could
+        not be written where this user's commands look.
       reading: of the newest weights; exported with the engine's figures.
 
     Raises:
@@ -105,14 +106,15 @@ class Endpoint:
         assert self._identity is not None, "an open port has no secrets"
         return Secret(new_token(), self._identity.certificate)
 
-    def _let_clients_in(self, token_file: Path | None) -> Path:
+    def _let_clients_in(self, token_file: Path | None) -> Path | None:
         secret = self._secret()
         self.callers.admit(secret.token, *self._client_roles)
         if token_file is None:
             return self._closing.enter_context(on_ring(self.address, secret))
         try:
-            if token_file.exists():
-                read_secret(token_file, "--token-file")  # nothing else is written over
+            if os.path.lexists(token_file) and not _is_token_file(token_file):
+                reason = "exists already, and is no token file of this user's: name a new file"
+                raise ConfigError("--token-file", str(token_file), reason)
             secret.write(token_file)
         except OSError as error:
             reason = f"cannot be written: {error.strerror}"
@@ -160,6 +162,16 @@ class Endpoint:
         self._closing.close()
         if self._exporter is not None:
             self._exporter.close()
+
+
+def _is_token_file(path: Path) -> bool:
+    """Whether a server may have written it, so that another one may replace it."""
+    if path.is_symlink():
+        return False
+    with contextlib.suppress(ConfigError):
+        read_secret(path, "--token-file")
+        return True
+    return False
 
 
 def log_to_stderr() -> None:

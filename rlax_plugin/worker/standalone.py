@@ -17,7 +17,7 @@ from typing import Any
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import of_yaml
-from rlax_plugin.errors import DeadlineError, WeightsUnreadableError
+from rlax_plugin.errors import ConfigError, DeadlineError, WeightsUnreadableError
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
@@ -77,6 +77,9 @@ def serve_run(
             token_file=token_file,
             prometheus_token=prometheus_token,
         ) as endpoint:
+            if not open_to_all and endpoint.clients_file is None:
+                reason = "must be given: the file cannot be written where it lies by default"
+                raise ConfigError("--token-file", None, reason)
             if open_to_all:
                 log.warning(
                     "every user of this machine can call %s: --open lets in clients without a "

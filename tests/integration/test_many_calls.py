@@ -142,8 +142,8 @@ def test_connections_without_a_call(start: Start):
     async def main() -> None:
         async with harmless(attacked, 100):
             peers = []
-            sockets = [socket.create_connection((host, int(port))) for _ in range(300)]
-            for _ in range(300):
+            sockets = [socket.create_connection((host, int(port))) for _ in range(150)]
+            for _ in range(150):
                 peer = Peer(attacked.address, attacked.worker)
                 peers.append(peer)
                 peer._connection._channel.get_state(try_to_connect=True)

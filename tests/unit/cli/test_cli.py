@@ -191,3 +191,13 @@ def test_wrong_usage_is_status_2(folder: Path) -> None:
 def test_parameter_server_rejects_addresses_beyond_loopback(folder: Path) -> None:
     result = rlax("parameter-server", str(folder / "run.yml"), "--host", "0.0.0.0")
     assert result.exit_code == 2 and "must be a loopback address" in result.stderr
+
+
+def test_a_parameter_server_keeps_its_index_where_no_other_user_writes(folder: Path) -> None:
+    """What is listed there is served, and deleted."""
+    shared = folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    result = rlax("parameter-server", str(folder / "run.yml"), "--index", f"{shared}/index.json")
+    assert result.exit_code == 2
+    assert f"--index = '{shared}/index.json': {shared} has mode 1777, so other" in result.stderr

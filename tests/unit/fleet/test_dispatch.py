@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import grpc
@@ -79,6 +80,34 @@ def test_a_request_that_is_wrong_is_not_tried_again():
         with pytest.raises(WorkerError, match="a rejected a call: INVALID_ARGUMENT: told 3"):
             await dispatcher.submit(request(3))
         assert stub.calls == [[3]] and lost == []
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_worker_that_rejects_what_another_one_takes_ends_nothing():
+    async def main():
+        fleet, dispatcher, lost = make()
+        bad = await join(fleet, "bad", failing(grpc.StatusCode.INVALID_ARGUMENT))
+        await join(fleet, "good", answer)
+        tickets = [dispatcher.submit(request(group)) for group in range(6)]
+        found = await asyncio.gather(*tickets)
+        assert {samples[0].workers for _, samples, _ in found} == {("good",)}
+        assert bad.calls and lost == []
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_what_two_workers_reject_is_wrong():
+    async def main():
+        fleet, dispatcher, _ = make()
+        stubs = [
+            await join(fleet, f"w{i}", failing(grpc.StatusCode.INVALID_ARGUMENT)) for i in range(3)
+        ]
+        with pytest.raises(WorkerError, match=r"w\d rejected a call: INVALID_ARGUMENT: told 3"):
+            await dispatcher.submit(request(3))
+        assert sum(len(stub.calls) for stub in stubs) == 2
         await dispatcher.close()
 
     run(main)

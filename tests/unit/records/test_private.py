@@ -14,7 +14,13 @@ import pytest
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records import private
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.private import check_private, check_private_run, intrusion, make_private
+from rlax_plugin.records.private import (
+    check_private,
+    check_private_run,
+    exposed,
+    intrusion,
+    make_private,
+)
 
 STRANGER = 65_534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -135,3 +141,27 @@ def test_a_file_is_put_beside_what_others_have_prepared(tmp_path: Path) -> None:
     RunFiles(str(tmp_path)).put("x", b"new")
     assert (tmp_path / "x").read_bytes() == b"new" and not (tmp_path / "x").is_symlink()
     assert target.read_text() == "untouched"
+
+
+@pytest.mark.parametrize(("above", "said"), [(0o777, True), (0o1777, False), (0o775, False)])
+def test_a_directory_that_others_can_move_away_is_told(
+    tmp_path: Path, above: int, said: bool
+) -> None:
+    run = tmp_path / "volume/runs/mine"
+    run.mkdir(parents=True)
+    (tmp_path / "volume").chmod(above)
+    assert exposed(run) == (
+        f"other users could move {run} away and put their own there: {tmp_path}/volume has mode "
+        f"{above:04o}"
+        if said
+        else None
+    )
+
+
+@as_root
+def test_a_directory_below_one_of_another_user_is_told(tmp_path: Path) -> None:
+    (tmp_path / "theirs/run").mkdir(parents=True)
+    os.chown(tmp_path / "theirs", STRANGER, STRANGER)
+    (tmp_path / "link").symlink_to("theirs/run")
+    for run in (tmp_path / "theirs/run", tmp_path / "link"):
+        assert str(exposed(run)).endswith(f": {tmp_path}/theirs belongs to user {STRANGER}")

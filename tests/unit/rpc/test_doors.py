@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
 import doors
 import grpc
 import pytest
+from cryptography import x509
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.certificate import new_identity
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.rpc.callers import Callers
+from rlax_plugin.rpc.certificate import Identity, new_identity
+from rlax_plugin.rpc.channels import SERVER_OPTIONS, describe
 from rlax_plugin.rpc.doors import Door, connect, listen
 from rlax_plugin.rpc.secret import Secret, new_token
 
@@ -67,6 +70,8 @@ def test_a_process_that_takes_over_a_port_is_told_nothing(proves: str) -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                known = "has another certificate than the expected one" in describe(caught.value)
+                assert known == (proves != "nothing")
                 await asyncio.sleep(0.05)
             assert collector.heard == []
             await other.stop(None)
@@ -111,6 +116,38 @@ def test_a_connection_that_never_says_anything_is_closed(monkeypatch: pytest.Mon
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
 
+def test_many_connections_leave_a_process_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (40, 40))
+
+    async def main() -> None:
+        server, address = doors.server()
+        server.add_generic_rpc_handlers((collector := Collector(),))
+        await server.start()
+        secret = Secret(doors.SECRETS.trainer, doors.SECRETS.identity.certificate)
+        host, _, port = address.rpartition(":")
+        async with connect(address, secret) as connection:
+            stub = rpc.ParameterServerStub(connection)
+            await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
+            opened = [await asyncio.open_connection(host, int(port)) for _ in range(30)]
+            reads = [asyncio.ensure_future(reader.read(1)) for reader, _ in opened]
+            # Half of the files, of which the honest one has one: the others are turned away.
+            while len(turned_away := [one for one in reads if one.done()]) < 11:
+                await asyncio.sleep(0.01)
+            assert {one.result() for one in turned_away} == {b""}
+            await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
+            assert len([one for one in reads if one.done()]) == 11
+            for _, writer in opened:
+                writer.close()
+            await asyncio.gather(*reads)
+        async with connect(address, secret) as connection:  # there is room again
+            stub = rpc.ParameterServerStub(connection)
+            await stub.Latest(pb.LatestRequest(), wait_for_ready=True, timeout=LIMIT_S)
+        assert len(collector.heard) == 6
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
 def test_a_port_that_is_taken_is_an_error_of_its_key() -> None:
     async def main() -> None:
         taken, address = doors.server()
@@ -130,6 +167,59 @@ def test_a_certificate_that_is_none_connects_to_nothing(certificate: str) -> Non
         server.add_generic_rpc_handlers((collector := Collector(),))
         await server.start()
         async with connect(address, Secret(new_token(), certificate)) as connection:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await rpc.FleetStub(connection).Config(pb.ConfigRequest(), timeout=5)
+        assert collector.heard == []
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_a_clock_that_is_wrong_parts_nobody() -> None:
+    """A machine may learn the right time only after a run has made its secrets, or lose it."""
+    made = new_identity()
+    certificate = x509.load_pem_x509_certificate(made.certificate.encode())
+    years = certificate.not_valid_before_utc.year, certificate.not_valid_after_utc.year
+    assert years == (1970, 9999)
+    asyncio.run(asyncio.wait_for(_called(made), LIMIT_S))  # gRPC takes it
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_no_proxy_is_asked_for_a_server_of_this_machine(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as silent:  # nobody listens there
+        silent.bind(("127.0.0.1", 0))
+        monkeypatch.setenv(name, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        asyncio.run(asyncio.wait_for(_called(new_identity()), LIMIT_S))
+
+
+async def _called(identity: Identity) -> None:
+    """Calls a server that proves itself so."""
+    callers, token = Callers(), new_token()
+    callers.admit(token, "worker")
+    server, address = listen("127.0.0.1", 0, Door(callers, identity), "port")
+    server.add_generic_rpc_handlers((collector := Collector(),))
+    await server.start()
+    async with connect(address, Secret(token, identity.certificate)) as connection:
+        await rpc.FleetStub(connection).Config(pb.ConfigRequest(), timeout=LIMIT_S)
+    assert len(collector.heard) == 2
+    await server.stop(None)
+
+
+def test_a_host_is_no_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker says where the controller is to connect to: a host, whatever its name."""
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        identity, collector = new_identity(), Collector()
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((collector,))
+        pair = identity.key.encode(), identity.certificate.encode()
+        server.add_secure_port("unix:80", grpc.ssl_server_credentials([pair]))
+        await server.start()
+        assert (tmp_path / "80").is_socket()
+        async with connect("unix:80", Secret(new_token(), identity.certificate)) as connection:
             with pytest.raises(grpc.aio.AioRpcError):
                 await rpc.FleetStub(connection).Config(pb.ConfigRequest(), timeout=5)
         assert collector.heard == []

@@ -92,7 +92,25 @@ def of_numbers(path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"worker": 7}))
 
 
-@pytest.mark.parametrize("harm", [opened, damaged, cut, of_numbers])
+def without_key(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"key": "x"}))
+
+
+def with_another_key(path: Path) -> None:
+    """No server can be started with it."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"key": new_identity().key}))
+
+
+def with_no_certificate(path: Path) -> None:
+    """In form it is one."""
+    useless = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"certificate": useless}))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [opened, damaged, cut, of_numbers, without_key, with_another_key, with_no_certificate],
+)
 def test_secrets_that_others_may_know_or_that_are_damaged_are_replaced(
     harm: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,4 +202,24 @@ def test_a_home_that_cannot_be_written_costs_only_convenience(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     secret = Secret(new_token(), new_identity().certificate)
     with on_ring("127.0.0.1:9", secret) as path:
-        assert not path.exists() and "cannot be written" in caplog.text
+        assert path is None
+    assert f"{tmp_path}/file/rlax" in caplog.text and "cannot be written" in caplog.text
+
+
+def test_a_user_without_a_home_names_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a container that is started with any user id: it has no account, and HOME is not set."""
+
+    def no_account(number: int) -> object:
+        raise KeyError(number)
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_account)
+    secret = Secret(new_token(), new_identity().certificate)
+    with on_ring("127.0.0.1:9", secret) as path:
+        assert path is None
+    assert "this user has no home directory" in caplog.text
+    with pytest.raises(ConfigError, match=r"^--token-file: must be set: this user has no home"):
+        token_path("127.0.0.1:9")

@@ -73,6 +73,26 @@ def test_the_shorter_path_is_shown_and_always_has_a_slash(
     assert pasteable("rlax", "audit", directory=clone / "my_filter") == "../.venv/bin/rlax audit"
 
 
+def test_a_command_for_any_directory_has_no_relative_path(clone: Path) -> None:
+    said = pasteable("rlax", "serve", "--controller", "127.0.0.1:1", anywhere=True)
+    assert shlex.split(said)[0] == f"{clone}/.venv/bin/rlax"
+    assert pasteable("jupyter", "lab", anywhere=True) == "jupyter lab"
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_command_is_one_line_however_narrow_the_terminal(
+    watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is copied from a terminal has its line breaks, and a shell ends commands there."""
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: watched)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    said = pasteable("rlax", "serve", "--controller", "127.0.0.1:40349", "--token-file", "a" * 90)
+    console(out).print(f"a further worker joins with:  {said}")
+    assert out.getvalue() == f"a further worker joins with:  {said}\n"
+
+
 def test_a_program_without_a_script_keeps_its_name(clone: Path) -> None:
     assert pasteable("jupyter", "lab") == "jupyter lab"
 

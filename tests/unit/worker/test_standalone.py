@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
@@ -18,12 +22,15 @@ from rlax_plugin.errors import (
     WeightsUnreadableError,
 )
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.testing.engine import ScriptedEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import kept_version, record_versions
 from rlax_plugin.weights.version_index import versions_to_json
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.standalone import greeting, load_readable, serve_run
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -141,3 +148,59 @@ def test_a_port_that_is_taken_is_an_error_of_its_option() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port = {port}: cannot be used"):
             asyncio.run(listen(port))
+
+
+def written(path: Path, text: str, mode: int) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Path.mkdir,
+        lambda path: os.mkfifo(path, 0o600),
+        lambda path: written(path, "", 0o600),
+        lambda path: written(path, "precious", 0o644),
+        lambda path: written(path, json.dumps({"token": "1"}), 0o600),
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.symlink_to("/etc/passwd"),
+    ],
+)
+def test_what_is_no_token_file_is_not_written_over(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(path := tmp_path / "token.json")
+    before = path.lstat()
+    with pytest.raises(ConfigError, match=r"^--token-file = .*: exists already, and is no token"):
+        asyncio.run(listening(path))
+    assert path.lstat() == before and [*tmp_path.iterdir()] == [path]
+
+
+async def listening(token_file: Path | None) -> Path | None:
+    """The token file of a server that has started to listen."""
+    engine = ScriptedEngine.__new__(ScriptedEngine)
+    with Endpoint(
+        "127.0.0.1", engine, name="w", clients="token", token_file=token_file
+    ) as endpoint:
+        return endpoint.clients_file
+
+
+def test_a_token_file_of_an_earlier_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "token.json"
+    assert asyncio.run(listening(path)) == path
+    before = read_secret(path, "k")
+    assert asyncio.run(listening(path)) == path
+    assert read_secret(path, "k") != before
+
+
+def test_a_server_whose_token_file_cannot_be_written_names_none(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert asyncio.run(listening(None)) is None
+    config = yaml.safe_load((ROOT / "tests/configs/testing.yml").read_text())
+    (run / "config.yml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match=r"^--token-file: must be given: the file cannot be"):
+        serve_run(str(run))
