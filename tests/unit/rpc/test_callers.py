@@ -13,6 +13,7 @@ import pytest
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.callers import METHODS, Caller, Callers, current_caller, with_token
+from rlax_plugin.rpc.channels import gone
 from rlax_plugin.rpc.doors import Connection, Door, connect, listen
 from rlax_plugin.rpc.secret import Secret, new_token
 
@@ -58,11 +59,14 @@ async def served(door: Door) -> Any:
 
 async def call(channel: Any, method: str, **options: Any) -> str:
     """The answer, or the status."""
-    try:
-        stream = channel.stream_stream(method)(iter([b""]), timeout=60, **options)
-        return b"".join([reply async for reply in stream]).decode().strip()
-    except grpc.aio.AioRpcError as error:
-        return error.code().name
+    while True:
+        try:
+            stream = channel.stream_stream(method)(iter([b""]), timeout=60, **options)
+            return b"".join([reply async for reply in stream]).decode().strip()
+        except grpc.aio.AioRpcError as error:
+            # A status that comes while the message is still being sent may be lost in gRPC.
+            if error.code() is not grpc.StatusCode.INTERNAL or not gone(error):
+                return error.code().name
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
