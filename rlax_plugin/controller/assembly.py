@@ -29,6 +29,7 @@ from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
+from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
@@ -111,6 +112,7 @@ class _Assembly:
         rule = BatchRule.of(s)
         staleness = Staleness(s, rule.groups)
         buffer = Buffer(history, rule, staleness, s.deterministic)
+        newest = NewestVersion()
         issuing = Issuing(
             s,
             sampling,
@@ -121,6 +123,7 @@ class _Assembly:
             rule=rule,
             staleness=staleness,
             last_step=setup.last_step,
+            newest=newest,
         )
         generation = Generation(
             setup.context,
@@ -135,6 +138,7 @@ class _Assembly:
             note=note,
             warn=note,
             reissuing=issuing,
+            newest=newest,
         )
         trips = Trips(
             s,

@@ -41,7 +41,7 @@ class PrometheusTracker(Tracker):
     def __init__(self, controller: Controller, network: Network):
         def counts() -> Figures:
             return {
-                "weight_version": controller.fleet.latest_version,
+                "weight_version": controller.fleet.newest.number,
                 "weight_versions_published_total": controller.stats.versions_published,
                 "groups_reissued_total": controller.run_state.totals.reissued,
                 "workers_seen_total": len(controller.fleet.identities.names),
