@@ -1,4 +1,4 @@
-"""The weight versions that a worker knows of: the one it holds, and whether it is to load another."""
+"""The weight versions that a worker knows of: the one it holds, and whether it is to load one."""
 
 from __future__ import annotations
 
