@@ -14,6 +14,7 @@ from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.chosen import Chosen, ChosenFilter, ChosenSampler
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, Records, RunSetup
+from rlax_plugin.controller.exported import ExportedFigures
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.guard import KeptGuard
@@ -194,7 +195,9 @@ class _Assembly:
         )
         generation.fleet.listeners.append(controller)
         if s.network.prometheus_port is not None:
-            records.trackers.append(PrometheusTracker(controller, s.network))
+            exported = PrometheusTracker(ExportedFigures(controller), s.network)
+            records.trackers.append(exported)
+            note(f"metrics for Prometheus: {exported.url}")
         await self._start(generation)
         publisher = Publisher(
             loop=asyncio.get_running_loop(),

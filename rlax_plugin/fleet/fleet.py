@@ -120,7 +120,7 @@ class Fleet(rpc.FleetServicer):
       config: handed to workers that ask for it, see ``config/handing.py``.
       needs: workers that lack any of it are rejected.
       note: shows one line to people: why a worker was rejected.
-      newest: published version; None: one of its own, which the owner of the fleet keeps.
+      newest: see the attribute; None: one of its own.
       clock: by which workers are silent for too long.
 
     Attributes:
@@ -147,9 +147,7 @@ class Fleet(rpc.FleetServicer):
         self.workers: dict[str, Worker] = {}
         self.identities = Identities[Worker]()
         self.incarnation = uuid.uuid4().hex
-        self.stopping = False
-        self.training = True
-        self._pin = -1
+        self.stopping, self.training, self._pin = False, True, -1
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines, self._clock = deadlines, clock or Clock()
         self._config_hash, self._parameter_server = config_hash, parameter_server
@@ -166,13 +164,12 @@ class Fleet(rpc.FleetServicer):
         if request.config_hash != self._config_hash:
             return (
                 f"worker {request.worker} was started from another config "
-                f"({one_line(request.config_hash)}; this run has "
-                f"{self._config_hash})"
+                f"({one_line(request.config_hash)}; this run has {self._config_hash})"
             )
         identity = request.worker, request.process
-        known = identity in self.identities
-        why = self.newest.rejection(request.version) if known else None
-        return why or self.identities.rejection(identity)
+        if identity in self.identities and (why := self.newest.rejection(request.version)):
+            return why
+        return self.identities.rejection(identity)
 
     def _name_taken(self, request: pb.RegisterRequest) -> str | None:
         """Why a name is not free: another process is the member of that name.

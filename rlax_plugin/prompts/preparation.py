@@ -17,16 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
-from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
+from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN, DatasetConfig
 from rlax_plugin.prompts.table import PromptTable, Skipped
 from rlax_plugin.records.private import check_private, make_private
 from rlax_plugin.text.harmless import one_line
-
-if TYPE_CHECKING:
-    from rlax_plugin.prompts.source import DatasetSource
+from rlax_plugin.tokens.tokenizer import Tokenizer
 
 _FORMAT = 1  # of what is prepared: another number, and it is prepared anew
 _UNUSED_S = 30 * 86_400  # after which what was prepared is removed
@@ -36,6 +34,21 @@ Progress = Callable[[str, int], None]
 """Told what is being read, and how many rows of it were."""
 
 
+class PreparedSource(Protocol):
+    """A source as far as it decides its tables; see ``DatasetSource``."""
+
+    @property
+    def config(self) -> DatasetConfig: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def identity(self) -> dict[str, Any]: ...
+
+
 def cache_directory() -> Path:
     """Where prepared prompts are kept: they can be removed at any time."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -43,7 +56,7 @@ def cache_directory() -> Path:
 
 
 def tables_of(
-    source: DatasetSource, *, deadline_s: float, progress: Progress
+    source: PreparedSource, *, deadline_s: float, progress: Progress
 ) -> dict[str, PromptTable]:
     """The tables of all splits of a source, prepared unless they are.
 
@@ -98,7 +111,7 @@ def _name_of(one: type) -> str:
     return name
 
 
-def _request(source: DatasetSource) -> dict[str, Any]:
+def _request(source: PreparedSource) -> dict[str, Any]:
     """What decides the tables, as the other process is told it."""
     tokenizer = source.tokenizer
     return {
@@ -121,7 +134,7 @@ def _key(asked: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def open_tables(directory: Path, source: DatasetSource) -> dict[str, PromptTable] | None:
+def open_tables(directory: Path, source: PreparedSource) -> dict[str, PromptTable] | None:
     """What was prepared; None: it was not, or is damaged."""
     try:
         document = json.loads((directory / MANIFEST).read_bytes())
@@ -144,7 +157,7 @@ def open_tables(directory: Path, source: DatasetSource) -> dict[str, PromptTable
         return None
 
 
-def _weights(source: DatasetSource, domains: list[str]) -> Mapping[str, float]:
+def _weights(source: PreparedSource, domains: list[str]) -> Mapping[str, float]:
     weights = source.config.weights
     if weights and (unlike := set(weights).symmetric_difference(domains)):
         raise ConfigError(
