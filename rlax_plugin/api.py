@@ -97,6 +97,7 @@ from rlax_plugin.prompts.files import matching_files, opened
 from rlax_plugin.prompts.reading import completion_text, stop_strings_of
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import Domains, PromptTable
+from rlax_plugin.prompts.text_source import TextRow, TextSource, model_tokenizer
 
 # Files.
 from rlax_plugin.records.files import PREPARED, RunFiles
@@ -122,7 +123,6 @@ from rlax_plugin.signals.state import SignalState
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.harmless import harmless, one_line, storable
 from rlax_plugin.tokens.chat import ChatTemplateError
-from rlax_plugin.tokens.source import TextRow, TextSource, model_tokenizer
 from rlax_plugin.tokens.tokenizer import Tokenizer
 
 # Records.
