@@ -31,7 +31,7 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.rewards.episodes import PlayCounts
+from rlax_plugin.rewards.play_jobs import PlayCounts
 from rlax_plugin.types import Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 

@@ -11,7 +11,7 @@ from rlax_plugin.controller.run_state import Open, RunState, Saved
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.recorder import Commit, Recorder
-from rlax_plugin.records.turns import RecordedTurn
+from rlax_plugin.records.unfinished_turns import RecordedTurn
 from rlax_plugin.types import Judged, TrainBatch, group_of
 
 

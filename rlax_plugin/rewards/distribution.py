@@ -13,7 +13,7 @@ from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.rewards.blame import Blame
 from rlax_plugin.rewards.handle import KilledError
 from rlax_plugin.rewards.jobs import Job, Priority
-from rlax_plugin.rewards.runner import Runner
+from rlax_plugin.rewards.process_jobs import Runner
 
 _STARTS = 3
 """Attempts to start a process before the run ends. No sample is to blame if one does not start.
