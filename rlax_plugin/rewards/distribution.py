@@ -30,7 +30,7 @@ _QUICK_S = 0.001
 _CLOSED = "the pool of reward processes is closed"
 
 
-class Scheduler:
+class Distributor:
     """Spreads jobs over processes, the oldest group first.
 
     Args:
