@@ -90,6 +90,9 @@ from rlax_plugin.ports.training import (
     VerifiableModel,
 )
 
+# Functions that an answer can make compute without end.
+from rlax_plugin.processes.limited import LimitedFunction, OverLimitError
+
 # Prompts of data sets.
 from rlax_plugin.prompts.columns import BrokenRow
 from rlax_plugin.prompts.config import DatasetConfig
@@ -102,9 +105,6 @@ from rlax_plugin.prompts.text_source import TextRow, TextSource, model_tokenizer
 # Files.
 from rlax_plugin.records.files import PREPARED, RunFiles
 from rlax_plugin.records.places import check_file_writable, check_readable, new_directory
-
-# Functions that an answer can make compute without end.
-from rlax_plugin.rewards.limited import LimitedFunction, OverLimitError
 
 # A client of ``rlax serve RUN``.
 from rlax_plugin.rpc.doors import client_channel

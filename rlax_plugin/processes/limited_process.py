@@ -1,6 +1,6 @@
 """Inside the processes of a ``LimitedFunction``: a keeper, and a worker that it forks.
 
-Started as ``python -m rlax_plugin.rewards.limited_process FUNCTION CPU_S MEMORY_BYTES``. The keeper
+Started as ``python -m rlax_plugin.processes.limited_process FUNCTION CPU_S MEMORY_BYTES``. The keeper
 imports the function's module once, forks the worker, and waits. The worker calls the function with
 what comes on stdin, and answers on stdout. When a limit has killed it, the keeper says so on its
 behalf and forks another one, which takes milliseconds, as everything is imported.

@@ -151,7 +151,7 @@ class _Process:
 
     def __init__(self, command: Sequence[str]):
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin.rewards.limited_process", *command],
+            [sys.executable, "-m", "rlax_plugin.processes.limited_process", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
