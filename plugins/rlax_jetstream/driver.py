@@ -42,7 +42,7 @@ class RequestError(WorkerError):
 
 
 class DrivenEngine(Protocol):
-    """What the driver needs of an engine; see ``JetstreamEngine``."""
+    """The part of an engine that the driver needs; see ``JetstreamEngine``."""
 
     @property
     def rollouts(self) -> Rollouts: ...

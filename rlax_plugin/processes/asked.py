@@ -41,7 +41,7 @@ class EndedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process has ended.
+    """The end of a process.
 
     Attributes:
       status: its exit status; negative: the signal that has ended it.

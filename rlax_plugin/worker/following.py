@@ -57,7 +57,7 @@ class Following:
 
     @property
     def due(self) -> bool:
-        """Whether a version is to be loaded now."""
+        """True if a version is to be loaded now."""
         if not self.confirmed:
             return False  # a parameter server may still hold versions of an earlier trainer process
         if self.pin is not None:
@@ -69,7 +69,7 @@ class Following:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether there is work for it with the version that it holds.
+        """True if there is work for it with the version that it holds.
 
         A worker that waits for a version in vain only keeps groups that need it from others.
         """
