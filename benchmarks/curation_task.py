@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from rlax_arithmetic.problems import ProblemSet
 
-from rlax_plugin.tokens.source import prompt_id
+from rlax_plugin.prompts.text_source import prompt_id
 
 PARTS = ("trivial", "learnable", "hopeless")
 TRIVIAL_TIMES = 8  # how often the warm start has each trivial prompt for one learnable one

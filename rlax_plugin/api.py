@@ -90,6 +90,9 @@ from rlax_plugin.ports.training import (
     VerifiableModel,
 )
 
+# Functions that an answer can make compute without end.
+from rlax_plugin.processes.limited import LimitedFunction, OverLimitError
+
 # Prompts of data sets.
 from rlax_plugin.prompts.columns import BrokenRow
 from rlax_plugin.prompts.config import DatasetConfig
@@ -97,13 +100,11 @@ from rlax_plugin.prompts.files import matching_files, opened
 from rlax_plugin.prompts.reading import completion_text, stop_strings_of
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import Domains, PromptTable
+from rlax_plugin.prompts.text_source import TextRow, TextSource, model_tokenizer
 
 # Files.
 from rlax_plugin.records.files import PREPARED, RunFiles
 from rlax_plugin.records.places import check_file_writable, check_readable, new_directory
-
-# Functions that an answer can make compute without end.
-from rlax_plugin.rewards.limited import LimitedFunction, OverLimitError
 
 # A client of ``rlax serve RUN``.
 from rlax_plugin.rpc.doors import client_channel
@@ -122,7 +123,6 @@ from rlax_plugin.signals.state import SignalState
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.harmless import harmless, one_line, storable
 from rlax_plugin.tokens.chat import ChatTemplateError
-from rlax_plugin.tokens.source import TextRow, TextSource, model_tokenizer
 from rlax_plugin.tokens.tokenizer import Tokenizer
 
 # Records.

@@ -14,9 +14,10 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
-from maxtext_overrides import rope_scaling, tied_head
+from maxtext_overrides import tied_head
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.config.memory import abstract_model
+from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.models.reading import StoredWeights
 from maxtext_overrides.variables import restore
 

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from flax.core.spmd import logical_axis_rules
 
-from maxtext_overrides import rope_scaling, tied_head
+from maxtext_overrides import tied_head
+from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.sampler import windows
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.upstream import jetstream_compat

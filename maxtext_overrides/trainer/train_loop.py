@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides import folding, rope_scaling, tied_head
+from maxtext_overrides import folding, tied_head
+from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlax_http.failures import ServerError, passes, retry_after_s
 from rlax_http.limits import Pause, Rate, share
-from rlax_http.server import Key, ServerConfig
+from rlax_http.server import ApiKey, ServerConfig
 from rlax_plugin.api import one_line
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 8.0  # between attempts, without a Retry-After
@@ -58,7 +58,7 @@ class Client:
         self,
         config: ServerConfig,
         url: str,
-        key: Key,
+        key: ApiKey,
         *,
         processes: int = 1,
         tokens_per_minute: float | None = None,

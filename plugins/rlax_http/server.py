@@ -71,14 +71,14 @@ def check_url(key: str, url: str) -> None:
         raise ConfigError(key, url, "must be a URL such as https://host:8000/path")
 
 
-class Key:
+class ApiKey:
     """A secret that is shown only by its attribute ``value``."""
 
     def __init__(self, value: str):
         self.value = value
 
     def __repr__(self) -> str:
-        return "Key(...)"
+        return "ApiKey(...)"
 
     def hidden(self, text: str) -> str:
         """Returns the text without the key and without longer parts of it."""
@@ -153,7 +153,7 @@ class ServerConfig(Section):
             raise ConfigError("key_file", given["key_file"], "must be empty if key_env is given")
         return given
 
-    def key(self) -> Key:
+    def key(self) -> ApiKey:
         """Returns the key; an empty one if the config names none.
 
         Raises:
@@ -171,7 +171,7 @@ class ServerConfig(Section):
                 why = getattr(error, "strerror", None) or "it is not text"
                 raise ConfigError(name, where, f"cannot be read: {why}") from None
         else:
-            return Key("")
+            return ApiKey("")
         value = value.strip()
         if not value:
             what = "this environment variable is not set" if self.key_env else "this file is empty"
@@ -179,7 +179,7 @@ class ServerConfig(Section):
         if len(value) > _LONGEST_KEY or not re.fullmatch(r"[!-~]+", value):
             reason = "must hold one key of printable ASCII characters and nothing else"
             raise ConfigError(name, where, reason)
-        return Key(value)
+        return ApiKey(value)
 
 
 def choices_of(config: ServerConfig, context: BuildContext) -> list[tuple[str, Any]]:

@@ -11,17 +11,19 @@ import itertools
 import logging
 import queue
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlax_plugin.api import (
     Job,
     Key,
+    PromptSource,
     Request,
     RlaxError,
+    Rollouts,
     Sampled,
     SamplingParams,
     WorkerError,
@@ -29,9 +31,6 @@ from rlax_plugin.api import (
     stop_strings_of,
     storable,
 )
-
-if TYPE_CHECKING:
-    from rlax_jetstream.engine import JetstreamEngine
 
 log = logging.getLogger("rlax.jetstream")
 
@@ -42,6 +41,28 @@ class RequestError(WorkerError):
     """A request that no worker of this run can answer."""
 
 
+class DrivenEngine(Protocol):
+    """The part of an engine that the driver needs; see ``JetstreamEngine``."""
+
+    @property
+    def rollouts(self) -> Rollouts: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def backlog(self) -> int: ...
+
+    @property
+    def prompt_source(self) -> Callable[[], PromptSource]: ...
+
+    def rejection(self, request: Request) -> str | None: ...
+
+    def submit(self, jobs: Iterable[Job]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class JetStreamDriver:
     """What ``LLMOrchestrator`` needs of a driver.
 
@@ -49,7 +70,7 @@ class JetStreamDriver:
     ``rlax.rollouts`` and random seeds. Its whole completions are one message of the stream.
     """
 
-    def __init__(self, engine: JetstreamEngine):
+    def __init__(self, engine: DrivenEngine):
         self._engine = engine
         # Tokenizing: a prompt source may take long to load, too long for an event loop.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="rlax-jetstream")

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlax_jetstream.capabilities import SERVICE, capabilities
+from rlax_jetstream.options import JetstreamConfig
 from rlax_jetstream.swaps import TOTALS, Swaps
 from rlax_plugin.api import (
     AllWaitedFor,
@@ -38,9 +39,6 @@ from rlax_plugin.api import (
     read_weights,
     rejection,
 )
-
-if TYPE_CHECKING:
-    from rlax_jetstream import JetstreamConfig
 
 log = logging.getLogger("rlax.jetstream")
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens

@@ -16,17 +16,14 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from rlax_jetstream.capabilities import SERVICE
-from rlax_jetstream.driver import DriverOfOne, JetStreamDriver, RequestError
+from rlax_jetstream.driver import DrivenEngine, DriverOfOne, JetStreamDriver, RequestError
 from rlax_jetstream.later_fields import samples_asked
 from rlax_plugin.api import DatasetSource, PromptSource, WorkerError
-
-if TYPE_CHECKING:
-    from rlax_jetstream.engine import JetstreamEngine
 
 log = logging.getLogger("rlax.jetstream")
 
@@ -108,7 +105,7 @@ async def _unavailable(request: bytes, context: grpc.aio.ServicerContext) -> byt
     return b""
 
 
-def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
+def add_jetstream_service(server: Any, engine: DrivenEngine) -> Future[None]:
     """Registers JetStream's stock servicer on a ``grpc.aio`` server that has not started yet.
 
     Importing it brings JAX (seconds) and, in the later upstream code, more: that happens on a

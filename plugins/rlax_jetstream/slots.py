@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from maxtext_overrides.config.loading import load, load_to_check, passed_on
 from maxtext_overrides.upstream.lean_imports import unavailable
+from rlax_jetstream.options import JetstreamConfig
 from rlax_plugin.api import (
     BuildContext,
     CheckResult,
@@ -16,9 +17,6 @@ from rlax_plugin.api import (
     ResolvedConfig,
     RlaxSection,
 )
-
-if TYPE_CHECKING:
-    from rlax_jetstream import JetstreamConfig
 
 
 def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:

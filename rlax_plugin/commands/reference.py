@@ -52,7 +52,7 @@ _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """A key of the config, or an option of a part.
 
     Attributes:
@@ -83,13 +83,13 @@ class Keys:
 
     title: str
     text: str
-    keys: tuple[Key, ...]
+    keys: tuple[ConfigKey, ...]
     plugin: str = ""
 
 
 def sections(model: type[BaseModel] = RlaxSection, key: str = "rlax") -> Iterator[Keys]:
     """Yields the section of a config class, then those inside it."""
-    own: list[Key] = []
+    own: list[ConfigKey] = []
     inside: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
         place, section = f"{key}.{name}", _section_in(field.annotation)
@@ -186,7 +186,7 @@ def _titled(kind: str, part: Keys) -> Keys:
     return replace(part, title=f"{_spoken(kind)} {part.title}")
 
 
-def _is(known: Key, stem: str) -> bool:
+def _is(known: ConfigKey, stem: str) -> bool:
     return f".{known.key}".endswith(f".{stem}")
 
 
@@ -195,13 +195,13 @@ def _built_in() -> Registry:
     return Registry(Manager([*built_in_plugins().names, "rlax_plugin.testing"]))
 
 
-def _key(key: str, name: str, field: FieldInfo) -> Key:
+def _key(key: str, name: str, field: FieldInfo) -> ConfigKey:
     kind = PARTS.get(key, "")
     unit = "" if "_per_" in name else _UNITS.get(name.split("_")[-1], "")
     words = _words(field.annotation, field.metadata, unit)
     if kind:
         words = re.sub("part|text", f"part: {_spoken(kind)}", words)
-    return Key(key, words, _default(field), field.description or "", kind)
+    return ConfigKey(key, words, _default(field), field.description or "", kind)
 
 
 def _default(field: FieldInfo) -> str:
@@ -345,7 +345,7 @@ def _explained(kind: str, name: str) -> str:
     return f"[{name}](objectives.md#{anchor})"
 
 
-def _markdown_keys(keys: Sequence[Key], section: str) -> str:
+def _markdown_keys(keys: Sequence[ConfigKey], section: str) -> str:
     rows = [["key" if section else "option", "type", "default", "meaning"]]
     for key in keys:
         words = key.type

@@ -31,7 +31,7 @@ _SHOWN = 40  # characters of a completion
 
 
 @dataclass(slots=True)
-class Scored:
+class ScoredFile:
     """The scores of the completions of a file.
 
     Attributes:
@@ -61,7 +61,7 @@ class Scored:
         return np.array(found).reshape(len(found), len(self.section.rewards))
 
 
-def score_file(resolved: ResolvedConfig, file: str) -> Scored:
+def score_file(resolved: ResolvedConfig, file: str) -> ScoredFile:
     """Scores the completions of a file.
 
     Lines with the same prompt are scored together, as the samples of a group are.
@@ -82,7 +82,7 @@ def score_file(resolved: ResolvedConfig, file: str) -> Scored:
     for index, choice in enumerate(section.rewards):
         _check_start(registry, choice, f"rlax.rewards.{index}", context)
     source = _Source(registry, section, context)
-    scored = Scored(section, list(read_lines(file)))
+    scored = ScoredFile(section, list(read_lines(file)))
     prompts = _prompts(scored.lines, source)
     with tempfile.TemporaryDirectory(prefix="rlax-score-") as folder:
         directory = Path(folder)
@@ -215,7 +215,7 @@ def _episode(line: Line, prompt: Prompt, tokens: np.ndarray) -> Episode:
     return Episode(line.number - 1, (Trajectory((turn,)),), harmless(line.completion))
 
 
-def document(scored: Scored) -> dict[str, Any]:
+def document(scored: ScoredFile) -> dict[str, Any]:
     """Returns the scores as a document for JSON."""
     rewards = scored.section.rewards
     return {
@@ -227,7 +227,7 @@ def document(scored: Scored) -> dict[str, Any]:
     }
 
 
-def _samples(scored: Scored) -> Iterator[Mapping[str, Any]]:
+def _samples(scored: ScoredFile) -> Iterator[Mapping[str, Any]]:
     for line, score in zip(scored.lines, scored.scores, strict=True):
         row: dict[str, Any] = {"line": line.number, "id": line.id}
         if isinstance(score, Unscored):
@@ -237,7 +237,7 @@ def _samples(scored: Scored) -> Iterator[Mapping[str, Any]]:
             yield row | said | ({"metrics": dict(score.metrics)} if score.metrics else {})
 
 
-def _means(scored: Scored) -> dict[str, Any]:
+def _means(scored: ScoredFile) -> dict[str, Any]:
     if not len(scored.totals):
         return {}
     threshold = scored.section.curation.pass_threshold
@@ -249,7 +249,7 @@ def _means(scored: Scored) -> dict[str, Any]:
     }
 
 
-def show(console: Console, scored: Scored) -> None:
+def show(console: Console, scored: ScoredFile) -> None:
     """Prints a table with a row for each line, and means."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("line", justify="right")

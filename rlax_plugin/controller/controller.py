@@ -30,7 +30,7 @@ from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.retention import Retaining
 from rlax_plugin.resume.run_state import RunState
 from rlax_plugin.resume.snapshots import snapshot, write_snapshot
-from rlax_plugin.rewards.episodes import PlayCounts
+from rlax_plugin.rewards.play_jobs import PlayCounts
 from rlax_plugin.types import Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 
@@ -141,7 +141,7 @@ class Controller(FleetListener):
         """A weight version is visible to workers."""
         if self._supervision.closing:
             return  # it was still being written when the run ended
-        self.fleet.latest_version = version.version
+        self.fleet.newest.number = version.version
         self.stats.versions_published += 1
         self._observers.notify("weights_published", version=version)
         prints = {name: spec.fingerprint for name, spec in version.tensors.items()}
@@ -200,7 +200,7 @@ class Controller(FleetListener):
         self._track(done.step, metrics)
         self._observers.notify("step_end", step=done.step, metrics=metrics)
         self.dashboard.step(
-            done.step, metrics, self.fleet.latest_version, self.run_state.rates.histogram()
+            done.step, metrics, self.fleet.newest.number, self.run_state.rates.histogram()
         )
         if (error := gap_error(self.stats.history, self.section.objective)) is not None:
             self._supervision.fail(error)
@@ -251,7 +251,7 @@ class Controller(FleetListener):
         Raises:
           RlaxError: the run has failed.
         """
-        measured = self.evaluate("after", self.fleet.latest_version)
+        measured = self.evaluate("after", self.fleet.newest.number)
         return await self._supervision.unless_failed(measured)
 
     async def _end_periodic(self, *, stopped: bool) -> None:

@@ -89,7 +89,6 @@ class Flow:
 
     def published(self, version: int, digest: str) -> None:
         """A weight version is visible to workers."""
-        self._issuing.latest_version = version
         event = ev.Published(version, digest)
         if self.live:
             self._history.note(event)

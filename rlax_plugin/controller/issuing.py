@@ -11,6 +11,7 @@ from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.refill import too_few_accepted
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.turns import Turns
+from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.ports.environment import Environment
@@ -25,9 +26,7 @@ class Issuing(Reissuing):
 
     Args:
       last_step: of the run: nothing is issued for steps beyond it.
-
-    Attributes:
-      latest_version: the newest published weight version.
+      newest: published weight version; what needs a newer one is not issued yet.
     """
 
     def __init__(
@@ -42,12 +41,13 @@ class Issuing(Reissuing):
         rule: BatchRule,
         staleness: Staleness,
         last_step: int,
+        newest: NewestVersion,
     ):
         self._section, self._sampling, self._last_step = section, sampling, last_step
         self._history, self._turns, self._buffer = history, turns, buffer
         self._environment = environment
         self._rule, self._staleness = rule, staleness
-        self.latest_version = -1
+        self._newest = newest
 
     # --- new groups ----------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Issuing(Reissuing):
         capacity = min(self._staleness.capacity, steps_left * self._rule.groups)
         while (ahead := self._outstanding()) < capacity:
             version = self._staleness.wanted_version(state.next_step, ahead)
-            if version > self.latest_version:
+            if version > self._newest.number:
                 return  # its publication is a reason to ask again
             if state.issued_for_step >= curation.max_refill * self._rule.groups:
                 self._give_up()
@@ -100,7 +100,7 @@ class Issuing(Reissuing):
         """
         one = self._history.open[group_id]
         request = self.refreshed(self._request(group_id, one))
-        if request.min_version > self.latest_version:
+        if request.min_version > self._newest.number:
             return None
         if not self._turns.recorded(group_id):
             self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))

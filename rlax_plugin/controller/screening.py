@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.refill import ALL_FAILED
-from rlax_plugin.episodes.runner import Scored
+from rlax_plugin.episodes.runner import ScoredEpisodes
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.posterior import mixed_probability
 from rlax_plugin.resume.run_state import Open
@@ -68,9 +68,9 @@ class Screening:
         return Ended(f"screened: all first samples {'passed' if passes else 'failed'}")
 
 
-def joined(first: Scored, others: Scored) -> Scored:
+def joined(first: ScoredEpisodes, others: ScoredEpisodes) -> ScoredEpisodes:
     """The samples of both phases as one group."""
-    return Scored(
+    return ScoredEpisodes(
         first.episodes + others.episodes,
         first.scores + others.scores,
         tuple(dict.fromkeys(first.workers + others.workers)),

@@ -18,7 +18,7 @@ from rlax_plugin.controller.savings import Savings
 from rlax_plugin.controller.screening import Ended, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
-from rlax_plugin.episodes.runner import EpisodeRunner, Scored
+from rlax_plugin.episodes.runner import EpisodeRunner, ScoredEpisodes
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.fleet.requests import sample_seed
@@ -123,7 +123,9 @@ class Trips:
         )
         return scored_group, ended
 
-    async def _in_phases(self, whole: Request, asked: Open) -> tuple[Request, Scored, Ended | None]:
+    async def _in_phases(
+        self, whole: Request, asked: Open
+    ) -> tuple[Request, ScoredEpisodes, Ended | None]:
         """The samples of a group, as they were answered, and why those are not all.
 
         First samples that become too old to train still count, and tell of their prompt.
@@ -172,7 +174,7 @@ class Trips:
         finally:
             del self._others[group]
 
-    async def _played(self, completed: Completed, asked: Open, *, first: int = 0) -> Scored:
+    async def _played(self, completed: Completed, asked: Open, *, first: int = 0) -> ScoredEpisodes:
         request = completed.request
         seed_of = functools.partial(sample_seed, self._section.seed, "train", request.key.group)
         scored = await self._episodes.run(

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlax_plugin.episodes.playing import TurnLog, VoidTurns
 from rlax_plugin.records import events as ev
-from rlax_plugin.records.turns import RecordedTurn
+from rlax_plugin.records.unfinished_turns import RecordedTurn
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.types import Key, Sampled, Turn
 

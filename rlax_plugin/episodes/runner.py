@@ -42,7 +42,7 @@ SeedOf = Callable[[int, int, int], int]
 """Maps (sample, trajectory, turn) to its 64-bit seed."""
 
 
-class Scored(NamedTuple):
+class ScoredEpisodes(NamedTuple):
     """The episodes of a group, in order.
 
     Attributes:
@@ -100,7 +100,7 @@ class EpisodeRunner:
         source: PromptSource | None = None,
         log: TurnLog | None = None,
         first: int = 0,
-    ) -> Scored:
+    ) -> ScoredEpisodes:
         """Plays the episodes of a group concurrently, and scores them.
 
         If the environment fails in an episode, only that episode has no score.
@@ -124,7 +124,8 @@ class EpisodeRunner:
             episodes = single_turn(source, completed.request.context, completed.samples, first)
             began_s = time.perf_counter()
             scores = tuple(await pool.score(prompt, episodes))
-            return Scored(episodes, scores, completed.workers, time.perf_counter() - began_s)
+            took_s = time.perf_counter() - began_s
+            return ScoredEpisodes(episodes, scores, completed.workers, took_s)
         return await _Group(self, prompt, completed, pool, seed_of, source, log).run()
 
     @property
@@ -158,7 +159,7 @@ class _Group:
         self._samples = completed.samples
         self._workers = dict.fromkeys(completed.workers)
 
-    async def run(self) -> Scored:
+    async def run(self) -> ScoredEpisodes:
         known = self._log.turns_of(self._first.key.group)
         playing = [
             self._playing(index, sampled, [one for one in known if one[0].sample == index])
@@ -182,7 +183,7 @@ class _Group:
         )
         began_s = time.perf_counter()
         scores = await self._scores(playing, episodes, outcomes)
-        return Scored(episodes, scores, tuple(self._workers), time.perf_counter() - began_s)
+        return ScoredEpisodes(episodes, scores, tuple(self._workers), time.perf_counter() - began_s)
 
     def _playing(self, index: int, sampled: Sampled, known: Sequence[tuple[Key, Turn]]) -> Playing:
         key = self._first.key._replace(sample=index)

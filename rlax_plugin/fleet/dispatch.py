@@ -328,13 +328,11 @@ class Dispatcher(FleetListener):
             declared=side,
             earlier=earlier,
         )
-        # A parameter server of its own may tell a worker of a version a moment before it tells us.
-        newest = self._fleet.latest_version + 1
         # What nobody waits for any more may well be generated with other weights by now.
         check_reply(
             samples,
             request,
-            newest,
+            self._fleet.newest.most_used,
             worker=worker.name,
             exactly=None if ticket.done.done() else request.exactly,
             vocabulary=worker.capabilities.vocabulary,

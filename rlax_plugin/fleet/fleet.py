@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet.capabilities import Needs, of_proto
-from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed, too_new
+from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed
+from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.progress import Progress, moves_of
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -119,11 +120,11 @@ class Fleet(rpc.FleetServicer):
       config: handed to workers that ask for it, see ``config/handing.py``.
       needs: workers that lack any of it are rejected.
       note: shows one line to people: why a worker was rejected.
+      newest: see the attribute; None: one of its own.
       clock: by which workers are silent for too long.
 
     Attributes:
-      latest_version: the newest published version, which workers learn from each heartbeat's reply;
-        -1: none. The owner of the fleet sets it.
+      newest: published version, which workers learn from each heartbeat's reply.
       listeners: what happens to workers is passed on to each, in this order.
       workers: name -> live worker.
       identities: the processes that have registered, also those that have gone.
@@ -140,20 +141,19 @@ class Fleet(rpc.FleetServicer):
         config: bytes = b"",
         needs: Needs | None = None,
         note: Callable[[str], None] = lambda line: None,
+        newest: NewestVersion | None = None,
         clock: Clock | None = None,
     ):
         self.workers: dict[str, Worker] = {}
         self.identities = Identities[Worker]()
         self.incarnation = uuid.uuid4().hex
-        self.stopping = False
-        self.training = True
-        self._pin = -1
+        self.stopping, self.training, self._pin = False, True, -1
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines, self._clock = deadlines, clock or Clock()
         self._config_hash, self._parameter_server = config_hash, parameter_server
         self._config, self._needs, self._note = config, needs or Needs(), note
         self._noted = set[str]()
-        self.latest_version = -1
+        self.newest = newest or NewestVersion()
         self.listeners: list[FleetListener] = []
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
@@ -164,12 +164,12 @@ class Fleet(rpc.FleetServicer):
         if request.config_hash != self._config_hash:
             return (
                 f"worker {request.worker} was started from another config "
-                f"({one_line(request.config_hash)}; this run has "
-                f"{self._config_hash})"
+                f"({one_line(request.config_hash)}; this run has {self._config_hash})"
             )
         identity = request.worker, request.process
-        why = too_new(self.latest_version, request.version) if identity in self.identities else None
-        return why or self.identities.rejection(identity)
+        if identity in self.identities and (why := self.newest.rejection(request.version)):
+            return why
+        return self.identities.rejection(identity)
 
     def _name_taken(self, request: pb.RegisterRequest) -> str | None:
         """Why a name is not free: another process is the member of that name.
@@ -235,7 +235,7 @@ class Fleet(rpc.FleetServicer):
         return pb.RegisterReply(
             accepted=True,
             parameter_server=self._parameter_server,
-            latest_version=self.latest_version,
+            latest_version=self.newest.number,
             incarnation=self.incarnation,
         )
 
@@ -247,7 +247,7 @@ class Fleet(rpc.FleetServicer):
             return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
         # A garbled heartbeat raises here: it is none, and a worker that sends no others is silent.
         moves = moves_of(request.progress)
-        if why := too_new(self.latest_version, request.version, request.pin):
+        if why := self.newest.rejection(request.version, request.pin):
             self.lose(worker, why)
             return pb.HeartbeatReply(known=False)
         if request.HasField("capabilities"):
@@ -269,7 +269,7 @@ class Fleet(rpc.FleetServicer):
             self._tell_ready(worker)
         for listener in self.listeners:
             listener.worker_heard(worker)
-        reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.latest_version)
+        reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.newest.number)
         # What it has been sent for training may need newer weights: that ends first.
         if worker.keep >= 0 and (worker.kept == worker.keep or not worker.assigned):
             reply.pin = worker.keep

@@ -45,24 +45,6 @@ def malformed(request: pb.RegisterRequest) -> str | None:
     return None
 
 
-def too_new(newest: int, *claimed: int) -> str | None:
-    """Why a worker cannot hold or keep the versions that it claims; None if it can.
-
-    A separate parameter server may tell it of a version a moment before the controller hears that
-    it is published, so the next one is believed. With any other a worker would get the requests
-    that nobody can answer yet, and what it answers would count as newer than all that exists. It
-    is rejected rather than corrected: a worker that errs in this would err in what it generates.
-
-    Args:
-      newest: published version; -1: none.
-      claimed: versions; -1: none.
-    """
-    for version in claimed:
-        if not -1 <= version <= newest + 1:
-            return f"it claims version {version}, and the newest is {newest}"
-    return None
-
-
 def figures(told: Mapping[str, float]) -> dict[str, float]:
     """A worker's figures, as far as metrics can show them: finite ones with short names."""
     named = (

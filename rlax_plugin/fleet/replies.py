@@ -28,7 +28,7 @@ def check_reply(
 
     Args:
       samples: one per seed, in order.
-      newest_version: that the trainer has published.
+      newest_version: that a worker may use.
       exactly: the only version that it may be generated with; None: any between those two.
       worker: its name, for messages.
       vocabulary: of the worker's model; 0: it has not said.

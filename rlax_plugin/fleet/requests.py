@@ -1,4 +1,4 @@
-"""What a worker is asked for: seeds and settings that follow from the config alone; its answer."""
+"""Requests to workers: seeds and settings that follow from the config alone; and their answers."""
 
 from __future__ import annotations
 

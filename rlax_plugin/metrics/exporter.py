@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
@@ -12,9 +12,6 @@ from rlax_plugin.config import Network
 from rlax_plugin.metrics.prometheus import Exporter, Family, Figures, family_of, worker_families
 from rlax_plugin.ports.protocols import Tracker
 from rlax_plugin.rpc.token_file import read_token
-
-if TYPE_CHECKING:
-    from rlax_plugin.controller.controller import Controller
 
 
 def prometheus_token(network: Network) -> str:
@@ -27,40 +24,35 @@ def prometheus_token(network: Network) -> str:
     return read_token("rlax.network.prometheus_token_file", path) if path else ""
 
 
+class ExportedRun(Protocol):
+    """A run as it stands; asked on the exporter's thread."""
+
+    def counts(self) -> Figures:
+        """Name -> figure of the run; those that end in ``_total`` are counters."""
+        ...
+
+    def workers(self) -> Mapping[str, Figures]:
+        """Name -> figures of each worker."""
+        ...
+
+
 class PrometheusTracker(Tracker):
     """Exports each step's metrics, and the state of the fleet at the time of a scrape.
 
     Args:
-      controller: a started controller; read on the exporter's thread.
-      network: settings whose ``prometheus_port`` is not None.
+      run: is asked at each scrape.
+      network: its ``prometheus_port`` is not None.
+
+    Attributes:
+      url: of the page.
 
     Raises:
       ConfigError: the port is taken, or the token file cannot be used.
     """
 
-    def __init__(self, controller: Controller, network: Network):
-        def counts() -> Figures:
-            return {
-                "weight_version": controller.fleet.latest_version,
-                "weight_versions_published_total": controller.stats.versions_published,
-                "groups_reissued_total": controller.run_state.totals.reissued,
-                "workers_seen_total": len(controller.fleet.identities.names),
-                "workers_quarantined_total": len(controller.fleet.identities.quarantined),
-            }
-
-        def workers() -> Mapping[str, Figures]:
-            return {
-                worker.name: {
-                    **worker.figures,
-                    "weight_version": worker.version,
-                    "draining": worker.draining,
-                    "assigned": worker.assigned,
-                }
-                for worker in list(controller.fleet.workers.values())
-            }
-
+    def __init__(self, run: ExportedRun, network: Network):
         assert network.prometheus_port is not None, "nothing is to be exported"
-        self._metrics = RunMetrics(counts=counts, workers=workers)
+        self._metrics = RunMetrics(counts=run.counts, workers=run.workers)
         self._exporter = Exporter(
             network.host,
             network.prometheus_port,
@@ -68,7 +60,7 @@ class PrometheusTracker(Tracker):
             self._metrics.registry,
             token=prometheus_token(network),
         )
-        controller.dashboard.message(f"metrics for Prometheus: {self._exporter.url}")
+        self.url = self._exporter.url
 
     def log(self, step: int, metrics: Figures) -> None:
         self._metrics.step(step, metrics)

@@ -14,7 +14,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import sizes
 from rlax_plugin.records import events as ev
-from rlax_plugin.rewards.episodes import PlayCounts
+from rlax_plugin.rewards.play_jobs import PlayCounts
 from rlax_plugin.types import Episode, Judged, Rejected, Score, ScoredGroup, TrainBatch, group_of
 
 _MOST_REWARD_METRICS = 32  # a reward may invent names

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.processes.inside import Lines
 from rlax_plugin.prompts.preparing import prepare
 from rlax_plugin.tokens.rendering import RenderLimits
 from rlax_plugin.tokens.tokenizer import Tokenizer
@@ -30,12 +31,13 @@ def _class(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _leave_with(parent: BinaryIO) -> None:
-    parent.read()  # until it has ended, however it did
+def _leave_with(lines: Lines) -> None:
+    while lines.next():  # until whoever asked has ended, however it did
+        pass
     os._exit(1)
 
 
-def _run(asked: dict[str, Any], say: BinaryIO) -> dict[str, Any]:
+def _run(asked: dict[str, Any], lines: Lines) -> dict[str, Any]:
     told_s = 0.0
 
     def tell(split: str, rows: int) -> None:
@@ -43,7 +45,7 @@ def _run(asked: dict[str, Any], say: BinaryIO) -> dict[str, Any]:
         now_s = time.monotonic()
         if now_s - told_s >= _EVERY_S:
             told_s = now_s
-            _write(say, {"split": split, "rows": rows})
+            lines.say({"split": split, "rows": rows})
 
     tokenizer = asked["tokenizer"]
     try:
@@ -66,20 +68,11 @@ def _run(asked: dict[str, Any], say: BinaryIO) -> dict[str, Any]:
     return {"done": True}
 
 
-def _write(say: BinaryIO, line: dict[str, Any]) -> None:
-    say.write(json.dumps(line, default=str).encode() + b"\n")
-    say.flush()
-
-
 def main() -> None:
-    # What libraries print goes where errors go.
-    say = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    parent = os.fdopen(os.dup(0), "rb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    asked = json.loads(parent.readline())
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
-    _write(say, _run(asked, say))
+    lines = Lines()
+    asked = json.loads(lines.next())
+    threading.Thread(target=_leave_with, args=(lines,), daemon=True).start()
+    lines.say(_run(asked, lines))
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may wait for nothing
 

@@ -8,33 +8,43 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import selectors
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlax_plugin.config.user_directories import cache_home
 from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
-from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
+from rlax_plugin.processes.asked import AskedProcess, EndedError, with_this_path
+from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN, DatasetConfig
 from rlax_plugin.prompts.table import PromptTable, Skipped
 from rlax_plugin.records.private import check_private, make_private
 from rlax_plugin.text.harmless import one_line
-
-if TYPE_CHECKING:
-    from rlax_plugin.prompts.source import DatasetSource
+from rlax_plugin.tokens.tokenizer import Tokenizer
 
 _FORMAT = 1  # of what is prepared: another number, and it is prepared anew
 _UNUSED_S = 30 * 86_400  # after which what was prepared is removed
-_LAST_WORDS = 2000  # bytes
 _END_S = 10.0  # until a process that says nothing more has ended
 Progress = Callable[[str, int], None]
 """Told what is being read, and how many rows of it were."""
+
+
+class PreparedSource(Protocol):
+    """A source as far as it decides its tables; see ``DatasetSource``."""
+
+    @property
+    def config(self) -> DatasetConfig: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def identity(self) -> dict[str, Any]: ...
 
 
 def cache_directory() -> Path:
@@ -47,7 +57,7 @@ def cache_directory() -> Path:
 
 
 def tables_of(
-    source: DatasetSource, *, deadline_s: float, progress: Progress
+    source: PreparedSource, *, deadline_s: float, progress: Progress
 ) -> dict[str, PromptTable]:
     """The tables of all splits of a source, prepared unless they are.
 
@@ -102,7 +112,7 @@ def _name_of(one: type) -> str:
     return name
 
 
-def _request(source: DatasetSource) -> dict[str, Any]:
+def _request(source: PreparedSource) -> dict[str, Any]:
     """What decides the tables, as the other process is told it."""
     tokenizer = source.tokenizer
     return {
@@ -125,7 +135,7 @@ def _key(asked: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def open_tables(directory: Path, source: DatasetSource) -> dict[str, PromptTable] | None:
+def open_tables(directory: Path, source: PreparedSource) -> dict[str, PromptTable] | None:
     """What was prepared; None: it was not, or is damaged."""
     try:
         document = json.loads((directory / MANIFEST).read_bytes())
@@ -148,7 +158,7 @@ def open_tables(directory: Path, source: DatasetSource) -> dict[str, PromptTable
         return None
 
 
-def _weights(source: DatasetSource, domains: list[str]) -> Mapping[str, float]:
+def _weights(source: PreparedSource, domains: list[str]) -> Mapping[str, float]:
     weights = source.config.weights
     if weights and (unlike := set(weights).symmetric_difference(domains)):
         raise ConfigError(
@@ -169,67 +179,40 @@ def _remove_unused(directory: Path) -> None:
 
 
 def _ask(asked: Mapping[str, Any], deadline_s: float, progress: Progress) -> None:
-    """Runs the other process until it is done."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "PYTHONHASHSEED": "0",  # some generators of tasks go through sets
-    }
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin.prompts.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C is for this process to handle
-        )
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and its log says why
-                process.stdin.write(json.dumps(asked).encode() + b"\n")
-                process.stdin.flush()
-            for line in _lines(process.stdout.fileno(), deadline_s):
-                if "rows" in line:
-                    progress(f"reading {one_line(str(line['split']), 64)}", int(line["rows"]))
-                elif "reason" in line:
-                    raise ConfigError(line["key"], line["value"], line["reason"])
-                elif "error" in line:
-                    raise RlaxError(f"prompts cannot be prepared: {line['error']}")
-                else:
-                    return
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            status = process.returncode
-            said = one_line(_tail(log).strip().rpartition("\n")[2] or "it said nothing", 500)
-            raise RlaxError(f"the process that prepares prompts ended with status {status}: {said}")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdin.close()
-            process.stdout.close()
-
-
-def _lines(descriptor: int, deadline_s: float) -> Iterator[dict[str, Any]]:
-    """Lines of JSON, until there are no more.
+    """Runs the other process until it is done.
 
     Raises:
-      DeadlineError: none came in time.
+      DeadlineError: nothing was read for so long.
     """
-    rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
+    process = AskedProcess(
+        "rlax_plugin.prompts.child",
+        environment={
+            **with_this_path(),
+            "PYTHONHASHSEED": "0",  # some generators of tasks go through sets
+        },
+        keeps_log=True,
+        leads_session=True,  # a Ctrl-C is for this process to handle
+    )
+    try:
+        process.send(json.dumps(asked).encode() + b"\n")
         while True:
-            if not selector.select(deadline_s):
-                what = "preparing prompts without reading another row"
-                raise DeadlineError(what, deadline_s, "rlax.deadlines.prompts_s")
-            data = os.read(descriptor, 1 << 16)
-            *lines, rest = (rest + data).split(b"\n")
-            yield from map(json.loads, lines)
-            if not data:
+            line = json.loads(process.receive(deadline_s))
+            if "rows" in line:
+                progress(f"reading {one_line(str(line['split']), 64)}", int(line["rows"]))
+            elif "reason" in line:
+                raise ConfigError(line["key"], line["value"], line["reason"])
+            elif "error" in line:
+                raise RlaxError(f"prompts cannot be prepared: {line['error']}")
+            else:
                 return
-
-
-def _tail(log: Any) -> str:
-    log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_WORDS))
-    return log.read().decode(errors="replace")
+    except TimeoutError:
+        what = "preparing prompts without reading another row"
+        raise DeadlineError(what, deadline_s, "rlax.deadlines.prompts_s") from None
+    except EndedError:  # its log says why
+        ending = process.ending(_END_S)
+        raise RlaxError(
+            f"the process that prepares prompts ended with status {ending.status}: "
+            f"{ending.said or 'it said nothing'}"
+        ) from None
+    finally:
+        process.close()

@@ -14,9 +14,9 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.prompts.columns import BrokenRow, BrokenRowError, Columns, Row
 from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
 from rlax_plugin.prompts.table import ELSEWHERE, Skipped
+from rlax_plugin.prompts.text_source import prompt_id
 from rlax_plugin.prompts.writing import TableWriter
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.tokens.source import prompt_id
 
 if TYPE_CHECKING:
     from rlax_plugin.prompts.source import DatasetSource

@@ -13,8 +13,8 @@ from rlax_plugin.prompts.config import KEY, DatasetConfig
 from rlax_plugin.prompts.files import identify
 from rlax_plugin.prompts.preparation import Progress, tables_of
 from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.prompts.text_source import TextSource, model_tokenizer
 from rlax_plugin.tokens.chat import Message
-from rlax_plugin.tokens.source import TextSource, model_tokenizer
 from rlax_plugin.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

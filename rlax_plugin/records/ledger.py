@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import events as ev
-from rlax_plugin.records import samples, turns
+from rlax_plugin.records import samples, unfinished_turns
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.journal import Segment
-from rlax_plugin.records.turns import RecordedTurn
+from rlax_plugin.records.unfinished_turns import RecordedTurn
 from rlax_plugin.types import Key
 
 _SCHEMA = """
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_of_a_group ON events (group_id);
 -- Samples of groups scored since the last commit, in Arrow's stream format.
 CREATE TABLE IF NOT EXISTS samples (event_id INTEGER NOT NULL, body BLOB NOT NULL);
--- Turns of episodes that are not over, see records/turns.py.
+-- Turns of episodes that are not over, see records/unfinished_turns.py.
 CREATE TABLE IF NOT EXISTS turns (
   id INTEGER PRIMARY KEY, event_id INTEGER NOT NULL, group_id INTEGER NOT NULL,
   sample INTEGER NOT NULL, trajectory INTEGER NOT NULL, turn INTEGER NOT NULL, body BLOB NOT NULL
@@ -218,16 +218,16 @@ class Ledger:
         """
         with self._transaction():
             query = "SELECT group_id, sample, trajectory, turn FROM turns"
-            found: defaultdict[int, list[turns.Place]] = defaultdict(list)
+            found: defaultdict[int, list[unfinished_turns.Place]] = defaultdict(list)
             for group, *place in self._db.execute(query):
                 found[group].append((place[0], place[1], place[2]))
             for group, places in found.items():
-                if sorted(places) != sorted(turns.places(self._events_of(group))):
+                if sorted(places) != sorted(unfinished_turns.places(self._events_of(group))):
                     self._db.execute("DELETE FROM turns WHERE group_id = ?", (group,))
         rows = self._db.execute(
             "SELECT group_id, sample, trajectory, turn, body FROM turns ORDER BY id"
         )
-        return [turns.from_bytes(Key("train", *where), body) for *where, body in rows]
+        return [unfinished_turns.from_bytes(Key("train", *where), body) for *where, body in rows]
 
     def _events_of(self, group: int) -> list[ev.Event]:
         rows = self._db.execute("SELECT body FROM events WHERE group_id = ? ORDER BY id", (group,))
@@ -237,7 +237,7 @@ class Ledger:
         self._db.executemany(
             "INSERT INTO turns (event_id, group_id, sample, trajectory, turn, body) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            [(event, *one.key[1:], turns.to_bytes(one)) for one in recorded],
+            [(event, *one.key[1:], unfinished_turns.to_bytes(one)) for one in recorded],
         )
 
     def _forget_turns(self, event: ev.Event) -> None:

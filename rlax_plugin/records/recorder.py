@@ -16,7 +16,7 @@ from rlax_plugin.records import journal, samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.records.turns import RecordedTurn
+from rlax_plugin.records.unfinished_turns import RecordedTurn
 from rlax_plugin.types import Judged, TrainBatch
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.recorder import Commit, Recorder
-from rlax_plugin.records.turns import RecordedTurn
+from rlax_plugin.records.unfinished_turns import RecordedTurn
 from rlax_plugin.resume.run_state import Open, RunState, Saved
 from rlax_plugin.types import Judged, TrainBatch, group_of
 

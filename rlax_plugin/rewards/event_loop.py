@@ -17,7 +17,7 @@ from typing import Any
 from rlax_plugin.rewards.forms import Form
 from rlax_plugin.rewards.main_thread import Asked, JobReader, MainThread, Send
 from rlax_plugin.rewards.messages import prompt_from
-from rlax_plugin.rewards.playing import ProcessSession, outcome_of
+from rlax_plugin.rewards.process_session import ProcessSession, outcome_of
 from rlax_plugin.rewards.scoring import Failures, scores_of
 from rlax_plugin.rewards.witness import Witness
 

@@ -11,14 +11,14 @@ from typing import Any
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.environment import Outcome, PlayedEpisode
 from rlax_plugin.rewards.blame import MOST_IN_VAIN, Blame
-from rlax_plugin.rewards.episodes import PlayCounts, PlayJob
+from rlax_plugin.rewards.distribution import Distributor
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.rewards.handle import RewardProcess
 from rlax_plugin.rewards.jobs import Clocks, Job, ScoreJob, Scores, clock_of
 from rlax_plugin.rewards.messages import prompt_to
 from rlax_plugin.rewards.output import RewardOutput
-from rlax_plugin.rewards.runner import Runner
-from rlax_plugin.rewards.scheduler import Scheduler
+from rlax_plugin.rewards.play_jobs import PlayCounts, PlayJob
+from rlax_plugin.rewards.process_jobs import Runner
 from rlax_plugin.types import Episode, Prompt, Score, Unscored
 
 log = logging.getLogger("rlax.controller")
@@ -69,30 +69,30 @@ class RewardPool:
             "key": key,
         }
         startup_s, path = section.deadlines.startup_s, self._output.path
-        scheduler = self._scheduler = Scheduler(section.reward_concurrency, path, note)
-        scheduler.runners = [
-            Runner(RewardProcess(hello, self._output, startup_s), scheduler, clocks)
+        distributor = self._distributor = Distributor(section.reward_concurrency, path, note)
+        distributor.runners = [
+            Runner(RewardProcess(hello, self._output, startup_s), distributor, clocks)
             for _ in range(section.reward_processes)
         ]
         names = [f"{key}.{i} ({choice.name})" for i, choice in enumerate(section.rewards)]
         environment = f"rlax.environment ({section.environment.name})"
         processes = section.reward_processes
-        scheduler.blame = Blame(processes, names, environment, path, note, most_in_vain)
+        distributor.blame = Blame(processes, names, environment, path, note, most_in_vain)
 
     @property
     def replaced(self) -> int:
         """The number of processes that ended, or were killed for being late."""
-        return self._scheduler.blame.replaced
+        return self._distributor.blame.replaced
 
     @property
     def under_way(self) -> int:
         """The number of jobs that processes have at this moment."""
-        return sum(runner.load for runner in self._scheduler.runners)
+        return sum(runner.load for runner in self._distributor.runners)
 
     @property
     def needs(self) -> Needs:
         """The requirements of the rewards, once the pool is started."""
-        return self._scheduler.runners[0].process.needs
+        return self._distributor.runners[0].process.needs
 
     async def start(self) -> None:
         """Starts all processes.
@@ -100,7 +100,7 @@ class RewardPool:
         Raises:
           RlaxError: a process does not start; the reason is in the log.
         """
-        await self._scheduler.start()
+        await self._distributor.start()
 
     async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
         """Returns a score for each episode.
@@ -151,14 +151,14 @@ class RewardPool:
         return await self._result([job], job.result)
 
     async def _result(self, jobs: Sequence[Job], result: Any) -> Any:
-        self._scheduler.add(jobs)
+        self._distributor.add(jobs)
         try:
             return await result
         except BaseException:
-            self._scheduler.abandon(jobs)
+            self._distributor.abandon(jobs)
             raise
 
     async def close(self) -> None:
         """Ends all processes, with everything they have started."""
-        await self._scheduler.close()
+        await self._distributor.close()
         await asyncio.to_thread(self._output.close)

@@ -14,6 +14,7 @@ from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.chosen import Chosen, ChosenFilter, ChosenSampler
 from rlax_plugin.controller.controller import Controller, Records, RunSetup
+from rlax_plugin.controller.exported import ExportedFigures
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
@@ -23,6 +24,7 @@ from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
+from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
@@ -112,6 +114,7 @@ class _Assembly:
         rule = BatchRule.of(s)
         staleness = Staleness(s, rule.groups)
         buffer = Buffer(history, rule, staleness, s.deterministic)
+        newest = NewestVersion()
         issuing = Issuing(
             s,
             sampling,
@@ -122,6 +125,7 @@ class _Assembly:
             rule=rule,
             staleness=staleness,
             last_step=setup.last_step,
+            newest=newest,
         )
         generation = Generation(
             setup.context,
@@ -136,6 +140,7 @@ class _Assembly:
             note=note,
             warn=note,
             reissuing=issuing,
+            newest=newest,
         )
         trips = Trips(
             s,
@@ -191,7 +196,9 @@ class _Assembly:
         )
         generation.fleet.listeners.append(controller)
         if s.network.prometheus_port is not None:
-            records.trackers.append(PrometheusTracker(controller, s.network))
+            exported = PrometheusTracker(ExportedFigures(controller), s.network)
+            records.trackers.append(exported)
+            note(f"metrics for Prometheus: {exported.url}")
         await self._start(generation)
         publisher = Publisher(
             loop=asyncio.get_running_loop(),

@@ -20,6 +20,7 @@ from rlax_plugin.fleet.capabilities import Needs
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.fleet_service import FleetService
+from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.fleet.requests import sampling_params
@@ -59,6 +60,7 @@ class Generation:
       note: shows in one line what went wrong with rewards or a worker; the run goes on.
       warn: see ``Pace``.
       reissuing: see ``Dispatcher``.
+      newest: see ``Fleet``.
 
     Attributes:
       address: host:port of the controller's endpoint.
@@ -83,6 +85,7 @@ class Generation:
         note: Callable[[str], None],
         warn: Callable[[str], None] | None = None,
         reissuing: Reissuing | None = None,
+        newest: NewestVersion | None = None,
     ):
         self._context, self._closing, self._note = context, closing, note
         section: RlaxSection = context.section
@@ -125,6 +128,7 @@ class Generation:
             config=to_bytes(config),
             needs=Needs.of(section, trains=trains, stop_strings=bool(stop_strings)),
             note=note,
+            newest=newest,
         )
         rpc.add_FleetServicer_to_server(FleetService(self.fleet, callers), self._server)
         self.pace = Pace(section, self.fleet.workers, registry.workers(section), warn)

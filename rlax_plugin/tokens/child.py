@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import resource
-import select
 import signal
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from rlax_plugin.processes.inside import Lines, memory_with
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.tokens.tokenizer import load_fast
 
@@ -61,8 +61,7 @@ def _render(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
 
 def _limit(limit_s: float, memory_bytes: int) -> None:
     """Limits the time and memory that this process may use in addition to its present use."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _set(resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
+    _set(resource.RLIMIT_AS, memory_with(memory_bytes))
     # The process that asks ends this one after ``limit_s``, if it is still there.
     used_s = time.process_time()
     _set(resource.RLIMIT_CPU, int(used_s + limit_s * (os.cpu_count() or 1)) + 1)
@@ -88,26 +87,14 @@ def _answer(line: bytes, loaded: Loaded) -> dict[str, Any]:
         return {"error": one_line(str(error)) or type(error).__name__}
 
 
-def _serve(asked: BinaryIO, say: BinaryIO) -> None:
-    loaded: Loaded = {}
-    while select.select([asked], [], [], _IDLE_S)[0]:  # nothing is sent before the last answer
-        line = asked.readline()
-        if not line.endswith(b"\n"):
-            return
-        say.write(json.dumps(_answer(line, loaded)).encode() + b"\n")
-        say.flush()
-
-
 def main() -> None:
     # A Ctrl-C is for the process that asks, which goes on for a while.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # What libraries print goes where errors go.
-    say, asked = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
-    os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    _serve(asked, say)
+    lines, loaded = Lines(), Loaded()
+    while line := lines.next(_IDLE_S):
+        lines.say(_answer(line, loaded))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from rlax_plugin.tokens import files
 from rlax_plugin.tokens.chat import ChatTemplate
 from rlax_plugin.tokens.library import LibraryError, library_errors
 from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
-from rlax_plugin.types.generation import EMPTY
+from rlax_plugin.types.sampled import EMPTY
 
 _WITH_STOP_IDS = ("config.json", "generation_config.json")
 _ANCHOR = "\n"  # what stands before a text that continues another

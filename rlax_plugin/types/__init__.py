@@ -24,7 +24,7 @@ from rlax_plugin.types.episodes import (
     Unscored,
     group_of,
 )
-from rlax_plugin.types.generation import (
+from rlax_plugin.types.sampled import (
     EMPTY,
     Attempt,
     Finish,

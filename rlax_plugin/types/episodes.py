@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlax_plugin.types.generation import EMPTY, Prompt, Sampled
+from rlax_plugin.types.sampled import EMPTY, Prompt, Sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.taking import Reading, take_version
+from rlax_plugin.worker.following import Following
 from rlax_plugin.worker.joining import join, leave, prepare
 from rlax_plugin.worker.progress import load_within
 
@@ -96,19 +97,13 @@ class Member:
         self._incarnation = self._parameter_server = ""
         self._registered = self._loading = False
         self._declared = pb.Capabilities()  # with which it has registered
-        self._forget_weights()
+        self._versions = Following(section.staleness.reload_every)
         self.draining, self.quarantine = False, ""
-
-    def _forget_weights(self) -> None:
-        self._held = -1  # loaded and proved, of this incarnation; what the controller is told
-        self._newest = self._wanted = -1  # on the parameter server; by a request
-        self._announced = -1  # the newest that the controller has spoken of
-        self._pin: int | None = None  # to be kept, as the controller says; None: none
 
     @property
     def holds_weights(self) -> bool:
         """Whether it has proved some of the trainer process that it is registered with."""
-        return self._held >= 0
+        return self._versions.held >= 0
 
     async def register(self) -> None:
         """Joins the run; raises what ``join`` does."""
@@ -118,7 +113,7 @@ class Member:
             worker=self._name,
             address=self._address,
             config_hash=self._config_hash,
-            version=self._held,
+            version=self._versions.held,
             process=self._process,
             capabilities=to_proto(capabilities_of(self._engine)),
             token=called_with.token,
@@ -133,27 +128,24 @@ class Member:
         if reply.incarnation != self._incarnation:
             self._incarnation = reply.incarnation
             self._parameter_server = reply.parameter_server
-            self._forget_weights()
+            self._versions.forget()
             self._restarted.set()
         self._heard_of(reply.latest_version)
 
     @property
     def _keeps_pin(self) -> bool:
         """Whether only the pinned version may be used until the controller releases it."""
-        return self._pin is not None and self._held == self._pin and not self._loading
+        versions = self._versions
+        return versions.pin is not None and versions.held == versions.pin and not self._loading
 
     def _told_to_keep(self, version: int | None) -> None:
-        if version != self._pin:
-            what = "follow the newest version" if version is None else f"keep version {version}"
-            log.info("the controller requests: %s", what)
-            self._pin = version
+        if self._versions.keep(version):
             self._newer.set()
             if version is None or self._keeps_pin:
                 self._beat.set()  # else once it is loaded
 
     def _heard_of(self, version: int) -> None:
-        if version > self._announced:
-            self._announced = version
+        if self._versions.confirm(version):
             self._newer.set()
 
     def _figures(self) -> dict[str, float]:
@@ -164,11 +156,11 @@ class Member:
         figures = self._figures()
         request = pb.HeartbeatRequest(
             worker=self._name,
-            version=self._held,
+            version=self._versions.held,
             figures=figures,
             draining=self.draining,
             process=self._process,
-            pin=self._pin if self._keeps_pin else None,
+            pin=self._versions.pin if self._keeps_pin else None,
             progress=self._progress(figures, self._loading),
         )
         if (declares := to_proto(capabilities_of(self._engine))) != self._declared:
@@ -209,8 +201,7 @@ class Member:
 
     def want(self, version: int) -> None:
         """A request needs at least this version, also if it is not yet time to reload."""
-        if version > self._wanted:
-            self._wanted = version
+        if self._versions.want(version):
             self._newer.set()
 
     async def live(self) -> None:
@@ -258,54 +249,36 @@ class Member:
 
     async def _watch(self, client: ParameterServerClient) -> None:
         async for version in client.watch():
-            self._newest = version.version
+            self._versions.seen(version.version)
             self._newer.set()
-            if self._announced < 0:
+            if not self._versions.confirmed:
                 self._beat.set()  # whether it is this trainer's, only the controller knows
-
-    def _due(self) -> bool:
-        if self._announced < 0:
-            return False  # a parameter server may still hold versions of an earlier trainer process
-        if self._pin is not None:
-            return self._held != self._pin
-        if self._held < 0:
-            return True
-        behind = self._newest - self._held
-        due = behind >= self._section.staleness.reload_every or self._wanted > self._held
-        return behind > 0 and due
 
     async def follow(self, client: ParameterServerClient) -> None:
         """Loads every ``reload_every``-th version, what requests wait for, what is to be kept."""
         while True:
             await self._newer.wait()
             self._newer.clear()
-            if not self._due():
+            if not self._versions.due:
                 continue
             incarnation = self._incarnation
             self._loading = True
             try:
                 version = await self._load(client)
             except DeadlineError as error:
-                if not self._can_go_on:
+                if not self._versions.can_go_on:
                     raise
-                log.error("%s; version %d stays in use, and this is tried again", error, self._held)
+                held = self._versions.held
+                log.error("%s; version %d stays in use, and this is tried again", error, held)
                 self._newer.set()
                 continue
             finally:
                 self._loading = False
             if incarnation != self._incarnation:
                 return  # just now: what was loaded is the earlier trainer's
-            self._held = version
-            log.info("serving version %d", self._held)
+            self._versions.held = version
+            log.info("serving version %d", version)
             self._beat.set()  # groups go to those that hold the version they need
-
-    @property
-    def _can_go_on(self) -> bool:
-        """Whether there is work for it with the version that it holds.
-
-        A worker that waits for a version in vain only keeps groups that need it from others.
-        """
-        return self._held >= 0 and self._pin is None and self._wanted <= self._held
 
     async def _load(self, client: ParameterServerClient) -> int:
         """Loads the newest version, or the one to be kept, under a lease.
@@ -380,7 +353,7 @@ class Member:
         async with contextlib.AsyncExitStack() as lease:
             while True:
                 try:
-                    version = await lease.enter_async_context(client.acquire(self._pin))
+                    version = await lease.enter_async_context(client.acquire(self._versions.pin))
                     break
                 except (WeightsError, DeadlineError) as error:
                     if time.monotonic() > end_s:

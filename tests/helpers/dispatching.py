@@ -156,7 +156,7 @@ def make(
         clock=clock,
         note=note,
     )
-    fleet.latest_version = 9
+    fleet.newest.number = 9
     reissued, losses = Reissued(refresh), Losses()
     dispatcher = Dispatcher(fleet, settings, reissued)
     dispatcher.again = reissued.again  # for the tests

@@ -25,6 +25,7 @@ from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.fleet.dispatch import Completed
+from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.requests import sample_seed, sampling_params
 from rlax_plugin.fleet.tickets import GivenUp
 from rlax_plugin.objective.advantages import per_group
@@ -307,6 +308,7 @@ class Harness:
         staleness = Staleness(section, rule.groups)
         buffer = Buffer(history, rule, staleness, section.deterministic)
         turns, environment = Turns(history), rlax_environments.SingleTurn()
+        self.newest = NewestVersion()
         self.issuing = Issuing(
             section,
             sampling_params(section, source),
@@ -317,6 +319,7 @@ class Harness:
             rule=rule,
             staleness=staleness,
             last_step=last_step,
+            newest=self.newest,
         )
         trips = Trips(
             section,
@@ -354,7 +357,7 @@ class Harness:
         return recovery
 
     def publish(self, version):
-        self.latest = version
+        self.latest = self.newest.number = version
         self.flow.published(version, f"{version:08x}")
 
     async def checkpoint(self, step):

@@ -89,7 +89,7 @@ async def _controller(directory: Path) -> None:
     await server.start()
     for number in range(4):
         await parameters.publish(make_version(directory / "weights", number))
-        fleet.latest_version = number
+        fleet.newest.number = number
     watch = asyncio.ensure_future(fleet.watch())
     print(address, flush=True)
     await _until_stdin_ends()

@@ -25,7 +25,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import unpack
-from rlax_plugin.records.turns import RecordedTurn, from_bytes
+from rlax_plugin.records.unfinished_turns import RecordedTurn, from_bytes
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import STOP, Numbers, NumbersConfig, encode
 from rlax_plugin.types import Episode, Key, SamplingParams, ScoredGroup, Unscored

@@ -166,7 +166,7 @@ def test_a_worker_waits_for_its_first_weights_as_long_as_an_outage_may_last(capl
         settings = section({"startup_s": 0.6, "weights_s": 60.0})
         port = free_port()
         async with trainer(settings, parameter_server=f"127.0.0.1:{port}") as one:
-            one.fleet.latest_version = 0
+            one.fleet.newest.number = 0
             worker = Worker("w", Counting(5), settings, one.address)
             await until(lambda: caplog.text.count("no weights yet") >= 3)
             async with serving(Deleted(), port=port) as (service, _):

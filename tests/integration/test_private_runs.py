@@ -31,7 +31,7 @@ ROWS = [{"prompt": f"{n}?", "answer": n, "tests": ["assert True"]} for n in rang
 KINDS = {
     "rlax_plugin serve",
     "rlax_plugin.prompts.child",
-    "rlax_plugin.rewards.limited_process",
+    "rlax_plugin.processes.limited_process",
     "rlax_plugin.rewards.process",
     "rlax_plugin.tokens.child",
     "rlax_plugin.sandbox.server",

@@ -83,7 +83,7 @@ def test_a_parameter_server_without_versions_ends_with_its_key():
     async def main():
         patience = section({"startup_s": 1.0, "weights_s": 0.5})  # the longer one counts
         async with trainer(patience) as one:
-            one.fleet.latest_version = 0  # the controller speaks of one that was never published
+            one.fleet.newest.number = 0  # the controller speaks of one that was never published
             said = r"which version to load \(.*available: none\).*set rlax\.deadlines\.startup_s"
             with pytest.raises(DeadlineError, match=said):
                 await Worker("w", Counting(5), patience, one.address).life

@@ -167,7 +167,7 @@ class Trainer(FleetListener, Reissuing):
     async def publish(self, number: int, restart: bool = False) -> None:
         path = f"/{self.fleet.incarnation}/{number}"
         await self.parameters.publish(WeightVersion(number, number, path), restart)
-        self.fleet.latest_version = number
+        self.fleet.newest.number = number
 
     def held(self, name: str) -> int:
         """What the worker says it holds; -2: it is not there."""

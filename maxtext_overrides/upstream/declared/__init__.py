@@ -33,7 +33,7 @@ BY_MODULE: Mapping[str, tuple[Override, ...]] = {
     "maxtext_overrides/sampler/windows.py": sampler.WINDOWS,
     "maxtext_overrides/folding.py": layers.FOLDING,
     "maxtext_overrides/tied_head.py": layers.TIED_HEAD,
-    "maxtext_overrides/rope_scaling.py": layers.ROPE_SCALING,
+    "maxtext_overrides/models/rope_scaling.py": layers.ROPE_SCALING,
     "maxtext_overrides/upstream/jetstream_compat.py": jetstream.JETSTREAM_COMPAT,
     "plugins/rlax_jetstream": jetstream.JETSTREAM_SERVICE,
     "rlax_plugin/config/loading.py": config.BASE_FILES,

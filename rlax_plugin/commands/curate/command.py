@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
 from rlax_plugin.build import registry_for
+from rlax_plugin.commands.curate.curated import Curated
 from rlax_plugin.config import Choice, Deadlines
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.curation.choosing import REASONS, Candidates, Rule, choose
@@ -28,26 +29,7 @@ from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-@dataclass(frozen=True, slots=True)
-class Curated:
-    """The choice of prompts, with its inputs.
-
-    Attributes:
-      table: the decision for each prompt, see ``kept.schema``.
-      rule: the rule that decided.
-      sources: the tables' files.
-      prompts: prompts of the given config; () without one.
-      missing: number of the config's prompts that no table contains.
-    """
-
-    table: pa.Table
-    rule: Rule
-    sources: Sequence[str]
-    prompts: Sequence[Prompt] = ()
-    missing: int = 0
+    pass
 
 
 def curate(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from rlax_plugin.commands.curate.curated import Curated
 from rlax_plugin.commands.report.figures import Figure
 from rlax_plugin.commands.report.page import render
 from rlax_plugin.commands.report.section import (
@@ -21,9 +22,6 @@ from rlax_plugin.commands.report.series import COLOURS, NEUTRAL, Chart, layout
 from rlax_plugin.curation.choosing import REASONS
 from rlax_plugin.prompts.table import with_ids
 from rlax_plugin.types import Prompt
-
-if TYPE_CHECKING:
-    from rlax_plugin.commands.curate.command import Curated
 
 _BINS = 20
 _MOST_DOMAINS = 24  # with a chart of their own

@@ -29,7 +29,6 @@ class Session:
     ``open_session`` creates one. Its methods run on the event loop of that call.
 
     Attributes:
-      version: version of the weights that are measured; -1 until they are published.
       weights: digest of the weights, 8 hex digits; "" until they are published.
     """
 
@@ -38,12 +37,17 @@ class Session:
     ):
         self._supervision, self._parameters = supervision, parameters
         self._generation = generation
-        self.version, self.weights = -1, ""
+        self.weights = ""
 
     @property
     def pace(self) -> Pace:
         """The minimum deadlines."""
         return self._generation.pace
+
+    @property
+    def version(self) -> int:
+        """The version that is measured; -1 until it is published."""
+        return self._generation.fleet.newest.number
 
     @property
     def source(self) -> PromptSource:
@@ -61,7 +65,7 @@ class Session:
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Publishes the version to measure to the workers."""
         await self._parameters.publish(version, restart)
-        self._generation.fleet.latest_version = self.version = version.version
+        self._generation.fleet.newest.number = version.version
         self.weights = digest({name: one.fingerprint for name, one in version.tensors.items()})
 
     async def measure(
@@ -80,7 +84,7 @@ class Session:
         await self._generation.wait_for_worker()
         evaluator = self._generation.evaluator
         evaluator.sets = sets
-        return await evaluator.run(self._generation.fleet.latest_version, progress)
+        return await evaluator.run(self.version, progress)
 
     def training_set(
         self, section: RlaxSection, split: str, prompts: Sequence[Prompt], samples: int

@@ -16,7 +16,7 @@ from rlax_objectives.advantages import BatchNormalised, Gae
 from sections import section_with
 
 from rlax_plugin.episodes.playing import NoLog
-from rlax_plugin.episodes.runner import EpisodeRunner, Scored
+from rlax_plugin.episodes.runner import EpisodeRunner, ScoredEpisodes
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.fleet.tickets import Completed
 from rlax_plugin.objective.advantages import Outcomes, of_batch, of_groups
@@ -181,7 +181,7 @@ def play(plans: Sequence[Plan], number: int, log: Log) -> tuple[ScoredGroup, lis
     completed = Completed(first, tuple(answer_of(seed, 4) for seed in seeds), ())
     runner = EpisodeRunner(SECTION, Source(), None, Workers())  # type: ignore[arg-type]
     pool = Pool(plans)
-    found: Scored = asyncio.run(
+    found: ScoredEpisodes = asyncio.run(
         runner.run(PROMPT, completed, pool, seed_of, log=log)  # type: ignore[arg-type]
     )
     return ScoredGroup(number, 1, PROMPT, found.episodes, found.scores), pool.played

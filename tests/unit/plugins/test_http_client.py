@@ -12,7 +12,7 @@ from hostile_server import serving
 from rlax_http.client import Client, Reply
 from rlax_http.failures import ServerError
 from rlax_http.limits import Rate
-from rlax_http.server import Key, ServerConfig
+from rlax_http.server import ApiKey, ServerConfig
 
 KEY = "sk-test-0123456789abcdef"
 
@@ -24,7 +24,7 @@ def _quick(monkeypatch):
 
 def ask(url: str, limit_s: float = 60.0, key: str = "", body=None, **options) -> Reply:
     async def main():
-        client = Client(ServerConfig(**options), url, Key(key))
+        client = Client(ServerConfig(**options), url, ApiKey(key))
         try:
             return await client.post(body or {}, limit_s)
         finally:
@@ -138,14 +138,14 @@ def test_a_key_that_the_server_repeats_is_not_shown():
             error = refused(server.url, key=KEY)
         assert "[key]" in str(error)
         assert not any(KEY[i : i + 8] in str(error) for i in range(len(KEY) - 7))
-    assert "sk-test" not in repr(Key(KEY))
+    assert "sk-test" not in repr(ApiKey(KEY))
 
 
 def test_cookies_are_not_kept():
     with serving(lambda asked: asked.json(1, Set_Cookie="a=b")) as server:
 
         async def main():
-            client = Client(ServerConfig(), server.url, Key(""))
+            client = Client(ServerConfig(), server.url, ApiKey(""))
             await client.post({}, 60)
             await client.post({}, 60)
 
@@ -166,7 +166,7 @@ def test_no_more_requests_at_a_time_than_the_share_of_a_process():
     with serving(answer) as server:
 
         async def main():
-            client = Client(ServerConfig(concurrency=6), server.url, Key(""), processes=2)
+            client = Client(ServerConfig(concurrency=6), server.url, ApiKey(""), processes=2)
             await asyncio.gather(*(client.post({}, 60) for _ in range(12)))
 
         asyncio.run(main())
@@ -189,7 +189,7 @@ def test_a_rate_without_room_before_the_deadline_is_named():
     with serving(lambda asked: asked.json(1)) as server:
 
         async def main():
-            client = Client(ServerConfig(requests_per_minute=1), server.url, Key(""))
+            client = Client(ServerConfig(requests_per_minute=1), server.url, ApiKey(""))
             await client.post({}, 30)
             with pytest.raises(ServerError, match=r"requests_per_minute .*reward_s is over"):
                 await client.post({}, 30)

@@ -15,7 +15,7 @@ from hostile_server import Asked, serving
 from rlax_http.client import Client
 from rlax_http.failures import ServerError, retry_after_s
 from rlax_http.limits import Pause
-from rlax_http.server import Key, ServerConfig
+from rlax_http.server import ApiKey, ServerConfig
 
 LONG_S = 20.0  # more than any test takes
 
@@ -28,7 +28,7 @@ def _quick(monkeypatch):
 
 def with_client(url: str, work: Callable[[Client], Awaitable[Any]]) -> Any:
     async def main() -> Any:
-        client = Client(ServerConfig(), url, Key(""))
+        client = Client(ServerConfig(), url, ApiKey(""))
         try:
             return await work(client)
         finally:

@@ -15,7 +15,6 @@ from data_sets import Listed, jsonl, listed, tokenizer, write_lines
 from waiting import wait_until
 
 from rlax_plugin.api import ConfigError, DeadlineError, PromptTable, RlaxError
-from rlax_plugin.prompts import preparation
 
 ROWS = [{"question": f"{n}?", "answer": n} for n in range(600)]
 
@@ -30,7 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen]:
             super().__init__(*args, **kwargs)
             found.append(self)
 
-    monkeypatch.setattr(preparation.subprocess, "Popen", Noted)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     return found
 
 

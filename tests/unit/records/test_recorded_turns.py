@@ -16,7 +16,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.journal import Segment
 from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.records.turns import RecordedTurn, from_bytes, to_bytes
+from rlax_plugin.records.unfinished_turns import RecordedTurn, from_bytes, to_bytes
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.types import Key, Turn
 

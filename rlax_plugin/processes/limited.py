@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
-import subprocess
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.processes.asked import FROM_OUTSIDE, AskedProcess, EndedError
 from rlax_plugin.text.harmless import one_line
 
 _MEMORY_BYTES = 1 << 30
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
 _TRIES = 3  # of a call whose process is ended from outside, or was not a new one
 
 
@@ -62,13 +56,21 @@ class LimitedFunction:
         self._function, self._cpu_s, self._memory_bytes = function, cpu_s, memory_bytes
         self._wait_s, self._wait_key, self._startup_s = wait_s, wait_key, startup_s
         self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._process: AskedProcess | None = None
+        self._ready = False  # whether the process has said that it is
+        self._fresh = True  # whether its worker has not been called yet
 
     def start(self) -> None:
         """Starts the process without waiting for it; the first call waits."""
         if self._process is None:
-            command = [self._function, repr(self._cpu_s), str(self._memory_bytes)]
-            self._process = _Process(command)
+            self._process = AskedProcess(
+                "rlax_plugin.processes.limited_process",
+                self._function,
+                repr(self._cpu_s),
+                str(self._memory_bytes),
+            )
+            self._ready, self._fresh = False, True
+            self._process.send(_line([entry for entry in sys.path if entry] + [os.getcwd()]))
 
     def __call__(self, *arguments: Any) -> Any:
         """Returns the function's result.
@@ -83,7 +85,7 @@ class LimitedFunction:
             for left in reversed(range(_TRIES)):
                 try:
                     return self._called(arguments)
-                except _Lost:
+                except EndedError:
                     self.close()
                     if not left:
                         raise RlaxError(f"the process of {self._function} has ended") from None
@@ -101,20 +103,20 @@ class LimitedFunction:
         self.start()
         process = self._process
         assert process is not None
-        if not process.ready:
+        if not self._ready:
             what = f"importing {self._function}"
             late = DeadlineError(what, self._startup_s, "rlax.deadlines.startup_s")
-            process.ready = bool(process.line(self._startup_s, late))
-        process.send(arguments)
+            self._ready = bool(_answer(process, self._startup_s, late))
+        process.send(_line(arguments))
         late = DeadlineError(self._function, self._wait_s, self._wait_key)
-        said = process.line(self._wait_s, late)
-        fresh, process.fresh = process.fresh, "value" not in said and "error" not in said
+        said = _answer(process, self._wait_s, late)
+        fresh, self._fresh = self._fresh, "value" not in said and "error" not in said
         if "value" in said:
             return said["value"]
         if "error" in said:
             raise RlaxError(one_line(said["error"]))
         number = said.get("signal")
-        if number in _FROM_OUTSIDE:
+        if number in FROM_OUTSIDE:
             raise _Again(f"the process of {self._function} was ended from outside")
         if number == signal.SIGPROF:
             raise OverLimitError(f"{self._function} took more than {self._cpu_s:g} s of CPU time")
@@ -134,77 +136,22 @@ class LimitedFunction:
             self._process = None
 
 
-class _Lost(Exception):
-    """The process has ended."""
-
-
 class _Again(Exception):
     """The call is tried again by a new worker, as its arguments may not be to blame."""
 
 
-class _Process:
-    """The parent process of ``limited_process``, and the lines to and from its worker.
+def _line(message: Sequence[Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
-    Attributes:
-      ready: True once it has reported that it is ready.
-      fresh: True until its worker is called for the first time.
+
+def _answer(process: AskedProcess, within_s: float, late: DeadlineError) -> dict[str, Any]:
+    """The next answer of the keeper, see ``limited_process``, or of its worker.
+
+    Raises:
+      DeadlineError: ``late``.
+      EndedError: there is none any more.
     """
-
-    def __init__(self, command: Sequence[str]):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin.rewards.limited_process", *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
-        assert process.stdin is not None and process.stdout is not None
-        self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
-        self.ready, self.fresh = False, True
-        self._rest = b""
-        self._close = weakref.finalize(self, _end, process)
-        self.send([entry for entry in sys.path if entry] + [os.getcwd()])
-
-    def send(self, message: Sequence[Any]) -> None:
-        """Sends a line. The process reads nothing else meanwhile, so a long line does not block.
-
-        Raises:
-          _Lost: the process no longer reads.
-        """
-        data = json.dumps(message).encode() + b"\n"
-        try:
-            while data:
-                data = data[os.write(self._to, data) :]
-        except OSError:
-            raise _Lost from None
-
-    def line(self, wait_s: float, late: DeadlineError) -> Any:
-        """Returns the next line, parsed as JSON.
-
-        Raises:
-          DeadlineError: ``late``.
-          _Lost: the process has ended.
-        """
-        end_s = time.monotonic() + wait_s
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._from, selectors.EVENT_READ)
-            while b"\n" not in self._rest:
-                if not ready.select(max(0.0, end_s - time.monotonic())):
-                    raise late
-                data = os.read(self._from, 1 << 16)
-                if not data:
-                    raise _Lost
-                self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        return json.loads(line)
-
-    def close(self) -> None:
-        self._close()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the parent process; its worker ends at the end of stdin or at its CPU limit."""
-    process.kill()
-    for one in (process.stdin, process.stdout):
-        if one is not None:
-            one.close()
-    process.wait()
+    try:
+        return json.loads(process.receive(within_s))
+    except TimeoutError:
+        raise late from None

@@ -1,9 +1,9 @@
 """The processes of a ``LimitedFunction``: a parent, and a worker that it forks.
 
-Started as ``python -m rlax_plugin.rewards.limited_process FUNCTION CPU_S MEMORY_BYTES``. The parent
-imports the function's module once, forks the worker, and waits. The worker calls the function with
-the arguments that come on stdin, and answers on stdout. When a limit has killed it, the parent
-reports that and forks another one, which takes milliseconds, as everything is imported.
+Started as ``python -m rlax_plugin.processes.limited_process FUNCTION CPU_S MEMORY_BYTES``. The
+keeper imports the function's module once, forks the worker, and waits. The worker calls the
+function with what it is asked, and answers. When a limit has killed it, the keeper says so on its
+behalf and forks another one, which takes milliseconds, as everything is imported.
 """
 
 from __future__ import annotations
@@ -16,38 +16,15 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+from rlax_plugin.processes.inside import Lines, memory_with
 
 _AGAIN = 75  # exit code of a worker that has answered, and wants to be replaced
 
 
-class _Lines:
-    """Reads lines from a descriptor, never more than was sent."""
-
-    def __init__(self, descriptor: int):
-        self._descriptor, self._rest = descriptor, b""
-
-    def next(self) -> bytes:
-        """Returns the next line; empty at the end."""
-        parts = [self._rest]
-        while b"\n" not in parts[-1]:
-            data = os.read(self._descriptor, 1 << 16)
-            if not data:
-                return b""
-            parts.append(data)
-        line, _, self._rest = b"".join(parts).partition(b"\n")
-        return line
-
-
-def _say(descriptor: int, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _work(function: Callable[..., Any], lines: _Lines, answers: int, cpu_s: float) -> None:
-    """Answers calls until there are no more."""
+def _work(function: Callable[..., Any], lines: Lines, cpu_s: float) -> None:
+    """Answers until there are no more questions."""
     # Its default action ends the process wherever it is, in C code as well.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     while line := lines.next():
@@ -58,12 +35,12 @@ def _work(function: Callable[..., Any], lines: _Lines, answers: int, cpu_s: floa
             json.dumps(said)
         except MemoryError:
             # What is left of it, such as a cache, would be missing in the next call.
-            _say(answers, {"over": "memory"})
+            lines.say({"over": "memory"})
             os._exit(_AGAIN)
         except BaseException as error:  # noqa: BLE001  it is raised where the answer is awaited
             said = {"error": _said(error)}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _say(answers, said)
+        lines.say(said)
 
 
 def _said(error: BaseException) -> str:
@@ -77,8 +54,7 @@ def _said(error: BaseException) -> str:
 def _limit_memory(more_bytes: int) -> None:
     """Limits memory to the present use and ``more_bytes``; does nothing if the use is unknown."""
     with suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + more_bytes
+        most = memory_with(more_bytes)
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         if hard == resource.RLIM_INFINITY or most < hard:
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -87,17 +63,16 @@ def _limit_memory(more_bytes: int) -> None:
 def main() -> None:
     name, cpu_s, memory_bytes = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that asks
-    answers, lines = os.dup(1), _Lines(0)
-    os.dup2(2, 1)  # what the function prints is no answer
+    lines = Lines()  # what the function prints is no answer
     sys.path[:] = json.loads(lines.next())
     function = pkgutil.resolve_name(name)
-    _say(answers, {"ready": True})
+    lines.say({"ready": True})
     while True:
         pid = os.fork()
         if not pid:
             try:
                 _limit_memory(memory_bytes)
-                _work(function, lines, answers, cpu_s)
+                _work(function, lines, cpu_s)
             finally:
                 os._exit(0)
         _, status = os.waitpid(pid, 0)
@@ -105,8 +80,8 @@ def main() -> None:
             if os.WEXITSTATUS(status) != _AGAIN:
                 return
             continue
-        with suppress(BrokenPipeError):  # the caller is gone, and the next worker will see that
-            _say(answers, {"signal": os.WTERMSIG(status)})
+        with suppress(BrokenPipeError):  # nobody is left, and the next worker will see that
+            lines.say({"signal": os.WTERMSIG(status)})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from rlax_plugin.tokens.chat import Message
 from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
 from rlax_plugin.tokens.stopping import end_of
 from rlax_plugin.tokens.tokenizer import Tokenizer
-from rlax_plugin.types.generation import EMPTY, Prompt
+from rlax_plugin.types.sampled import EMPTY, Prompt
 
 if TYPE_CHECKING:
     from rlax_plugin.ports.protocols import BuildContext

@@ -13,7 +13,7 @@ from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.rewards.blame import Blame
 from rlax_plugin.rewards.handle import KilledError
 from rlax_plugin.rewards.jobs import Job, Priority
-from rlax_plugin.rewards.runner import Runner
+from rlax_plugin.rewards.process_jobs import Runner
 
 _STARTS = 3
 """Attempts to start a process before the run ends; a failed start is never blamed on a sample.
@@ -30,7 +30,7 @@ _QUICK_S = 0.001
 _CLOSED = "the pool of reward processes is closed"
 
 
-class Scheduler:
+class Distributor:
     """Distributes jobs among processes, the oldest group first.
 
     Args:
