@@ -10,7 +10,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.controller.flow import Flow
-from rlax_plugin.controller.gap_limit import gap_error
+from rlax_plugin.controller.limits import gap_error
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation

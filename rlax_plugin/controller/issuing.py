@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
-from rlax_plugin.controller.refill import too_few_accepted
+from rlax_plugin.controller.limits import too_few_accepted
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.ports.environment import Environment

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.guard import KeptGuard
+from rlax_plugin.controller.limits import ALL_FAILED, KeptGuard
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.refill import ALL_FAILED
-from rlax_plugin.controller.savings import Savings
-from rlax_plugin.controller.screening import Ended, Screening, joined
+from rlax_plugin.controller.screening import Ended, Savings, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import EpisodeRunner, Scored

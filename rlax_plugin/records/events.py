@@ -116,7 +116,7 @@ class Dropped:
 
     Attributes:
       samples: that were not generated to their end.
-      tokens: that they would have taken, as an estimate; see ``controller/savings.py``.
+      tokens: that they would have taken, as an estimate; see ``controller/screening.py``.
     """
 
     group: int

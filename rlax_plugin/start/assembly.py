@@ -14,8 +14,8 @@ from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.chosen import Chosen, ChosenFilter, ChosenSampler
 from rlax_plugin.controller.controller import Controller, Records, RunSetup
 from rlax_plugin.controller.flow import Flow
-from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
+from rlax_plugin.controller.limits import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.screening import check_rewards
 from rlax_plugin.controller.staleness import Staleness

@@ -38,7 +38,7 @@ from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
 from rlax_plugin.start.closing import Closing
 from rlax_plugin.start.preflight import check_start
-from rlax_plugin.start.results import print_results
+from rlax_plugin.start.results import print_results, summary
 from rlax_plugin.start.run_directory import (
     check_format,
     check_same_run,
@@ -48,7 +48,6 @@ from rlax_plugin.start.run_directory import (
     run_directory,
     state_directory,
 )
-from rlax_plugin.start.summary import summary
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console, quiet
 

@@ -17,8 +17,8 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.flow import Flow
-from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
+from rlax_plugin.controller.limits import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
