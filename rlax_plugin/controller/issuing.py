@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.limits import too_few_accepted
-from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.records import events as ev
@@ -39,14 +37,12 @@ class Issuing(Reissuing):
         turns: Turns,
         environment: Environment,
         buffer: Buffer,
-        rule: BatchRule,
-        staleness: Staleness,
         last_step: int,
     ):
         self._section, self._sampling, self._last_step = section, sampling, last_step
         self._history, self._turns, self._buffer = history, turns, buffer
         self._environment = environment
-        self._rule, self._staleness = rule, staleness
+        self._rule, self._staleness = buffer.rule, buffer.staleness
         self.latest_version = -1
 
     # --- new groups ----------------------------------------------------------------------------

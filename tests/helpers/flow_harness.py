@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.limits import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.controller.trips import Trips
+from rlax_plugin.controller.trips import Judges, Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.objective.advantages import per_group
@@ -314,21 +315,19 @@ class Harness:
             turns=turns,
             environment=environment,
             buffer=buffer,
-            rule=rule,
-            staleness=staleness,
             last_step=last_step,
         )
         trips = Trips(
             section,
-            filters,
-            dispatcher=self.answers,
-            episodes=EpisodeRunner(section, source, environment, self.answers),
-            rewards=self.answers,
+            SimpleNamespace(
+                dispatcher=self.answers,
+                episodes=EpisodeRunner(section, source, environment, self.answers),
+                rewards=self.answers,
+            ),
+            Judges(filters, KeptGuard(section.curation.guard, self.notes.append), observers),
             history=history,
             turns=turns,
             reissuing=self.issuing,
-            observers=observers,
-            guard=KeptGuard(section.curation.guard, self.notes.append),
         )
         return Flow(
             history=history,
