@@ -8,6 +8,8 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 
@@ -43,6 +45,30 @@ PROCESS = uuid.uuid4().hex
 """Tells this process from every other one that may ever have its name, or its pid."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunToJoin:
+    """A run, as its workers know it.
+
+    Attributes:
+      controller: host:port.
+      secret: with which a worker of this run joins it.
+    """
+
+    controller: str
+    section: RlaxSection
+    config_hash: str
+    secret: Secret
+
+
+class Reachable(Protocol):
+    """Where a worker is called; see ``Endpoint``."""
+
+    address: str
+    reading: Reading
+
+    def expect_trainer(self) -> Secret: ...
+
+
 class Member:
     """This worker's membership in a run.
 
@@ -50,10 +76,7 @@ class Member:
     until it has loaded some that this one published, whatever their number.
 
     Args:
-      secret: with which a worker of this run joins it.
-      expect_trainer: makes the secret of a registration, with which the controller may call this
-        worker from then on.
-      reading: is kept up to date: how long the newest weights took.
+      endpoint: where the controller calls this worker.
       on_quarantine: called as soon as ``quarantine`` is set, to generate nothing more.
       progress: given the engine's figures and whether weights are being loaded, says how far the
         open requests have come.
@@ -69,27 +92,20 @@ class Member:
         self,
         *,
         name: str,
-        address: str,
-        controller: str,
+        run: RunToJoin,
+        endpoint: Reachable,
         engine: RolloutEngine,
-        section: RlaxSection,
-        config_hash: str,
-        secret: Secret,
-        expect_trainer: Callable[[], Secret],
-        reading: Reading | None = None,
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
         pauses: Callable[[float], Pauses] = Pauses,
         process: str = PROCESS,
     ):
-        self._name, self._address, self._engine = name, address, engine
-        self._section, self._config_hash = section, config_hash
-        self._deadlines: Deadlines = section.deadlines
+        self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
+        self._section: RlaxSection = run.section
+        self._deadlines: Deadlines = run.section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
-        self._reading = reading or Reading()
         self._pauses, self._process = pauses, process
-        self._secret, self._expect_trainer = secret, expect_trainer
-        self._connection = connect(controller, secret)
+        self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
         self._as_member = self._fleet  # shows the token of the registration, once there is one
         self._beat, self._newer, self._restarted = (asyncio.Event() for _ in range(3))
@@ -113,11 +129,11 @@ class Member:
     async def register(self) -> None:
         """Joins the run; raises what ``join`` does."""
         self._registered = False
-        called_with = self._expect_trainer()
+        called_with = self._endpoint.expect_trainer()
         request = pb.RegisterRequest(
             worker=self._name,
-            address=self._address,
-            config_hash=self._config_hash,
+            address=self._endpoint.address,
+            config_hash=self._run.config_hash,
             version=self._held,
             process=self._process,
             capabilities=to_proto(capabilities_of(self._engine)),
@@ -157,7 +173,7 @@ class Member:
             self._newer.set()
 
     def _figures(self) -> dict[str, float]:
-        return {**self._engine.health(), **self._reading.figures()}
+        return {**self._engine.health(), **self._endpoint.reading.figures()}
 
     async def report(self) -> pb.HeartbeatReply:
         """Sends one heartbeat."""
@@ -221,7 +237,7 @@ class Member:
         """
         await prepare(self._engine, self._deadlines.startup_s)
         await self.register()
-        log.info("worker %s serves on %s", self._name, self._address)
+        log.info("worker %s serves on %s", self._name, self._endpoint.address)
         heartbeat = asyncio.ensure_future(self.heartbeat())
         try:
             while not heartbeat.done():
@@ -237,7 +253,7 @@ class Member:
         """Follows the weights of one trainer process; returns when there is another, or none."""
         self._restarted.clear()
         address, rpc_s = self._parameter_server, self._deadlines.rpc_s
-        client = ParameterServerClient(address, self._secret, rpc_s)
+        client = ParameterServerClient(address, self._run.secret, rpc_s)
         watch = asyncio.ensure_future(self._watch(client))
         follow = asyncio.ensure_future(self.follow(client))
         restarted = asyncio.ensure_future(self._restarted.wait())
@@ -362,7 +378,8 @@ class Member:
             what += f" (of these {self._deadlines.group_s:g} s for samples that end before)"
             deadline_s += self._deadlines.group_s
         most = self._section.rollouts.max_new_tokens
-        loading = take_version(self._engine, version, max_new_tokens=most, reading=self._reading)
+        reading = self._endpoint.reading
+        loading = take_version(self._engine, version, max_new_tokens=most, reading=reading)
         try:
             await load_within(self._engine, loading, deadline_s, while_generating=finishes)
         except TimeoutError:
