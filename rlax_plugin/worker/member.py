@@ -8,8 +8,6 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 
@@ -29,11 +27,10 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
-from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
-from rlax_plugin.weights.taking import Reading, take_version
-from rlax_plugin.worker.joining import join, leave, prepare
+from rlax_plugin.weights.taking import take_version
+from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
 from rlax_plugin.worker.progress import load_within
 
 log = logging.getLogger("rlax.worker")
@@ -43,30 +40,6 @@ _ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked again
 
 PROCESS = uuid.uuid4().hex
 """Tells this process from every other one that may ever have its name, or its pid."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunToJoin:
-    """A run, as its workers know it.
-
-    Attributes:
-      controller: host:port.
-      secret: with which a worker of this run joins it.
-    """
-
-    controller: str
-    section: RlaxSection
-    config_hash: str
-    secret: Secret
-
-
-class Reachable(Protocol):
-    """Where a worker is called; see ``Endpoint``."""
-
-    address: str
-    reading: Reading
-
-    def expect_trainer(self) -> Secret: ...
 
 
 class Member:

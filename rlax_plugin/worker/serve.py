@@ -22,8 +22,8 @@ from rlax_plugin.config.loading import ResolvedConfig, overridden, resolve
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import RolloutEngine
-from rlax_plugin.worker.joining import fetch_config
-from rlax_plugin.worker.member import Member, RunToJoin
+from rlax_plugin.worker.joining import RunToJoin, fetch_config
+from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, log_to_stderr, run
 from rlax_plugin.worker.service import RolloutService
 

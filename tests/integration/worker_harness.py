@@ -29,7 +29,8 @@ from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer
-from rlax_plugin.worker.member import Member, RunToJoin
+from rlax_plugin.worker.joining import RunToJoin
+from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.serve import work
 
 LIMIT_S = 150.0

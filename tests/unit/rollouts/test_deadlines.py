@@ -15,7 +15,8 @@ from rlax_plugin.rollouts.deadlines import Need, Rates, loading_s, needs, while_
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.testing import FakeEngine, FakeWeightStore
 from rlax_plugin.types import TensorSpec, WeightVersion
-from rlax_plugin.worker.member import Member, RunToJoin
+from rlax_plugin.worker.joining import RunToJoin
+from rlax_plugin.worker.member import Member
 
 PARTS = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]}
 KEY = "rlax.deadlines.batch_s"
