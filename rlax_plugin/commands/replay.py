@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import Progress
 
-from rlax_plugin.build import registry_for
-from rlax_plugin.config import Algorithm, Choice, RlaxSection
+from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.config.loading import of_yaml
+from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import batches, loss
-from rlax_plugin.ports.protocols import Arrays, BuildContext
-from rlax_plugin.ports.training import Decision, Trainer, TrainerPort
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.ports.training import Decision, TrainerPort
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
@@ -40,6 +41,20 @@ log = logging.getLogger("rlax.replay")
 _OURS = {CONFIG, "trainer.log", "replayed"}  # what a replay leaves
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a run has recorded.
+
+    Attributes:
+      segments: step -> the segment of its batch.
+      digests: version -> its digest when it was first published.
+    """
+
+    files: RunFiles
+    segments: Mapping[int, Segment]
+    digests: Mapping[int, str]
+
+
 class ReplayPort(TrainerPort):
     """Gives recorded batches to a trainer, and compares the resulting versions with the run's.
 
@@ -52,21 +67,18 @@ class ReplayPort(TrainerPort):
         self,
         section: RlaxSection,
         algorithm: Algorithm,
-        files: RunFiles,
-        segments: Mapping[int, Segment],
+        run: Recorded,
         last_step: int,
-        recorded: Mapping[int, str],
         on_step: Callable[[int], object],
     ):
-        self._section, self._algorithm = section, algorithm
-        self._files, self._segments = files, segments
-        self._last_step, self._recorded, self._on_step = last_step, recorded, on_step
+        self._section, self._algorithm, self._run = section, algorithm, run
+        self._last_step, self._on_step = last_step, on_step
         self.digests: dict[int, str] = {}
         self.differing: list[int] = []
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
-        segment = self._segments[step]
-        batch = as_batch(step, journal.read_samples(self._files, segment))
+        samples = journal.read_samples(self._run.files, self._run.segments[step])
+        batch = as_batch(step, samples)
         return batches.arrays_of(self._section, self._algorithm, batch)
 
     @property
@@ -76,7 +88,7 @@ class ReplayPort(TrainerPort):
     def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
         found = fingerprints(arrays)
         self.digests[step] = digest({name: int(value) for name, value in found.items()})
-        wanted = self._recorded.get(step)
+        wanted = self._run.digests.get(step)
         if wanted not in (None, self.digests[step]):
             self.differing.append(step)
             log.error("version %d is %s, the run had %s", step, self.digests[step], wanted)
@@ -94,8 +106,7 @@ class ReplayPort(TrainerPort):
         return Decision(save=False, stop=step >= self._last_step)
 
 
-def _read_run(files: RunFiles) -> tuple[dict[int, Segment], dict[int, str]]:
-    """Returns step -> segment of its batch, and version -> digest when it was first published."""
+def _read_run(files: RunFiles) -> Recorded:
     segments: dict[int, Segment] = {}
     digests: dict[int, str] = {}
     for segment, _ in journal.read(files):
@@ -104,7 +115,7 @@ def _read_run(files: RunFiles) -> tuple[dict[int, Segment], dict[int, str]]:
         for event in segment.events:
             if isinstance(event, ev.Published):
                 digests.setdefault(event.version, event.digest)
-    return segments, digests
+    return Recorded(files, segments, digests)
 
 
 def _directory(files: RunFiles, out: str | None) -> Path:
@@ -152,8 +163,9 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
         check_private_run(files)
     directory = _directory(files, out)
     config = files.config()
-    segments, recorded = _read_run(files)
-    if not segments or not recorded:
+    recorded = _read_run(files)
+    segments, digests = recorded.segments, recorded.digests
+    if not segments or not digests:
         reason = (
             "cannot be replayed yet: it has no recorded batch, or no weight version to compare with"
         )
@@ -166,23 +178,12 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     origin = descent.recorded(files)
     resolved = of_yaml(config, files.location(CONFIG), overrides)
     section = resolved.section
-    registry = registry_for(section)
-    registry.validate(section)
     last_step = min(to or len(segments), len(segments))
-    context = BuildContext(
-        run_dir=directory,
-        seed=section.seed,
-        section=section,
-        config=resolved,
-        run_url=str(directory.resolve() / "replayed"),
-        replays=files.location(),
-    )
-
-    def part(kind: str, choice: Choice, key: str) -> Any:
-        return registry.part(kind, choice, key, context)
-
-    algorithm = loss.resolve(section, part).algorithm
-    trainer: Trainer = part("trainer", section.trainer, "rlax.trainer")
+    run_url = str(directory.resolve() / "replayed")
+    builder = Builder.of(resolved, directory, run_url=run_url, replays=files.location())
+    builder.registry.validate(section)
+    algorithm = loss.resolve(section, builder.part).algorithm
+    trainer = builder.trainer()
     if origin is not None:
         descent.start(trainer, section.trainer.name, origin)
     with quiet(directory / "trainer.log") as console:
@@ -191,21 +192,19 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
             port = ReplayPort(
                 section,
                 algorithm,
-                files,
-                segments,
-                last_step,
                 recorded,
+                last_step,
                 lambda step: progress.update(bar, completed=step),
             )
             trainer.run(port)
-        compared = [version for version in port.digests if version in recorded]
+        compared = [version for version in port.digests if version in digests]
         if port.differing:
             console.print(
                 f"different: version {min(port.differing)} is the first of {len(port.differing)} "
                 f"of {len(compared)} versions that differ from the run"
             )
             return 1
-        if unknown := sorted(port.digests.keys() - recorded.keys()):
+        if unknown := sorted(port.digests.keys() - digests.keys()):
             console.print(f"not compared, because the run ended before it recorded them: {unknown}")
         last = max(compared)
         console.print(

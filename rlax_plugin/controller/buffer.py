@@ -16,12 +16,15 @@ class Buffer:
 
     Args:
       deterministic: a batch waits until all issued groups are scored.
+
+    Attributes:
+      rule, staleness: which groups make a batch, and which are too old for it.
     """
 
     def __init__(
         self, history: RunHistory, rule: BatchRule, staleness: Staleness, deterministic: bool
     ):
-        self._history, self._rule, self._staleness = history, rule, staleness
+        self._history, self.rule, self.staleness = history, rule, staleness
         self._deterministic = deterministic
 
     def groups(self) -> list[ScoredGroup]:
@@ -34,11 +37,11 @@ class Buffer:
         if self._deterministic and self._history.open:
             return None  # a batch may need fewer groups than were issued: see what becomes of all
         oldest_open = min(self._history.open, default=math.inf)
-        return self._rule.choose([group for group in self.groups() if group.id < oldest_open])
+        return self.rule.choose([group for group in self.groups() if group.id < oldest_open])
 
     def drop_stale(self, step: int) -> bool:
         """Drops what can train neither at ``step`` nor later; returns whether there was any."""
-        stale = [group for group in self.groups() if self._staleness.excludes(group, step)]
+        stale = [group for group in self.groups() if self.staleness.excludes(group, step)]
         for group in stale:
             self._history.note(ev.Dropped(group.id, "too stale"))
         return bool(stale)

@@ -1,20 +1,63 @@
-"""Parts that a config chooses, called so that whatever they raise names plug-in and key."""
+"""Parts that a config chooses: built, and called so that what they raise names plug-in and key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.build import Registry
-from rlax_plugin.config import Choice
+from rlax_plugin.build import Registry, registry_for
+from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.curation import Filter, PassRates, Sampler
+from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.manager import told
-from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.protocols import BuildContext, WeightStore
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.types import Prompt, ScoredGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Builds the parts that one config chooses, for one command."""
+
+    registry: Registry
+    context: BuildContext
+
+    @classmethod
+    def of(cls, config: ResolvedConfig, run_dir: Path, **more: Any) -> Builder:
+        """For a process that owns a directory.
+
+        Args:
+          more: further fields of ``BuildContext``.
+
+        Raises:
+          PluginError: see ``registry_for``.
+        """
+        section = config.section
+        context = BuildContext(run_dir, section.seed, section, config, **more)
+        return cls(registry_for(section), context)
+
+    @property
+    def section(self) -> RlaxSection:
+        return self.context.section
+
+    def part(self, kind: str, choice: Choice, key: str) -> Any:
+        """See ``Registry.part``."""
+        return self.registry.part(kind, choice, key, self.context)
+
+    def trainer(self) -> Trainer:
+        return self.part("trainer", self.section.trainer, "rlax.trainer")
+
+    def weight_store(self) -> WeightStore:
+        return self.part("weight_store", self.section.weights.store, "rlax.weights.store")
+
+    def environment(self) -> Environment:
+        return self.part("environment", self.section.environment, "rlax.environment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +77,14 @@ class Chosen[Part]:
     part: Part
 
     @classmethod
-    def build(
-        cls, registry: Registry, kind: str, choice: Choice, key: str, context: BuildContext
-    ) -> Chosen[Any]:
+    def build(cls, builder: Builder, kind: str, choice: Choice, key: str) -> Chosen[Any]:
         """Builds what the config chooses.
 
         Raises:
           ConfigError: see ``Registry.part``.
         """
-        plugin = registry.offer(kind, choice.name, key).plugin
-        return Chosen(key, choice.name, plugin, registry.part(kind, choice, key, context))
+        plugin = builder.registry.offer(kind, choice.name, key).plugin
+        return Chosen(key, choice.name, plugin, builder.part(kind, choice, key))
 
     def call[**P, T](self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a method of the part.

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Algorithm, RlaxSection
+from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.flow import Flow
-from rlax_plugin.controller.gap_limit import gap_error
+from rlax_plugin.controller.generation import Generation
+from rlax_plugin.controller.limits import gap_error
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
-from rlax_plugin.evaluation.result import Evaluated, record, recorded
+from rlax_plugin.evaluation.result import Evaluated, Results
 from rlax_plugin.fleet.fleet import FleetListener, Worker
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.pass_rates.table import RateColumns
-from rlax_plugin.ports.protocols import BuildContext, Tracker
+from rlax_plugin.ports.protocols import Tracker
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.retention import Retaining
-from rlax_plugin.resume.run_state import RunState
 from rlax_plugin.resume.snapshots import snapshot, write_snapshot
 from rlax_plugin.rewards.play_jobs import PlayCounts
 from rlax_plugin.types import Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
-
-if TYPE_CHECKING:
-    from rlax_plugin.start.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +45,8 @@ class RunSetup:
       last_step: the run's last training step.
     """
 
-    context: BuildContext
+    builder: Builder
     files: RunFiles
-    registry: Registry
     argv: tuple[str, ...]
     config_hash: str
     origin: Descent | None
@@ -59,7 +55,7 @@ class RunSetup:
 
     @property
     def section(self) -> RlaxSection:
-        return self.context.section
+        return self.builder.section
 
     @property
     def computes(self) -> str:
@@ -73,6 +69,7 @@ class Records:
 
     Attributes:
       trackers: of the config; what takes metrics besides ``metrics``.
+      about_rates: how pass rates are measured.
       retaining: removes records that are not kept.
     """
 
@@ -80,6 +77,7 @@ class Records:
     recorder: Recorder
     metrics: MetricsFile
     trackers: list[Tracker]
+    about_rates: About
     retaining: Retaining
 
 
@@ -90,7 +88,6 @@ class Controller(FleetListener):
 
     Args:
       algorithm: of the objective, preset and config merged.
-      about_rates: how pass rates are measured.
 
     Attributes:
       stats: of the steps that are finished.
@@ -104,21 +101,20 @@ class Controller(FleetListener):
         supervision: Supervision,
         observers: Observers,
         records: Records,
-        run_state: RunState,
         generation: Generation,
         flow: Flow,
         periodic: PeriodicEvaluation,
         algorithm: Algorithm,
-        about_rates: About,
     ):
         self._setup, self._supervision, self._observers = setup, supervision, observers
         self.section, self.files, self.dashboard = setup.section, setup.files, setup.dashboard
-        self.run_state, self._flow = run_state, flow
+        self.run_state, self._flow = flow.run_state, flow
         self.generation, self.periodic, self.algorithm = generation, periodic, algorithm
         self.fleet = generation.fleet
         self._ledger, self._recorder = records.ledger, records.recorder
         self._metrics, self._trackers = records.metrics, records.trackers
-        self._retaining, self._about_rates = records.retaining, about_rates
+        self._retaining, self._about_rates = records.retaining, records.about_rates
+        self._results = Results(records.recorder, setup.files)
         self.stats = RunStats()
         self.before: Evaluated | None = None
         self._begun: asyncio.Task[None] | None = None  # once there are weights
@@ -168,7 +164,7 @@ class Controller(FleetListener):
         self._observers.notify(
             "run_start", run_dir=self.files.url, config_hash=self._setup.config_hash
         )
-        self.before = await self._recorder.call(recorded, self.files, "before")
+        self.before = await self._results.known("before")
         if self.before is None:
             self.before = await self.evaluate("before", step)
         self.stats.training_begins()
@@ -239,7 +235,7 @@ class Controller(FleetListener):
         deadline_s = self.section.deadlines.weights_s
         try:
             async with asyncio.timeout(deadline_s):
-                await self._recorder.call(record, self.files, name, found)
+                await self._results.add(name, found)
         except TimeoutError:
             what = "writing an evaluation"
             raise DeadlineError(what, deadline_s, "rlax.deadlines.weights_s") from None

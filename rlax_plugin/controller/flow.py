@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.controller.buffer import Buffer
@@ -25,8 +26,8 @@ from rlax_plugin.records.recorder import Commit
 from rlax_plugin.resume.recorded_batches import RecordedBatches
 from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.run_history import RunHistory
-from rlax_plugin.resume.run_state import Saved
-from rlax_plugin.types import Request, ScoredGroup, TrainBatch
+from rlax_plugin.resume.run_state import RunState, Saved
+from rlax_plugin.types import Judged, Rejected, Request, ScoredGroup, TrainBatch, group_of
 
 
 class Flow:
@@ -67,16 +68,21 @@ class Flow:
         self._published: list[ev.Published] = []  # before this was live
         self._distrusted: set[str] = set()  # workers that were quarantined before this was live
 
+    @property
+    def run_state(self) -> RunState:
+        """What the flow has come to."""
+        return self._history.run_state
+
     async def start(self, recovery: Recovery) -> None:
         """Begins to hand out batches; recorded ones first, as they are."""
         self._turns.take_up(recovery.turns)
-        recorded = self._recorded = RecordedBatches(recovery, self._history, self._observers)
+        recorded = self._recorded = RecordedBatches(recovery, self._history)
         if not recorded.left:
             await self._go_live(recorded)
         self._changed.set()
 
     async def _go_live(self, recorded: RecordedBatches) -> None:
-        await recorded.apply_rest()
+        self._tell_again(await recorded.apply_rest())
         self.live = True
         for worker in self._distrusted:  # it outlived an earlier process, and has failed since
             self._turns.distrust(worker)
@@ -86,6 +92,12 @@ class Flow:
         for event in self._published:
             self._history.note(event)
         self.wake()
+
+    def _tell_again(self, scored: Sequence[Judged]) -> None:
+        """Tells observers of groups that the state does not know to which they were restored."""
+        for judged in scored:
+            rejected = judged.reason if isinstance(judged, Rejected) else None
+            self._observers.notify_again("group_scored", group=group_of(judged), rejected=rejected)
 
     def published(self, version: int, digest: str) -> None:
         """A weight version is visible to workers."""
@@ -156,10 +168,11 @@ class Flow:
         while (recorded := self._recorded) is None:
             await self._change()
         if recorded.holds(step):
-            found = await recorded.batch(step)
+            batch, stats = await recorded.batch(step)
+            self._tell_again(stats.scored)
             if not recorded.left:
                 await self._go_live(recorded)
-            return found
+            return batch, stats
         if step != self._history.next_step:
             raise TrainingError(f"asked for step {step}, next is {self._history.next_step}")
         while (chosen := self._chosen(step)) is None:
@@ -191,4 +204,4 @@ class Flow:
             return await self._history.commit_state()
         # Recorded batches are trained again, or the trainer has published nothing: nothing is new.
         position = Commit(0, START, ()) if self._recorded is None else self._recorded.position
-        return position, self._history.run_state.state()
+        return position, self.run_state.state()

@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
-from rlax_plugin.controller.refill import too_few_accepted
-from rlax_plugin.controller.staleness import Staleness
+from rlax_plugin.controller.limits import too_few_accepted
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.reissuing import Reissuing
@@ -38,15 +36,13 @@ class Issuing(Reissuing):
         turns: Turns,
         environment: Environment,
         buffer: Buffer,
-        rule: BatchRule,
-        staleness: Staleness,
         last_step: int,
         newest: NewestVersion,
     ):
         self._section, self._sampling, self._last_step = section, sampling, last_step
         self._history, self._turns, self._buffer = history, turns, buffer
         self._environment = environment
-        self._rule, self._staleness = rule, staleness
+        self._rule, self._staleness = buffer.rule, buffer.staleness
         self._newest = newest
 
     # --- new groups ----------------------------------------------------------------------------

@@ -6,19 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
-from rlax_plugin.controller.chosen import Chosen
+from rlax_plugin.controller.chosen import Builder, Chosen
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.observer import Observer, defect, storable
-from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.text.harmless import harmless
 
 _START, _STEP_END, _ERROR = "run_start", "step_end", "run_error"
 
 
-def chosen_observers(registry: Registry, context: BuildContext) -> list[Chosen[Observer]]:
+def chosen_observers(builder: Builder) -> list[Chosen[Observer]]:
     """Builds the observers of a config, in its order.
 
     Raises:
@@ -26,9 +24,9 @@ def chosen_observers(registry: Registry, context: BuildContext) -> list[Chosen[O
       PluginError: a plug-in built something else.
     """
     found = []
-    for index, choice in enumerate(context.section.observers):
+    for index, choice in enumerate(builder.section.observers):
         key = f"rlax.observers.{index}"
-        one = Chosen.build(registry, "observer", choice, key, context)
+        one = Chosen.build(builder, "observer", choice, key)
         if wrong := defect(one.part):
             raise one.error(wrong)
         found.append(one)

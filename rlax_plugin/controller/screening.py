@@ -7,17 +7,22 @@ samples, but not on groups that happen to be scored in between: a deterministic 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.refill import ALL_FAILED
+from rlax_plugin.controller.limits import ALL_FAILED
 from rlax_plugin.episodes.runner import ScoredEpisodes
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.posterior import mixed_probability
 from rlax_plugin.resume.run_state import Open
 from rlax_plugin.rewards.forms import Needs
-from rlax_plugin.types import Request, Score, Unscored
+from rlax_plugin.types import Request, Score, ScoredGroup, Unscored
+
+_RECENT = 1024  # samples
 
 
 class Ended(NamedTuple):
@@ -88,3 +93,31 @@ def check_rewards(section: RlaxSection, needs: Needs) -> None:
     if pilots and needs.group:
         reason = "must be 0: a reward of rlax.rewards scores the samples of a whole group together"
         raise ConfigError("rlax.curation.screening.pilots", pilots, reason)
+
+
+class Savings:
+    """Estimates from the lengths of recent samples how many tokens those given up have saved.
+
+    Lengths are of first turns: only these are given up.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=_RECENT)
+
+    def observe(self, group: ScoredGroup) -> None:
+        """Takes the lengths of a group that was generated to its end."""
+        for episode in group.episodes:
+            self._lengths.append(len(next(episode.sampled).tokens))
+
+    def tokens(self, so_far: Sequence[int]) -> int:
+        """Tokens that samples would have taken beyond those that they have.
+
+        For each sample it is the mean of what longer ones among the recent samples took beyond that
+        length; 0 if none was longer.
+
+        Args:
+          so_far: tokens of each sample.
+        """
+        lengths = np.array(self._lengths, np.int64)
+        beyond = (lengths[lengths > tokens] - tokens for tokens in so_far)
+        return round(sum(float(more.mean()) for more in beyond if more.size))

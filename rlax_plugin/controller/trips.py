@@ -7,19 +7,18 @@ import dataclasses
 import functools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.guard import KeptGuard
+from rlax_plugin.controller.generation import Generation
+from rlax_plugin.controller.limits import ALL_FAILED, KeptGuard
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.refill import ALL_FAILED
-from rlax_plugin.controller.savings import Savings
-from rlax_plugin.controller.screening import Ended, Screening, joined
+from rlax_plugin.controller.screening import Ended, Savings, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
-from rlax_plugin.episodes.runner import EpisodeRunner, ScoredEpisodes
-from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.episodes.runner import ScoredEpisodes
 from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.fleet.tickets import Completed, GivenUp, trusted
@@ -28,9 +27,22 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.resume.run_state import Open
-from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """Who judges a scored group, and who hears of it.
+
+    Attributes:
+      guard: ends the run if too few groups are accepted.
+      observers: are told of each scored group.
+    """
+
+    filters: Sequence[Filter]
+    guard: KeptGuard
+    observers: Observers
 
 
 class Trips:
@@ -39,28 +51,22 @@ class Trips:
     Args:
       turns: records those of episodes under way.
       reissuing: makes the next attempt, where a worker's samples turn out to be void.
-      observers: are told of each scored group.
-      guard: ends the run if too few groups are accepted.
     """
 
     def __init__(
         self,
         section: RlaxSection,
-        filters: Sequence[Filter],
+        generation: Generation,
+        judges: Judges,
         *,
-        dispatcher: Dispatcher,
-        episodes: EpisodeRunner,
-        rewards: RewardPool,
         history: RunHistory,
         turns: Turns,
         reissuing: Reissuing,
-        observers: Observers,
-        guard: KeptGuard,
     ):
-        self._section, self._filters = section, filters
-        self._dispatcher, self._episodes, self._rewards = dispatcher, episodes, rewards
+        self._section, self._judges = section, judges
+        self._dispatcher, self._episodes = generation.dispatcher, generation.episodes
+        self._rewards, self._reissuing = generation.rewards, reissuing
         self._history, self._turns = history, turns
-        self._reissuing, self._observers, self._guard = reissuing, observers, guard
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._screening, self._savings = Screening(section), Savings()
         self._oldest = 0  # version that can still train
@@ -230,7 +236,7 @@ class Trips:
         self._savings.observe(group)
         rewards = group.rewards
         valid = ~np.isnan(rewards)
-        reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
+        reasons = (one_line(why, 200) for one in self._judges.filters if (why := one.reject(group)))
         reason = ended.reason if ended else next(reasons, None)
         rejected = reason if valid.any() else ALL_FAILED
         if not self._section.several_turns:  # of others each turn is recorded when it is sampled
@@ -241,6 +247,6 @@ class Trips:
         saved = len(given_up), self._savings.tokens(given_up)
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected, *saved)
         self._history.score(event, group if rejected is None else Rejected(group, rejected))
-        self._observers.notify("group_scored", group=group, rejected=rejected)
+        self._judges.observers.notify("group_scored", group=group, rejected=rejected)
         if rejected != ev.NOT_NEEDED:
-            self._guard.scored(rejected)
+            self._judges.guard.scored(rejected)

@@ -116,7 +116,7 @@ class Dropped:
 
     Attributes:
       samples: number of samples that were not generated to the end.
-      tokens: estimate of the tokens saved by that; see ``controller/savings.py``.
+      tokens: estimate of the tokens saved by that; see ``controller/screening.py``.
     """
 
     group: int

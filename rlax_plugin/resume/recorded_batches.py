@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records.recorder import Commit
-from rlax_plugin.resume.recovery import Recovery, ReplayInterval
+from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.run_history import RunHistory
-from rlax_plugin.types import Rejected, TrainBatch, group_of
-
-if TYPE_CHECKING:
-    from rlax_plugin.controller.observers import Observers
+from rlax_plugin.types import Judged, TrainBatch
 
 
 class RecordedBatches:
     """Brings the run state from one recorded batch to the next, as the trainer asks for them.
-
-    The groups scored on the way are reported to observers again: the state that they were restored
-    to does not know them.
 
     Attributes:
       position: the journal's segment at whose end the run state is true.
@@ -26,8 +18,8 @@ class RecordedBatches:
       resumed_from: the step of the checkpoint that the run goes on from; None: it begins.
     """
 
-    def __init__(self, recovery: Recovery, history: RunHistory, observers: Observers):
-        self._recovery, self._history, self._observers = recovery, history, observers
+    def __init__(self, recovery: Recovery, history: RunHistory):
+        self._recovery, self._history = recovery, history
         self.position = Commit(recovery.segment, recovery.checksum, ())
         self.left = recovery.last_step is not None
         self.resumed_from = recovery.step if recovery.anything else None
@@ -43,7 +35,7 @@ class RecordedBatches:
           JournalError: its files are not what was committed.
         """
         found = await self._history.read(self._recovery.load, step)
-        self._replay(found)
+        found.apply(self._history.run_state)
         self.position = Commit(found.segment, found.checksum, ())
         self.left = step != self._recovery.last_step
         stats = StepStats(found.scored, stage=self._history.run_state.stage)
@@ -52,13 +44,8 @@ class RecordedBatches:
         assert found.batch is not None
         return found.batch, stats
 
-    async def apply_rest(self) -> None:
-        """Adds up what had happened after the last recorded batch."""
-        self._replay(await self._history.read(self._recovery.load_rest))
-
-    def _replay(self, interval: ReplayInterval) -> None:
-        interval.apply(self._history.run_state)
-        for judged in interval.scored:
-            rejected = judged.reason if isinstance(judged, Rejected) else None
-            group = group_of(judged)
-            self._observers.notify_again("group_scored", group=group, rejected=rejected)
+    async def apply_rest(self) -> list[Judged]:
+        """Adds up what had happened after the last recorded batch; returns what was scored."""
+        rest = await self._history.read(self._recovery.load_rest)
+        rest.apply(self._history.run_state)
+        return rest.scored

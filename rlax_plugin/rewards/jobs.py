@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.errors import DeadlineError
@@ -179,6 +180,25 @@ class Scores:
             self.all.set_result(self._found)
 
 
+@dataclass(frozen=True, slots=True)
+class RewardCall:
+    """How the rewards of a config are called.
+
+    Attributes:
+      reward_s: the time for one episode.
+      weights: of the rewards.
+      limit: ``reward_limit`` of ``RlaxSection``.
+      tokens: whether they see tokens.
+      on_loop: see ``Job``.
+    """
+
+    reward_s: float
+    weights: Sequence[float]
+    limit: float
+    tokens: bool
+    on_loop: bool
+
+
 class ScoreJob(Job):
     """Scores some episodes of a prompt.
 
@@ -188,11 +208,7 @@ class ScoreJob(Job):
       episodes: the episodes.
       scores: receives the scores, from place ``first`` on.
       first: place of the first episode in the group.
-      reward_s: time limit for each episode.
-      weights: weights of the rewards.
-      reward_limit: see ``RlaxSection``.
-      tokens: True if the rewards see tokens.
-      on_loop: see ``Job``.
+      call: how the rewards are called.
     """
 
     def __init__(
@@ -202,22 +218,16 @@ class ScoreJob(Job):
         episodes: Sequence[Episode],
         scores: Scores,
         first: int,
-        *,
-        reward_s: float,
-        weights: Sequence[float],
-        reward_limit: float,
-        tokens: bool,
-        on_loop: bool,
+        call: RewardCall,
     ):
-        super().__init__(prompt, reward_s * len(episodes), on_loop=on_loop)
+        super().__init__(prompt, call.reward_s * len(episodes), on_loop=call.on_loop)
         self._episodes, self.scores, self._first = episodes, scores, first
-        self._shown = shown
-        self._weights, self._limit, self._tokens = weights, reward_limit, tokens
+        self._shown, self._call = shown, call
         self._lengths = [lengths_of(episode) for episode in episodes]
         self._succeeded = False
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
-        episodes = [episode_to(one, self.prompt, self._tokens) for one in self._episodes]
+        episodes = [episode_to(one, self.prompt, self._call.tokens) for one in self._episodes]
         message = {"job": self.number, "episodes": episodes}
         return message | {"prompt": self._shown} if with_prompt else message
 
@@ -228,7 +238,7 @@ class ScoreJob(Job):
             if "error" in said:
                 found.append(Unscored(one_line(said["error"], LONGEST_ERROR)))
             else:
-                found.append(score_from(said, self._weights, lengths, self._limit))
+                found.append(score_from(said, self._call.weights, lengths, self._call.limit))
         if size > 0:
             raise ValueError("an answer is too long")
         self._succeeded = any(isinstance(one, Score) for one in found)

@@ -14,7 +14,7 @@ from rlax_plugin.rewards.blame import MOST_IN_VAIN, Blame
 from rlax_plugin.rewards.distribution import Distributor
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.rewards.handle import RewardProcess
-from rlax_plugin.rewards.jobs import Clocks, Job, ScoreJob, Scores, clock_of
+from rlax_plugin.rewards.jobs import Clocks, Job, RewardCall, ScoreJob, Scores, clock_of
 from rlax_plugin.rewards.messages import prompt_to
 from rlax_plugin.rewards.output import RewardOutput
 from rlax_plugin.rewards.play_jobs import PlayCounts, PlayJob
@@ -115,19 +115,15 @@ class RewardPool:
             return []
         needs, scores, shown = self.needs, Scores(len(episodes)), prompt_to(prompt)
         size = len(episodes) if needs.group else 1
+        call = RewardCall(
+            reward_s=self._section.deadlines.reward_s,
+            weights=[choice.weight for choice in self._section.rewards],
+            limit=self._section.reward_limit,
+            tokens=needs.tokens,
+            on_loop=needs.waits,
+        )
         jobs = [
-            ScoreJob(
-                prompt,
-                shown,
-                episodes[first : first + size],
-                scores,
-                first,
-                reward_s=self._section.deadlines.reward_s,
-                weights=[choice.weight for choice in self._section.rewards],
-                reward_limit=self._section.reward_limit,
-                tokens=needs.tokens,
-                on_loop=needs.waits,
-            )
+            ScoreJob(prompt, shown, episodes[first : first + size], scores, first, call)
             for first in range(0, len(episodes), size)
         ]
         return await self._result(jobs, scores.all)

@@ -35,14 +35,12 @@ class ProcessSession:
         self._send = send
         self._calls = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        self._see(message)
+        self.answer = self._last = self._seen(message)
 
-    def _see(self, message: Mapping[str, Any]) -> None:
+    def _seen(self, message: Mapping[str, Any]) -> Answer:
         self.turns_left: int = message["turns_left"]
         self.tokens_left: int = message["tokens_left"]
-        self._last = answer_from(message["answer"])
-        if not hasattr(self, "answer"):
-            self.answer = self._last
+        return answer_from(message["answer"])
 
     @property
     def text(self) -> str:
@@ -51,7 +49,7 @@ class ProcessSession:
 
     async def sample(self, given: Given, trajectory: int = 0) -> Answer:
         said = await self._ask({"sample": _given(given), "trajectory": int(trajectory)})
-        self._see(said)
+        self._last = self._seen(said)
         return self._last
 
     async def begin(self, context: Given) -> int:

@@ -6,30 +6,28 @@ import asyncio
 import functools
 import os
 from dataclasses import dataclass
-from typing import Any
 
-from rlax_plugin.concurrency.supervision import Supervision
-from rlax_plugin.config import Choice
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.chosen import Chosen, ChosenFilter, ChosenSampler
 from rlax_plugin.controller.controller import Controller, Records, RunSetup
 from rlax_plugin.controller.exported import ExportedFigures
 from rlax_plugin.controller.flow import Flow
-from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
+from rlax_plugin.controller.limits import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.screening import check_rewards
 from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.controller.trips import Trips
+from rlax_plugin.controller.trips import Judges, Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
+from rlax_plugin.evaluation.result import Results
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.objective.loss import ObjectiveSlots
-from rlax_plugin.ports.environment import Environment
+from rlax_plugin.pass_rates.files import About
 from rlax_plugin.ports.protocols import Tracker, WeightStore
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.prompts.of_run import RunPrompts
@@ -40,10 +38,10 @@ from rlax_plugin.resume.retention import retaining
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.resume.run_state import RunState
 from rlax_plugin.rpc.run_secrets import run_secrets
-from rlax_plugin.start.closing import Closing
-from rlax_plugin.start.generation import Generation
+from rlax_plugin.start.generation import GenerationStart
 from rlax_plugin.start.prior import about_rates, first_rates
 from rlax_plugin.start.run_directory import weights_directory
+from rlax_plugin.start.running import Running
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept import listed_versions, record_versions
@@ -64,8 +62,7 @@ class _Assembly:
 
     Args:
       trainer: that will run; asked only which checkpoints it has.
-      supervision: runs what goes on beside the calls.
-      closing: gets what ends all that is started.
+      running: gets what ends all that is started.
       prompts: of training and of evaluations.
     """
 
@@ -74,43 +71,36 @@ class _Assembly:
         setup: RunSetup,
         trainer: Trainer,
         observers: Observers,
-        supervision: Supervision,
-        closing: Closing,
+        running: Running,
         prompts: RunPrompts,
     ):
         self._setup, self._trainer, self._observers = setup, trainer, observers
-        self._prompts = prompts
-        self._supervision, self._closing = supervision, closing
-        self._section = setup.section
-
-    def _part(self, kind: str, choice: Choice, key: str) -> Any:
-        return self._setup.registry.part(kind, choice, key, self._setup.context)
-
-    def _chosen(self, kind: str, choice: Choice, key: str) -> Chosen[Any]:
-        return Chosen.build(self._setup.registry, kind, choice, key, self._setup.context)
+        self._prompts, self._builder, self._section = prompts, setup.builder, setup.section
+        self._closing, self._supervision = running.closing, running.supervision
+        self._running = running
 
     async def controller(self) -> Assembled:
-        s, setup, closing = self._section, self._setup, self._closing
+        s, setup, builder = self._section, self._setup, self._builder
         sampling = sampling_params(s, self._prompts.source)
         about = about_rates(s, sampling, setup.files.url, setup.origin)
         note, train = setup.dashboard.message, self._prompts.train
         rates = await asyncio.to_thread(first_rates, s, train, about, setup.files, note)
-        store: WeightStore = self._part("weight_store", s.weights.store, "rlax.weights.store")
+        store = builder.weight_store()
         filters = [
-            ChosenFilter(self._chosen("filter", choice, f"rlax.curation.filters.{i}"))
+            ChosenFilter(Chosen.build(builder, "filter", choice, f"rlax.curation.filters.{i}"))
             for i, choice in enumerate(s.curation.filters)
         ]
         sampler = ChosenSampler(
-            self._chosen("sampler", s.curation.sampler, "rlax.curation.sampler")
+            Chosen.build(builder, "sampler", s.curation.sampler, "rlax.curation.sampler")
         )
-        slots: ObjectiveSlots = setup.registry.slots(setup.context)
-        records = self._records()
+        slots: ObjectiveSlots = builder.registry.slots(builder.context)
+        records = self._records(about)
         parameters = await self._parameter_server(store)
 
         run_state = RunState(s, train, sampler, rates)
         history = RunHistory(run_state, records.recorder)
         turns = Turns(history)
-        environment: Environment = self._part("environment", s.environment, "rlax.environment")
+        environment = builder.environment()
         rule = BatchRule.of(s)
         staleness = Staleness(s, rule.groups)
         buffer = Buffer(history, rule, staleness, s.deterministic)
@@ -122,37 +112,29 @@ class _Assembly:
             turns=turns,
             environment=environment,
             buffer=buffer,
-            rule=rule,
-            staleness=staleness,
             last_step=setup.last_step,
             newest=newest,
         )
-        generation = Generation(
-            setup.context,
-            setup.registry,
+        start = GenerationStart(
+            builder,
             self._prompts,
             environment,
             parameters=parameters
             if isinstance(parameters, ParameterServer)
             else s.weights.parameter_server,
-            trains=True,
-            closing=closing,
+            running=self._running,
             note=note,
-            warn=note,
-            reissuing=issuing,
+            training=issuing,
             newest=newest,
         )
+        generation = start.made
         trips = Trips(
             s,
-            filters,
-            dispatcher=generation.dispatcher,
-            episodes=generation.episodes,
-            rewards=generation.rewards,
+            generation,
+            Judges(filters, KeptGuard(s.curation.guard, note), self._observers),
             history=history,
             turns=turns,
             reissuing=issuing,
-            observers=self._observers,
-            guard=KeptGuard(s.curation.guard, setup.dashboard.message),
         )
         flow = Flow(
             history=history,
@@ -165,20 +147,19 @@ class _Assembly:
             supervision=self._supervision,
         )
         reader = ParameterServerClient(
-            generation.parameter_server,
-            generation.secrets.of_trainer,
+            start.parameter_server,
+            start.secrets.of_trainer,
             rpc_s=s.deadlines.rpc_s,
             outage_s=s.deadlines.weights_s,
         )
-        closing.push_async_callback(reader.close)
+        self._closing.part().push_async_callback(reader.close)
         periodic = PeriodicEvaluation(
             every=s.evaluation.every if generation.evaluator.sets else 0,
             last_step=setup.last_step,
             evaluator=generation.evaluator,
             fleet=generation.fleet,
             client=reader,
-            recorder=records.recorder,
-            files=setup.files,
+            results=Results(records.recorder, setup.files),
             supervision=self._supervision,
             display=setup.dashboard,
         )
@@ -187,19 +168,17 @@ class _Assembly:
             supervision=self._supervision,
             observers=self._observers,
             records=records,
-            run_state=run_state,
             generation=generation,
             flow=flow,
             periodic=periodic,
             algorithm=slots.algorithm,
-            about_rates=about,
         )
         generation.fleet.listeners.append(controller)
         if s.network.prometheus_port is not None:
             exported = PrometheusTracker(ExportedFigures(controller), s.network)
             records.trackers.append(exported)
             note(f"metrics for Prometheus: {exported.url}")
-        await self._start(generation)
+        await self._start(start)
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
             store=store,
@@ -212,24 +191,25 @@ class _Assembly:
         )
         return Assembled(controller, publisher)
 
-    def _records(self) -> Records:
+    def _records(self, about: About) -> Records:
         setup, closing = self._setup, self._closing
-        state_dir = setup.context.run_dir
+        state_dir = self._builder.context.run_dir
         trackers: list[Tracker] = []
         closing.ends_trackers(trackers, self._section.trackers, self._section.deadlines.close_s)
         # One by one: those before the one that cannot be built are closed.
         for i, choice in enumerate(self._section.trackers):
-            trackers.append(self._part("tracker", choice, f"rlax.trackers.{i}"))
+            trackers.append(self._builder.part("tracker", choice, f"rlax.trackers.{i}"))
         ledger = Ledger(state_dir / "ledger.sqlite", run=setup.computes)
         recorder = Recorder(setup.files, ledger, self._supervision.fail_from_thread)
-        closing.callback(recorder.close)
+        closing.part().callback(recorder.close)
         metrics = MetricsFile(setup.files, state_dir)
-        closing.callback(metrics.close)
+        closing.part().callback(metrics.close)
         return Records(
             ledger=ledger,
             recorder=recorder,
             metrics=metrics,
             trackers=trackers,
+            about_rates=about,
             retaining=retaining(self._section, setup.files, self._trainer),
         )
 
@@ -254,23 +234,22 @@ class _Assembly:
         else:
             parameters = ParameterServerClient(
                 address,
-                run_secrets(self._setup.context.run_dir).of_trainer,
+                run_secrets(self._builder.context.run_dir).of_trainer,
                 rpc_s=s.deadlines.rpc_s,
                 outage_s=s.deadlines.weights_s,
             )
-        self._closing.push_async_callback(parameters.close)
+        self._closing.part().push_async_callback(parameters.close)
         return parameters
 
-    async def _start(self, generation: Generation) -> None:
-        state_dir = self._setup.context.run_dir
-        self._closing.callback(endpoints.remove_endpoints, state_dir)
-        await generation.start(self._supervision)
-        secrets = generation.secrets
+    async def _start(self, generation: GenerationStart) -> None:
+        state_dir = self._builder.context.run_dir
+        self._closing.part().callback(endpoints.remove_endpoints, state_dir)
+        await generation.start()
         join = ("serve", "--controller", generation.address)
-        token_file = os.path.abspath(secrets.worker_file)
+        token_file = os.path.abspath(generation.secrets.worker_file)
         command = pasteable("rlax", *join, "--token-file", token_file, anywhere=True)
         self._setup.dashboard.message(f"a further worker joins with:  {command}")
-        check_rewards(self._section, generation.rewards.needs)
+        check_rewards(self._section, generation.made.rewards.needs)
         reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)
         endpoints.write_endpoints(state_dir, reached_at)
 
@@ -279,15 +258,12 @@ async def assemble(
     setup: RunSetup,
     trainer: Trainer,
     observers: Observers,
-    supervision: Supervision,
-    closing: Closing,
+    running: Running,
     prompts: RunPrompts,
 ) -> Assembled:
-    """Brings up the reward pool, the endpoints and the workers.
+    """Brings up the reward pool, the endpoints and the workers; for ``Running.bring_up``.
 
     Raises:
-      RlaxError: something did not start; ``closing`` ends what did.
+      RlaxError: something did not start.
     """
-    supervision.watch_loop()
-    assembly = _Assembly(setup, trainer, observers, supervision, closing, prompts)
-    return await supervision.own(assembly.controller())
+    return await _Assembly(setup, trainer, observers, running, prompts).controller()

@@ -7,6 +7,7 @@ failure of the run.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
@@ -14,26 +15,48 @@ from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Choice
 from rlax_plugin.ports.protocols import Tracker
 
+log = logging.getLogger("rlax.controller")
+
 PART_S = 60.0  # for a part that does not say how long it may take
 _REST_S = 60.0  # for all that has no deadline here: it neither waits nor writes much
 
 
-class Closing(AsyncExitStack):
+class Closing:
     """Ends what was started, last things first; an error in one part does not keep the others.
 
     Args:
       on_late: called with a sentence on each part that was left behind, or has lost something.
+
+    Attributes:
+      deadline_s: the most that ``aclose`` may take, if every part takes its time.
     """
 
     def __init__(self, on_late: Callable[[str], object]) -> None:
-        super().__init__()
         self._on_late = on_late
-        self._deadlines_s: list[float] = []
+        self._parts: list[AsyncExitStack] = []
+        self.deadline_s = _REST_S
 
-    @property
-    def deadline_s(self) -> float:
-        """The most that ``aclose`` may take, if every part takes its time."""
-        return _REST_S + sum(self._deadlines_s)
+    def part(self) -> AsyncExitStack:
+        """Takes what ends the next part, which has no deadline of its own."""
+        self._parts.append(AsyncExitStack())
+        return self._parts[-1]
+
+    async def aclose(self) -> None:
+        """Ends all parts.
+
+        Raises:
+          BaseException: the first error; the log has the others.
+        """
+        errors: list[BaseException] = []
+        while self._parts:
+            try:
+                await self._parts.pop().aclose()
+            except BaseException as error:
+                if errors:
+                    log.error("a further part has failed to end: %s", error, exc_info=error)
+                errors.append(error)
+        for error in errors:
+            raise error
 
     def ends(
         self, what: str, key: str, end: Callable[[], Awaitable[object]], deadline_s: float = PART_S
@@ -44,8 +67,8 @@ class Closing(AsyncExitStack):
           what: the part, as the subject of a sentence.
           key: of the config, to name if it is late.
         """
-        self._deadlines_s.append(deadline_s)
-        self.push_async_callback(self._end, what, key, end, deadline_s)
+        self.deadline_s += deadline_s
+        self.part().push_async_callback(self._end, what, key, end, deadline_s)
 
     def ends_trackers(
         self, trackers: Sequence[Tracker], choices: Sequence[Choice], deadline_s: float
@@ -57,8 +80,8 @@ class Closing(AsyncExitStack):
           choices: of the config.
           deadline_s: for all of them together, ``rlax.deadlines.close_s``.
         """
-        self._deadlines_s.append(deadline_s)
-        self.push_async_callback(self._close_trackers, trackers, choices, deadline_s)
+        self.deadline_s += deadline_s
+        self.part().push_async_callback(self._close_trackers, trackers, choices, deadline_s)
 
     async def _close_trackers(
         self, trackers: Sequence[Tracker], choices: Sequence[Choice], deadline_s: float

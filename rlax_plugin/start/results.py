@@ -1,12 +1,16 @@
-"""What is shown at the end of a run: the measures before and after, its files, how to go on."""
+"""The figures of a run, and the lines that it prints at its end."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
 
 from rich.console import Console
 
-from rlax_plugin.evaluation.result import recorded
+from rlax_plugin.controller.controller import Controller
+from rlax_plugin.evaluation.result import Evaluated, recorded, steps_evaluated
 from rlax_plugin.metrics.dashboard import before_after_table
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.text.command_lines import pasteable, train_command
@@ -47,3 +51,80 @@ def print_results(
 
 def _shown(files: RunFiles) -> str:
     return files.url.rstrip("/")
+
+
+_LIBRARIES = {
+    "maxtext": "maxtext",
+    "jax": "jax",
+    "jetstream": "google-jetstream",
+    "orbax": "orbax-checkpoint",
+}
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries underneath."""
+    found = {}
+    for name, distribution in _LIBRARIES.items():
+        try:
+            found[name] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def summary(
+    controller: Controller,
+    after: Evaluated | None,
+    *,
+    began_s: float,
+    config_hash: str,
+    last_step: int,
+) -> dict[str, Any]:
+    """The run's figures; rates are per second of training steps, evaluation left out.
+
+    Args:
+      after: what was measured after training; None when that was not evaluated.
+      began_s: ``time.perf_counter`` at the start of the process.
+      last_step: the run is complete once it is done.
+    """
+    stats, totals = controller.stats, controller.run_state.totals
+    steps = controller.run_state.next_step - 1
+    training_s = stats.training_started_s
+    document: dict[str, Any] = {
+        "complete": steps >= last_step,
+        "steps": steps,
+        "wall_s": time.perf_counter() - began_s,
+        "startup_s": None if training_s is None else training_s - began_s,
+        "reward_first10": stats.mean("reward/mean", slice(0, 10)),
+        "reward_last10": stats.mean("reward/mean", slice(-10, None)),
+        "tokens_generated": totals.tokens,
+        "generated_tokens_per_s": stats.rate("rollout/tokens", "time/step_s"),
+        "train_tokens_per_s": stats.rate("train/tokens", "time/step_s"),
+        "weight_versions": stats.versions_published,
+        "max_staleness_seen": totals.max_staleness,
+        "logprob_gap_mean": stats.mean("logprob_gap/mean"),
+        "logprob_gap_p95": max(stats.column("logprob_gap/p95"), default=None),
+        "groups_issued": totals.issued,
+        "groups_accepted": totals.accepted,
+        "groups_rejected": sum(totals.rejected.values()),
+        "groups_rejected_why": dict(totals.rejected),
+        "groups_dropped": dict(totals.dropped),
+        "samples_saved": totals.samples_saved,
+        "tokens_saved": totals.tokens_saved,
+        "groups_reissued": totals.reissued,
+        "trainer_restarts": totals.restarts,
+        "reward_errors": totals.reward_errors,
+        "workers_seen": len(controller.fleet.identities.names),
+        "worker_restarts": controller.generation.launcher.restarts,
+        "config_hash": config_hash,
+        "versions": versions(),
+        "evaluation": {
+            "during": len(steps_evaluated(controller.files)),
+            "skipped": controller.periodic.skipped,  # by this process
+        },
+    }
+    for when, found in (("before", controller.before), ("after", after)):
+        if found is not None:
+            document["evaluation"][when] = found.sets_to_json()
+            document |= {f"{name}_{when}": e.to_json() for name, e in found.pass_at.items()}
+    return document

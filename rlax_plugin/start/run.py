@@ -6,21 +6,17 @@ lives on an event loop on a second thread. ``ControllerPort`` is where they meet
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.concurrency.loop_thread import LoopThread
-from rlax_plugin.concurrency.supervision import Supervision
-from rlax_plugin.config import Choice
 from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import resolve
+from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.controller import Controller, RunSetup
 from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.trainer_port import ControllerPort
@@ -28,7 +24,6 @@ from rlax_plugin.curation.stages import check_stages
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import Dashboard
-from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.record import record_prompts
@@ -36,9 +31,8 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
-from rlax_plugin.start.closing import Closing
 from rlax_plugin.start.preflight import check_start
-from rlax_plugin.start.results import print_results
+from rlax_plugin.start.results import print_results, summary
 from rlax_plugin.start.run_directory import (
     check_format,
     check_same_run,
@@ -49,7 +43,7 @@ from rlax_plugin.start.run_directory import (
     run_directory,
     state_directory,
 )
-from rlax_plugin.start.summary import summary
+from rlax_plugin.start.running import Running, Signals
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console, quiet
 
@@ -72,8 +66,8 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     began_s = time.perf_counter()
     config = resolve(config_path, overrides)
     section, maxtext = config.section, config.maxtext
-    registry = registry_for(section)
     directory, argv = run_directory(maxtext), (config_path, *overrides)
+    registry = registry_for(section)
     check_start(config, registry, remote=True)
     files = RunFiles(directory)
     state_dir = state_directory(section, files)
@@ -102,18 +96,9 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
             raise ConfigError("base_output_directory", base, str(error)) from error
         reached(FaultPoint.CONFIG_WRITTEN)
         dashboard = Dashboard(out, last_step)
-        context = BuildContext(
-            run_dir=state_dir,
-            seed=section.seed,
-            section=section,
-            config=config,
-            run_url=files.url,
-            progress=dashboard.reading,
-        )
         setup = RunSetup(
-            context=context,
+            builder=Builder.of(config, state_dir, run_url=files.url, progress=dashboard.reading),
             files=files,
-            registry=registry,
             argv=argv,
             config_hash=digest,
             origin=origin,
@@ -121,7 +106,7 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
             dashboard=dashboard,
         )
         run = _Run(setup, out, began_s)
-        with run.signals():
+        with run.signals:
             try:
                 return run.execute()
             except KeyboardInterrupt:
@@ -136,69 +121,43 @@ class _Run:
     def __init__(self, setup: RunSetup, console: Console, began_s: float):
         self._setup, self._console, self._began_s = setup, console, began_s
         self._dashboard, self._section = setup.dashboard, setup.section
-        self._supervision = Supervision()
-        self._closing = Closing(self._dashboard.message)
         self._port: ControllerPort | None = None  # while the trainer runs
-        self._ends = False
+        self.signals = Signals(self._stop)
 
     def execute(self) -> int:
         # What it rejects, it rejects before a worker is started.
-        trainer: Trainer = self._setup.registry.part(
-            "trainer", self._section.trainer, "rlax.trainer", self._setup.context
-        )
-        if (origin := self._setup.origin) is not None:
-            replaced = descent.start(trainer, self._section.trainer.name, origin)
+        setup, builder = self._setup, self._setup.builder
+        trainer = builder.trainer()
+        if setup.origin is not None:
+            replaced = descent.start(trainer, self._section.trainer.name, setup.origin)
             instead = f", in place of {replaced}" if replaced else ""
-            self._console.print(f"the first weights are those of {origin}{instead}")
-        chosen = chosen_observers(self._setup.registry, self._setup.context)
-        observers = Observers(self._setup.registry.manager, chosen, self._supervision)
-        thread = LoopThread()
-        run: Assembled | None = None
-        try:
-            with self._dashboard:
-                self._dashboard.phase(f"starting {self._setup.files.url}")
-                state_dir = self._setup.context.run_dir
-                for line in exposures(self._setup.files, state_dir, self._section):
-                    self._dashboard.message(f"warning: {line}")
-                prompts = self._read_prompts()
-                deadline_s = self._section.deadlines.startup_s
-                key = "rlax.deadlines.startup_s"
-                work = assemble(
-                    self._setup, trainer, observers, self._supervision, self._closing, prompts
-                )
-                run = thread.run(work, deadline_s, "starting the controller", key)
-                stopped = self._train(thread, run, trainer)
-            self._report(run.controller, stopped)
-        except Exception as error:
-            thread.run_last(observers.run_failed(error))
-            raise
-        finally:
-            self._ends = True
+            self._console.print(f"the first weights are those of {setup.origin}{instead}")
+        chosen = chosen_observers(builder)
+        with Running(self.signals, self._dashboard.message, "logs/trainer.log") as running:
+            observers = Observers(builder.registry.manager, chosen, running.supervision)
             try:
-                # It changes nothing about what the run has done, and so not how it ends.
-                if not thread.run_last(self._close(), self._closing.deadline_s):
-                    self._dashboard.message("some parts have not ended: logs/trainer.log says more")
-                if run is not None:
-                    run.publisher.close()
-            finally:
-                thread.close()
+                with self._dashboard:
+                    self._dashboard.phase(f"starting {setup.files.url}")
+                    for line in exposures(setup.files, builder.context.run_dir, self._section):
+                        self._dashboard.message(f"warning: {line}")
+                    work = assemble(setup, trainer, observers, running, self._read_prompts())
+                    deadline_s = self._section.deadlines.startup_s
+                    run = running.bring_up(work, "starting the controller", deadline_s)
+                    running.last.callback(run.publisher.close)
+                    stopped = self._train(running.thread, run, trainer)
+                self._report(run.controller, stopped)
+            except Exception as error:
+                running.thread.run_last(observers.run_failed(error))
+                raise
         return INTERRUPTED if stopped else 0
 
     def _read_prompts(self) -> RunPrompts:
         """On this thread, because it may take minutes; those of a resumed run must be the same."""
-        setup = self._setup
-
-        def part(kind: str, choice: Choice, key: str) -> Any:
-            return setup.registry.part(kind, choice, key, setup.context)
-
-        prompts = RunPrompts.read(self._section, part, note=self._dashboard.message)
+        part, note = self._setup.builder.part, self._dashboard.message
+        prompts = RunPrompts.read(self._section, part, note=note)
         check_stages(self._section.curation.stages, prompts.train)
-        record_prompts(setup.files, self._section, prompts)
+        record_prompts(self._setup.files, self._section, prompts)
         return prompts
-
-    async def _close(self) -> None:
-        await self._supervision.close()
-        await self._closing.aclose()
 
     def _train(self, thread: LoopThread, run: Assembled, trainer: Trainer) -> bool:
         """Trains and evaluates; returns whether training was stopped before its end."""
@@ -221,29 +180,14 @@ class _Run:
             self._write_summary(controller, thread.run(controller.evaluate_after()))
         return port.stopping
 
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """First signal while a step is trained: stop after it, with a checkpoint. Else: stop now.
-
-        Once the run is being closed, which has a deadline, a signal changes nothing: it would
-        leave processes behind.
-        """
-
-        def stop(number: int, frame: object) -> None:
-            if self._ends:
-                return
-            port = self._port
-            if port is None or not port.training or port.stopping:
-                raise KeyboardInterrupt
-            port.request_stop()
-            self._dashboard.message("stopping after this step, with a checkpoint (again: at once)")
-
-        previous = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _stop(self) -> bool:
+        """First signal while a step is trained: stop after it, with a checkpoint; else at once."""
+        port = self._port
+        if port is None or not port.training or port.stopping:
+            return False
+        port.request_stop()
+        self._dashboard.message("stopping after this step, with a checkpoint (again: at once)")
+        return True
 
     def _write_summary(self, controller: Controller, after: Evaluated | None) -> None:
         document = summary(

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
 from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.config import Deadlines
+from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.handing import FROM_RUN, MAX_BYTES, of_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
@@ -23,11 +25,36 @@ from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.key_ring import token_path
 from rlax_plugin.rpc.secret import MissingSecretError, Secret, read_secret
 from rlax_plugin.text.harmless import one_line
+from rlax_plugin.weights.taking import Reading
 
 log = logging.getLogger("rlax.worker")
 
 _LEAVE_PAUSE_S = 0.2  # before a controller that did not hear of a quarantine is told again
 _LONGEST_PAUSE_S = 2.0  # before a controller that does not answer is asked again
+
+
+@dataclass(frozen=True, slots=True)
+class RunToJoin:
+    """A run, as its workers know it.
+
+    Attributes:
+      controller: host:port.
+      secret: with which a worker of this run joins it.
+    """
+
+    controller: str
+    section: RlaxSection
+    config_hash: str
+    secret: Secret
+
+
+class Reachable(Protocol):
+    """Where a worker is called; see ``Endpoint``."""
+
+    address: str
+    reading: Reading
+
+    def expect_trainer(self) -> Secret: ...
 
 
 async def prepare(engine: RolloutEngine, deadline_s: float) -> None:

@@ -27,12 +27,11 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
-from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
-from rlax_plugin.weights.taking import Reading, take_version
+from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.following import Following
-from rlax_plugin.worker.joining import join, leave, prepare
+from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
 from rlax_plugin.worker.progress import load_within
 
 log = logging.getLogger("rlax.worker")
@@ -51,10 +50,7 @@ class Member:
     until it has loaded some that this one published, whatever their number.
 
     Args:
-      secret: with which a worker of this run joins it.
-      expect_trainer: makes the secret of a registration, with which the controller may call this
-        worker from then on.
-      reading: is kept up to date: how long the newest weights took.
+      endpoint: where the controller calls this worker.
       on_quarantine: called as soon as ``quarantine`` is set, to generate nothing more.
       progress: given the engine's figures and whether weights are being loaded, says how far the
         open requests have come.
@@ -70,34 +66,27 @@ class Member:
         self,
         *,
         name: str,
-        address: str,
-        controller: str,
+        run: RunToJoin,
+        endpoint: Reachable,
         engine: RolloutEngine,
-        section: RlaxSection,
-        config_hash: str,
-        secret: Secret,
-        expect_trainer: Callable[[], Secret],
-        reading: Reading | None = None,
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
         pauses: Callable[[float], Pauses] = Pauses,
         process: str = PROCESS,
     ):
-        self._name, self._address, self._engine = name, address, engine
-        self._section, self._config_hash = section, config_hash
-        self._deadlines: Deadlines = section.deadlines
+        self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
+        self._section: RlaxSection = run.section
+        self._deadlines: Deadlines = run.section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
-        self._reading = reading or Reading()
         self._pauses, self._process = pauses, process
-        self._secret, self._expect_trainer = secret, expect_trainer
-        self._connection = connect(controller, secret)
+        self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
         self._as_member = self._fleet  # shows the token of the registration, once there is one
         self._beat, self._newer, self._restarted = (asyncio.Event() for _ in range(3))
         self._incarnation = self._parameter_server = ""
         self._registered = self._loading = False
         self._declared = pb.Capabilities()  # with which it has registered
-        self._versions = Following(section.staleness.reload_every)
+        self._versions = Following(run.section.staleness.reload_every)
         self.draining, self.quarantine = False, ""
 
     @property
@@ -108,11 +97,11 @@ class Member:
     async def register(self) -> None:
         """Joins the run; raises what ``join`` does."""
         self._registered = False
-        called_with = self._expect_trainer()
+        called_with = self._endpoint.expect_trainer()
         request = pb.RegisterRequest(
             worker=self._name,
-            address=self._address,
-            config_hash=self._config_hash,
+            address=self._endpoint.address,
+            config_hash=self._run.config_hash,
             version=self._versions.held,
             process=self._process,
             capabilities=to_proto(capabilities_of(self._engine)),
@@ -149,7 +138,7 @@ class Member:
             self._newer.set()
 
     def _figures(self) -> dict[str, float]:
-        return {**self._engine.health(), **self._reading.figures()}
+        return {**self._engine.health(), **self._endpoint.reading.figures()}
 
     async def report(self) -> pb.HeartbeatReply:
         """Sends one heartbeat."""
@@ -212,7 +201,7 @@ class Member:
         """
         await prepare(self._engine, self._deadlines.startup_s)
         await self.register()
-        log.info("worker %s serves on %s", self._name, self._address)
+        log.info("worker %s serves on %s", self._name, self._endpoint.address)
         heartbeat = asyncio.ensure_future(self.heartbeat())
         try:
             while not heartbeat.done():
@@ -228,7 +217,7 @@ class Member:
         """Follows the weights of one trainer process; returns when there is another, or none."""
         self._restarted.clear()
         address, rpc_s = self._parameter_server, self._deadlines.rpc_s
-        client = ParameterServerClient(address, self._secret, rpc_s)
+        client = ParameterServerClient(address, self._run.secret, rpc_s)
         watch = asyncio.ensure_future(self._watch(client))
         follow = asyncio.ensure_future(self.follow(client))
         restarted = asyncio.ensure_future(self._restarted.wait())
@@ -335,7 +324,8 @@ class Member:
             what += f" (of these {self._deadlines.group_s:g} s for samples that end before)"
             deadline_s += self._deadlines.group_s
         most = self._section.rollouts.max_new_tokens
-        loading = take_version(self._engine, version, max_new_tokens=most, reading=self._reading)
+        reading = self._endpoint.reading
+        loading = take_version(self._engine, version, max_new_tokens=most, reading=reading)
         try:
             await load_within(self._engine, loading, deadline_s, while_generating=finishes)
         except TimeoutError:

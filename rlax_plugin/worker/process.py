@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -39,17 +40,29 @@ Clients = Literal["none", "token", "open"]
 Life = Callable[[RlaxSection, RolloutEngine, asyncio.Event], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Scrapes:
+    """A page for Prometheus.
+
+    Attributes:
+      port: 0 takes any free one; None: nothing is exported.
+      token: see ``Exporter``.
+    """
+
+    port: int | None = None
+    token: str = ""
+
+
 class Endpoint:
     """A worker's endpoints: gRPC and, if asked for, a page for Prometheus.
 
     A context, which closes the page; ``server`` is stopped by whoever decides how.
 
     Args:
-      port: 0 takes any free one; so does ``prometheus_port``, and None exports nothing.
+      port: 0 takes any free one.
       clients: who may call the services that the engine adds.
       client_roles: of the token of clients.
       token_file: where the token of clients is written; None: where this user's commands look.
-      prometheus_token: see ``Exporter``.
 
     Attributes:
       server: has its port at once and listens from ``start`` on.
@@ -70,18 +83,17 @@ class Endpoint:
         *,
         name: str,
         port: int = 0,
-        prometheus_port: int | None = None,
+        scrapes: Scrapes = Scrapes(),
         clients: Clients = "none",
         client_roles: tuple[Role, ...] = ("client",),
         token_file: Path | None = None,
-        prometheus_token: str = "",
     ):
         self._engine, self._clients, self._client_roles = engine, clients, client_roles
         self._service: RolloutService | None = None
         self.reading = Reading()
         self._exporter: Exporter | None = None
         metrics = WorkerMetrics(name, self._figures)
-        interceptors = () if prometheus_port is None else (metrics.interceptor,)
+        interceptors = () if scrapes.port is None else (metrics.interceptor,)
         self._identity = None if clients == "open" else new_identity()
         self.callers = Callers(Caller(frozenset({"client"})) if clients == "open" else None)
         self._tokens: list[str] = []  # with which the trainer may call, the newest last
@@ -92,13 +104,9 @@ class Endpoint:
         self.clients_file: Path | None = None
         if clients == "token":
             self.clients_file = self._let_clients_in(token_file)
-        if prometheus_port is not None:
+        if scrapes.port is not None:
             self._exporter = Exporter(
-                host,
-                prometheus_port,
-                "--prometheus-port",
-                metrics.registry,
-                token=prometheus_token,
+                host, scrapes.port, "--prometheus-port", metrics.registry, token=scrapes.token
             )
             log.info("metrics for Prometheus: %s", self._exporter.url)
 

@@ -22,10 +22,9 @@ from rlax_plugin.config.loading import ResolvedConfig, overridden, resolve
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import RolloutEngine
-from rlax_plugin.rpc.secret import Secret
-from rlax_plugin.worker.joining import fetch_config
+from rlax_plugin.worker.joining import RunToJoin, fetch_config
 from rlax_plugin.worker.member import Member
-from rlax_plugin.worker.process import Clients, Endpoint, log_to_stderr, run
+from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, log_to_stderr, run
 from rlax_plugin.worker.service import RolloutService
 
 log = logging.getLogger("rlax.worker")
@@ -49,50 +48,35 @@ def end_with_parent() -> None:
 
 
 async def work(
-    section: RlaxSection,
+    run: RunToJoin,
     engine: RolloutEngine,
     *,
     name: str,
-    controller: str,
-    config_hash: str,
-    secret: Secret,
     terminated: asyncio.Event,
-    prometheus_port: int | None = None,
-    prometheus_token: str = "",
+    scrapes: Scrapes = Scrapes(),  # noqa: B008  it is frozen
     pauses: Callable[[float], Pauses] = Pauses,
 ) -> None:
     """A worker's life on the event loop: until its run ends, it fails, or it has drained.
 
     Args:
-      secret: with which a worker of this run joins it.
       terminated: once set, the worker drains and leaves.
       pauses: see ``Member``.
 
     Raises:
       RlaxError: what made it fail; the controller has been told if its weights were wrong.
     """
-    host = section.network.host
+    section = run.section
     clients: Clients = "token" if section.network.serve_clients else "none"
     with Endpoint(
-        host,
-        engine,
-        name=name,
-        prometheus_port=prometheus_port,
-        prometheus_token=prometheus_token,
-        clients=clients,
+        section.network.host, engine, name=name, scrapes=scrapes, clients=clients
     ) as endpoint:
         if endpoint.clients_file is not None:
             log.info("clients of %s find its token in %s", endpoint.address, endpoint.clients_file)
         member = Member(
             name=name,
-            address=endpoint.address,
-            controller=controller,
+            run=run,
+            endpoint=endpoint,
             engine=engine,
-            section=section,
-            config_hash=config_hash,
-            secret=secret,
-            expect_trainer=endpoint.expect_trainer,
-            reading=endpoint.reading,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
             pauses=pauses,
@@ -191,15 +175,11 @@ def serve(
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
         try:
             await work(
-                section,
+                RunToJoin(controller, section, sample_hash(config.content), secret),
                 engine,
                 name=name,
-                controller=controller,
-                config_hash=sample_hash(config.content),
-                secret=secret,
                 terminated=terminated,
-                prometheus_port=prometheus_port,
-                prometheus_token=prometheus_token,
+                scrapes=Scrapes(prometheus_port, prometheus_token),
             )
         except RlaxError:
             log.exception("worker %s failed", name)

@@ -23,7 +23,7 @@ from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import kept_version
 from rlax_plugin.weights.taking import take_version
-from rlax_plugin.worker.process import Endpoint, log_to_stderr
+from rlax_plugin.worker.process import Endpoint, Scrapes, log_to_stderr
 from rlax_plugin.worker.process import run as run_engine
 from rlax_plugin.worker.service import RolloutService
 
@@ -71,11 +71,10 @@ def serve_run(
             engine,
             name=NAME,
             port=port,
-            prometheus_port=prometheus_port,
+            scrapes=Scrapes(prometheus_port, prometheus_token),
             clients="open" if open_to_all else "token",
             client_roles=("client", "trainer"),  # nobody else does: it has the worker to itself
             token_file=token_file,
-            prometheus_token=prometheus_token,
         ) as endpoint:
             if not open_to_all and endpoint.clients_file is None:
                 reason = "must be given: the file cannot be written where it lies by default"

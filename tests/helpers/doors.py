@@ -12,6 +12,7 @@ from rlax_plugin.rpc.doors import Door, client_channel, listen
 from rlax_plugin.rpc.key_ring import token_path
 from rlax_plugin.rpc.run_secrets import RunSecrets
 from rlax_plugin.rpc.secret import Secret, new_token
+from rlax_plugin.weights.taking import Reading
 
 SECRETS = RunSecrets(new_token(), new_token(), new_identity(), Path("worker-token.json"))
 
@@ -22,9 +23,16 @@ def server(port: int = 0, callers: Callers | None = None) -> tuple[grpc.aio.Serv
     return listen("127.0.0.1", port, door, "port")
 
 
-def expect_trainer() -> Secret:
-    """The secret of a registration whose worker is never called."""
-    return Secret(new_token(), SECRETS.identity.certificate)
+class Called:
+    """Where a worker would be called that never is."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.reading = Reading()
+
+    def expect_trainer(self) -> Secret:
+        return Secret(new_token(), SECRETS.identity.certificate)
 
 
 def channel_to(address: str) -> grpc.Channel:

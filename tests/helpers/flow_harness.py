@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +18,11 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.flow import Flow
-from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
+from rlax_plugin.controller.limits import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.controller.trips import Trips
+from rlax_plugin.controller.trips import Judges, Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.fleet.dispatch import Completed
@@ -316,22 +317,20 @@ class Harness:
             turns=turns,
             environment=environment,
             buffer=buffer,
-            rule=rule,
-            staleness=staleness,
             last_step=last_step,
             newest=self.newest,
         )
         trips = Trips(
             section,
-            filters,
-            dispatcher=self.answers,
-            episodes=EpisodeRunner(section, source, environment, self.answers),
-            rewards=self.answers,
+            SimpleNamespace(
+                dispatcher=self.answers,
+                episodes=EpisodeRunner(section, source, environment, self.answers),
+                rewards=self.answers,
+            ),
+            Judges(filters, KeptGuard(section.curation.guard, self.notes.append), observers),
             history=history,
             turns=turns,
             reissuing=self.issuing,
-            observers=observers,
-            guard=KeptGuard(section.curation.guard, self.notes.append),
         )
         return Flow(
             history=history,

@@ -141,7 +141,7 @@ async def _worker(directory: Path) -> None:
 
     from rlax_plugin.testing.task import Numbers, NumbersConfig
     from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
-    from rlax_plugin.worker.process import Endpoint
+    from rlax_plugin.worker.process import Endpoint, Scrapes
     from rlax_plugin.worker.service import RolloutService
 
     section = section_with(rollouts=LIMITS | {"on_new_weights": "continue"})
@@ -159,7 +159,7 @@ async def _worker(directory: Path) -> None:
         "127.0.0.1",
         engine,
         name="attacked",
-        prometheus_port=0,
+        scrapes=Scrapes(0),
         clients="token",
         client_roles=("client", "trainer"),
         token_file=token_file,

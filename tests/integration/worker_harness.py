@@ -29,6 +29,7 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.worker.joining import RunToJoin
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.serve import work
 
@@ -202,12 +203,9 @@ class Worker:
         self.engine, self.terminated = engine, asyncio.Event()
         self.life = asyncio.ensure_future(
             work(
-                settings,
+                RunToJoin(controller, settings, "abc", doors.SECRETS.of_worker),
                 engine,
                 name=name,
-                controller=controller,
-                config_hash="abc",
-                secret=doors.SECRETS.of_worker,
                 terminated=self.terminated,
                 **options,
             )
@@ -222,14 +220,12 @@ class Worker:
 def member[M: Member](
     settings: RlaxSection, address: str, name: str = "w", kind: type[M] = Member, **options: Any
 ) -> M:
+    config_hash = options.pop("config_hash", "abc")
     return kind(
         name=name,
-        address="127.0.0.1:1",
-        controller=address,
-        section=settings,
-        secret=doors.SECRETS.of_worker,
-        expect_trainer=doors.expect_trainer,
-        **({"engine": Counting(5), "config_hash": "abc"} | options),
+        run=RunToJoin(address, settings, config_hash, doors.SECRETS.of_worker),
+        endpoint=doors.Called(),
+        **({"engine": Counting(5)} | options),
     )
 
 

@@ -6,27 +6,29 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rlax_plugin.commands.evaluate.policy import Origin, Policy, Signals, working_directory
+from rlax_plugin.commands.evaluate.policy import Origin, Policy, working_directory
 from rlax_plugin.commands.evaluate.session import Session
 from rlax_plugin.commands.evaluate.show import measures_table
 from rlax_plugin.commands.target import Target
 from rlax_plugin.concurrency.loop_thread import LoopThread
-from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.config import Deadlines
 from rlax_plugin.config.identity import decides
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
-from rlax_plugin.prompts.of_run import Part, RunPrompts
+from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_file_writable
 from rlax_plugin.records.private import check_private_run
+from rlax_plugin.start.running import Signals
 
 log = logging.getLogger("rlax.evaluate")
 
@@ -125,7 +127,7 @@ class _Job:
         for name in sets:
             if name not in known:
                 raise ConfigError("--set", name, f"no such set; {alternatives(name, known)}")
-        self._policy = Policy(origin, directory, note)
+        self._policy = Policy(origin, directory, note, partial(RunPrompts.read, trains=False))
 
     @property
     def what(self) -> str:
@@ -133,10 +135,7 @@ class _Job:
         return self._policy.what
 
     def run(self, console: Console, signals: Signals, *, show: bool) -> Evaluated:
-        def read(section: RlaxSection, part: Part) -> RunPrompts:
-            return RunPrompts.read(section, part, trains=False)
-
-        with self._policy.served(console, signals, read) as (thread, session):
+        with self._policy.served(console, signals) as (thread, session):
             sets = [one for one in session.sets if one.name in (self._names or [one.name])]
             return self._measure(thread, session, tuple(sets), console, show=show)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.chosen import Builder
+from rlax_plugin.controller.generation import Generation
 from rlax_plugin.evaluation.asking import Handed, ask_all
 from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.requests import sampling_params
-from rlax_plugin.ports.protocols import BuildContext, PromptSource, WeightStore
+from rlax_plugin.ports.protocols import PromptSource, WeightStore
 from rlax_plugin.prompts.of_run import RunPrompts
-from rlax_plugin.start.closing import Closing
-from rlax_plugin.start.generation import Generation
+from rlax_plugin.start.generation import GenerationStart
+from rlax_plugin.start.running import Running
 from rlax_plugin.types import Prompt, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 from rlax_plugin.weights.service import ParameterServer
@@ -126,41 +127,32 @@ class Session:
 
 
 async def open_session(
-    context: BuildContext,
-    registry: Registry,
+    builder: Builder,
     prompts: RunPrompts,
     *,
     store: WeightStore,
     note: Callable[[str], None],
-    supervision: Supervision,
-    closing: Closing,
+    running: Running,
 ) -> Session:
-    """Starts everything; workers wait for a version.
+    """Brings everything up; workers wait for a version. For ``Running.bring_up``.
 
     Args:
       store: store of the version's bytes; nothing is deleted from it here.
       note: shows a failure of rewards in one line; the evaluation continues.
 
     Raises:
-      RlaxError: a process did not start; ``closing`` ends those that did.
+      RlaxError: something did not start.
     """
-
-    async def opened() -> Session:
-        section = context.section
-        parameters = ParameterServer(store=store, keep=1, lease_s=section.deadlines.lease_s)
-        closing.push_async_callback(parameters.close)
-        generation = Generation(
-            context,
-            registry,
-            prompts,
-            registry.part("environment", section.environment, "rlax.environment", context),
-            parameters=parameters,
-            trains=False,
-            closing=closing,
-            note=note,
-        )
-        await generation.start(supervision)
-        return Session(supervision, parameters, generation)
-
-    supervision.watch_loop()
-    return await supervision.own(opened())
+    deadlines = builder.section.deadlines
+    parameters = ParameterServer(store=store, keep=1, lease_s=deadlines.lease_s)
+    running.closing.part().push_async_callback(parameters.close)
+    start = GenerationStart(
+        builder,
+        prompts,
+        builder.environment(),
+        parameters=parameters,
+        running=running,
+        note=note,
+    )
+    await start.start()
+    return Session(running.supervision, parameters, start.made)

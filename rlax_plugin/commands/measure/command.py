@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from rlax_plugin.commands.evaluate.policy import Origin, Policy, Signals, working_directory
+from rlax_plugin.commands.evaluate.policy import Origin, Policy, working_directory
 from rlax_plugin.commands.evaluate.session import Session
 from rlax_plugin.commands.measure.parts import Counts, Parts
 from rlax_plugin.commands.measure.show import summaries, summary_table
@@ -43,6 +43,7 @@ from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable, check_new_file
 from rlax_plugin.records.private import check_private_run
+from rlax_plugin.start.running import Signals
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.types import Prompt
 
@@ -174,7 +175,8 @@ class _Job:
         self, asked: Asked, origin: Origin, out: str, directory: Path, note: Callable[[str], None]
     ):
         self._asked, self._origin, self._out = asked, origin, out
-        self._policy = Policy(origin, directory, note)
+        self._policy = Policy(origin, directory, note, self._read)
+        self._prompts: Sequence[Prompt] = ()
         self._parts: Parts | None = None
         self._command = ""
 
@@ -191,29 +193,13 @@ class _Job:
 
     def run(self, console: Console, signals: Signals, *, show: bool) -> MeasuredRates:
         """Measures the unfinished prompts, and writes the table."""
-        prompts: Sequence[Prompt] = ()
-
-        def read(section: RlaxSection, part: Part) -> RunPrompts:
-            nonlocal prompts
-            key = "rlax.prompt_source"
-            source: PromptSource = part("prompt_source", section.prompt_source, key)
-            split = self._asked.split
-            try:
-                prompts = training_prompts(section, source, split)
-            except ConfigError as error:
-                if error.value != split:
-                    raise
-                # A prompt source does not know which option asks for the split.
-                raise ConfigError("--split", split, error.reason) from None
-            return RunPrompts(source, prompts, ())
-
         try:
-            with self._policy.served(console, signals, read) as (thread, session):
+            with self._policy.served(console, signals) as (thread, session):
                 problems = session.training_set(
-                    self._policy.section, self._asked.split, prompts, self._asked.samples
+                    self._policy.section, self._asked.split, self._prompts, self._asked.samples
                 )
                 about = self._about(session, problems)
-                parts = Parts(self._out, len(prompts), about)
+                parts = Parts(self._out, len(self._prompts), about)
                 parts.begin(self._described(session, problems))
                 self._parts = parts
                 self._command = self._asked.command(self._out, session.version)
@@ -222,10 +208,22 @@ class _Job:
             if self._parts is not None:
                 self._parts.flush()
                 self._parts.close()
-        rates = _table(parts, prompts, about)
+        rates = _table(parts, self._prompts, about)
         write_table(self._out, rates)
         parts.remove()
         return rates
+
+    def _read(self, section: RlaxSection, part: Part) -> RunPrompts:
+        source: PromptSource = part("prompt_source", section.prompt_source, "rlax.prompt_source")
+        split = self._asked.split
+        try:
+            self._prompts = training_prompts(section, source, split)
+        except ConfigError as error:
+            if error.value != split:
+                raise
+            # A prompt source does not know which option asks for the split.
+            raise ConfigError("--split", split, error.reason) from None
+        return RunPrompts(source, self._prompts, ())
 
     def _about(self, session: Session, problems: ProblemSet) -> About:
         return About(

@@ -12,7 +12,7 @@ from flow_harness import Harness, settle
 from scored_groups import scored_group
 
 from rlax_plugin.commands.audit import audit
-from rlax_plugin.controller.savings import Savings
+from rlax_plugin.controller.screening import Savings
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlax_plugin.config import Objective
-from rlax_plugin.controller.gap_limit import gap_error
+from rlax_plugin.controller.limits import gap_error
 
 NAN = float("nan")
 

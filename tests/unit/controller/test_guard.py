@@ -12,8 +12,7 @@ import pytest
 from flow_harness import Harness, MixedOnly, settle
 
 from rlax_plugin.config import Guard
-from rlax_plugin.controller.guard import KeptGuard
-from rlax_plugin.controller.refill import counted
+from rlax_plugin.controller.limits import KeptGuard, counted
 from rlax_plugin.errors import TrainingError
 
 

@@ -12,7 +12,7 @@ from installs import on_path, write
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.chosen import Chosen
+from rlax_plugin.controller.chosen import Builder, Chosen
 from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.manager import Manager
@@ -283,7 +283,7 @@ def test_observers_are_built_with_their_options(folder: Path) -> None:
     chosen = section({"name": "mine", "limit": 7}, {"name": "tb_offers:mine"})
     registry = Registry(Manager(chosen.plugins))
     context = BuildContext(run_dir=folder, seed=0, section=chosen)
-    found = chosen_observers(registry, context)
+    found = chosen_observers(Builder(registry, context))
     assert [(one.key, one.name, one.plugin) for one in found] == [
         ("rlax.observers.0", "mine", "tb_offers"),
         ("rlax.observers.1", "tb_offers:mine", "tb_offers"),
@@ -291,10 +291,10 @@ def test_observers_are_built_with_their_options(folder: Path) -> None:
     assert [one.part.config.limit for one in found] == [7, 3]  # type: ignore[attr-defined]
     odd = BuildContext(run_dir=folder, seed=0, section=section({"name": "odd"}))
     with pytest.raises(PluginError, match="'odd' has on_stepend, which is no event; did you mean"):
-        chosen_observers(registry, odd)
+        chosen_observers(Builder(registry, odd))
     unknown = BuildContext(run_dir=folder, seed=0, section=section({"name": "min"}))
     with pytest.raises(ConfigError, match=r"rlax\.observers\.0\.name = 'min': .* mean 'mine'"):
-        chosen_observers(registry, unknown)
+        chosen_observers(Builder(registry, unknown))
 
 
 def test_what_no_observer_can_be_is_told() -> None:

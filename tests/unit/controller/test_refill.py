@@ -8,7 +8,7 @@ from scored_groups import scored_group
 from sections import section_with
 
 from rlax_plugin.controller.batch_rule import BatchRule
-from rlax_plugin.controller.refill import ALL_FAILED, too_few_accepted
+from rlax_plugin.controller.limits import ALL_FAILED, too_few_accepted
 from rlax_plugin.types import Rejected
 
 

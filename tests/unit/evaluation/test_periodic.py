@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
-from rlax_plugin.evaluation.result import Evaluated
+from rlax_plugin.evaluation.result import Evaluated, Results
 
 
 class Parts:
@@ -63,8 +63,7 @@ def make() -> tuple[PeriodicEvaluation, Parts]:
         evaluator=parts,
         fleet=parts,
         client=parts,
-        recorder=parts,
-        files=parts,
+        results=Results(parts, parts),
         supervision=parts,
         display=parts,
     )

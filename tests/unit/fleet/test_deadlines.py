@@ -15,6 +15,7 @@ from rlax_plugin.fleet.deadlines import Need, Rates, loading_s, needs, while_loa
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.testing import FakeEngine, FakeWeightStore
 from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.worker.joining import RunToJoin
 from rlax_plugin.worker.member import Member
 
 PARTS = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]}
@@ -66,13 +67,9 @@ def test_a_worker_whose_controller_does_not_answer_names_the_key():
         values = section_with(deadlines={"startup_s": 0.3, "rpc_s": 0.2})
         member = Member(
             name="a",
-            address="127.0.0.1:1",
-            controller=address,
+            run=RunToJoin(address, values, "abc", doors.SECRETS.of_worker),
+            endpoint=doors.Called(),
             engine=FakeEngine(FakeWeightStore()),
-            section=values,
-            config_hash="abc",
-            secret=doors.SECRETS.of_worker,
-            expect_trainer=doors.expect_trainer,
         )
         with pytest.raises(DeadlineError) as error:
             await member.register()

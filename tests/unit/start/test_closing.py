@@ -15,6 +15,7 @@ from waiting import eventually
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Choice
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.start import closing
 from rlax_plugin.start.closing import Closing
 
@@ -31,7 +32,7 @@ def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() -> Non
 
     async def main() -> None:
         undo = Closing(late.append)
-        undo.callback(ended.append, "first started")
+        undo.part().callback(ended.append, "first started")
         undo.ends("the launcher", "rlax.launcher", never, 0.05)
         undo.ends("the reward processes", "rlax.rewards", quick, 60.0)
         assert undo.deadline_s == 120.05
@@ -40,6 +41,29 @@ def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() -> Non
     asyncio.run(main())
     assert ended == ["quick", "first started"]
     assert late == ["the launcher did not end within 0.05 s (rlax.launcher): it was abandoned"]
+
+
+def test_the_first_error_of_ending_is_raised_and_the_others_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended: list[str] = []
+
+    def fail(error: Exception) -> None:
+        ended.append(str(error))
+        raise error
+
+    async def main() -> None:
+        undo = Closing(ended.append)
+        undo.part().callback(fail, OSError("ends third"))
+        undo.part().callback(fail, OSError("ends second"))
+        undo.part().callback(fail, RlaxError("ends first"))
+        await undo.aclose()
+
+    with pytest.raises(RlaxError, match="ends first"):
+        asyncio.run(main())
+    assert ended == ["ends first", "ends second", "ends third"]
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [f"a further part has failed to end: ends {n}" for n in ("second", "third")]
 
 
 class Tracker:

@@ -1,0 +1,68 @@
+"""The parts that generate and score groups, for a run or for an evaluation alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from rlax_plugin.config import Deadlines
+from rlax_plugin.episodes.runner import EpisodeRunner
+from rlax_plugin.errors import DeadlineError
+from rlax_plugin.evaluation.evaluator import Evaluator
+from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.ports.protocols import Launcher, PromptSource
+from rlax_plugin.rewards.pool import RewardPool
+
+
+class _FirstWorker(FleetListener):
+    """Knows when a worker has become ready."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.Event()
+
+    def worker_ready(self, worker: Worker) -> None:
+        self.ready.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Fleet, dispatcher, launcher, reward pool and evaluator, wired together on one event loop.
+
+    ``start.generation`` makes one. Nothing runs before it is started there.
+
+    Attributes:
+      source: of the training prompts.
+      rewards: of training.
+      pace: what the deadlines must at least be.
+    """
+
+    deadlines: Deadlines
+    source: PromptSource
+    launcher: Launcher
+    rewards: RewardPool
+    fleet: Fleet
+    pace: Pace
+    dispatcher: Dispatcher
+    episodes: EpisodeRunner
+    evaluator: Evaluator
+    _first_worker: _FirstWorker = field(default_factory=_FirstWorker)
+
+    def __post_init__(self) -> None:
+        self.fleet.listeners += [self._first_worker, self.dispatcher, self.pace]
+
+    async def wait_for_worker(self) -> None:
+        """Returns once a worker holds weights.
+
+        Raises:
+          DeadlineError: none came in time.
+        """
+        deadline_s = self.deadlines.startup_s
+        try:
+            await asyncio.wait_for(self._first_worker.ready.wait(), deadline_s)
+        except TimeoutError:
+            names = ", ".join(sorted(self.fleet.workers)) or "none"
+            what = f"the first rollout worker to become ready (registered: {names})"
+            needed_s = self.pace.needed_s("startup_s")
+            raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s) from None

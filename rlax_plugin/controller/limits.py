@@ -1,0 +1,170 @@
+"""The limits at which a run ends, because its groups or its log-probs teach nothing.
+
+``rlax.curation.max_refill`` and ``rlax.curation.guard`` are about groups that the filters reject,
+``rlax.objective.max_gap`` about a trainer and a sampler that disagree. Groups of recorded batches
+are not counted again: the counts of a process that takes a run over begin at 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from rlax_plugin.config import Guard, Objective
+from rlax_plugin.controller.batch_rule import BatchRule
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.records import events as ev
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.types import Judged, Rejected, ScoredGroup, Unscored
+
+ALL_FAILED = "all rewards failed"
+"""The reason of a group without a single reward; every other reason is a filter's."""
+_MOST_REASONS = 10  # a filter may put numbers into its reasons
+_LONGEST = 200  # characters of a sample in a message
+_P95 = "logprob_gap/p95"
+_RECOVERED = 1.5  # times ``warn``: a share that wavers around ``warn`` gives one message
+
+
+def counted(reasons: Counter[str]) -> str:
+    """For messages: how many groups were rejected for each reason, the most frequent first."""
+    told = [f"{count} because {why}" for why, count in reasons.most_common(_MOST_REASONS)]
+    if (others := len(reasons) - len(told)) > 0:
+        rest = sum(count for _, count in reasons.most_common()[_MOST_REASONS:])
+        told.append(f"{rest} for {others} other reasons")
+    return ", ".join(told) or "none"
+
+
+def too_few_accepted(
+    step: int,
+    issued: int,
+    rule: BatchRule,
+    ready: Sequence[ScoredGroup],
+    scored: Sequence[Judged],
+) -> TrainingError:
+    """The error of a step that ``rlax.curation.max_refill`` gives up.
+
+    Args:
+      issued: groups, for this step.
+      ready: accepted groups that wait for it.
+      scored: groups scored since the last batch.
+    """
+    reasons = Counter(
+        one.reason
+        for one in scored
+        if isinstance(one, Rejected) and one.reason != ev.NOT_NEEDED  # which no filter decides
+    )
+    return TrainingError(
+        f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were accepted "
+        f"(rejected: {counted(reasons)}). {_why(reasons, rule, scored)}"
+    )
+
+
+def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> str:
+    if reasons and reasons.most_common(1)[0][0] == ALL_FAILED:
+        errors = (
+            score.reason
+            for one in scored
+            if isinstance(one, Rejected) and one.reason == ALL_FAILED
+            for score in one.group.scores
+            if isinstance(score, Unscored)
+        )
+        example = next(errors, "no reason was given")
+        return f"Rewards fail, such as: {example}; logs/rewards.log says more"
+    advice = "rlax.curation.max_refill sets the limit, and rlax measure finds prompts that teach"
+    return f"{rule.too_few(reasons.total())}; {advice}{_example(scored)}"
+
+
+def _example(scored: Sequence[Judged]) -> str:
+    """The best sample of the newest rejected group: no record of this step is written any more."""
+    for one in reversed(scored):
+        if isinstance(one, Rejected) and not np.isnan(one.group.rewards).all():
+            best = int(np.nanargmax(one.group.rewards))
+            text, reward = one.group.episodes[best].text, one.group.rewards[best]
+            of = f"prompt {one.group.prompt.id!r} was answered with '{one_line(text, _LONGEST)}'"
+            return f". For example, {of}, which has the reward {reward:g}"
+    return ""
+
+
+class KeptGuard:
+    """Counts kept and rejected groups among the last ones, for ``rlax.curation.guard``.
+
+    It counts in the order in which groups are scored, which deterministic mode fixes.
+
+    Args:
+      note: shows one line to people.
+    """
+
+    def __init__(self, config: Guard, note: Callable[[str], None]):
+        self._config, self._note = config, note
+        self._last: deque[str | None] = deque(maxlen=config.window)  # why rejected; None: kept
+        self._warned = False
+        self._stop, self._warn = self._least(config.stop), self._least(config.warn)
+        self._recovered = self._least(min(1.0, _RECOVERED * config.warn))
+
+    def _least(self, share: float) -> int:
+        """The smallest number of groups that is this share; not one more by a rounding error."""
+        return math.ceil(share * self._config.window - 1e-6)
+
+    def scored(self, rejected: str | None) -> None:
+        """Takes the next scored group. Nothing is decided before there are ``window`` of them.
+
+        Args:
+          rejected: why; None: it was accepted.
+
+        Raises:
+          TrainingError: too few were kept.
+        """
+        self._last.append(rejected)
+        config = self._config
+        if len(self._last) < config.window:
+            return
+        kept = self._last.count(None)
+        if kept < self._stop:
+            raise TrainingError(
+                f"{self._told(kept)} rlax.curation.guard.stop = {config.stop:g} ends such a run. "
+                "Lower it, or raise rlax.curation.guard.window, and the same command resumes the "
+                "run. To keep more groups, start a new run with other rlax.curation.filters, "
+                "rlax.curation.sampler or prompts; --from lets it start from these weights"
+            )
+        if kept < self._warn:
+            if not self._warned:
+                limit = f"rlax.curation.guard.warn = {config.warn:g}"
+                self._note(f"warning: {self._told(kept)} This is less than {limit}")
+            self._warned = True
+        elif kept >= self._recovered:
+            self._warned = False
+
+    def _told(self, kept: int) -> str:
+        reasons = Counter(reason for reason in self._last if reason is not None)
+        return (
+            f"of the last {len(self._last)} groups that were scored, the filters kept {kept} "
+            f"(rejected: {counted(reasons)})."
+        )
+
+
+def gap_error(history: Sequence[Mapping[str, float]], objective: Objective) -> TrainingError | None:
+    """Why the newest step is the last; None: training goes on.
+
+    Steps that measure no gap neither count nor interrupt the row. The history of a run that was
+    resumed begins with the steps of earlier processes, so that these count too.
+
+    Args:
+      history: the metrics of all steps so far.
+    """
+    limit, count = objective.max_gap, objective.max_gap_steps
+    if limit is None or not history or _P95 not in history[-1]:
+        return None
+    newest = itertools.islice((m[_P95] for m in reversed(history) if _P95 in m), count)
+    row = list(itertools.takewhile(lambda p95: not p95 <= limit, newest))  # NaN is no agreement
+    if len(row) < count:
+        return None
+    values = ", ".join(f"{p95:.3g}" for p95 in reversed(row))
+    return TrainingError(
+        f"the trainer and the rollout engine do not agree on log-probs: {_P95} was {values} nats "
+        f"in the last {count} steps that measured it, above rlax.objective.max_gap = {limit:g} "
+        f"(rlax.objective.max_gap_steps = {count}); raise or unset the limit to resume the run"
+    )

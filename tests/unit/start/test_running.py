@@ -1,0 +1,65 @@
+"""One way up and down: what fails first is told, and nothing interrupts the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.start.running import Running, Signals
+
+
+def failing_end() -> None:
+    raise OSError("the end fails")
+
+
+def test_an_error_of_ending_does_not_hide_the_first_one(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[str] = []
+    with pytest.raises(RlaxError, match="the run fails"), Running(Signals(), print, "x") as up:
+        up.last.callback(ended.append, "behind all parts")
+        up.closing.part().callback(ended.append, "part")
+        up.closing.part().callback(failing_end)
+        raise RlaxError("the run fails")
+    assert ended == ["part", "behind all parts"]
+    assert "ending what was started has failed, too: the end fails" in caplog.text
+    with pytest.raises(OSError, match="the end fails"), Running(Signals(), print, "x") as up:
+        up.closing.part().callback(failing_end)
+
+
+def test_what_does_not_come_up_is_ended_and_the_wait_for_it_is_named() -> None:
+    ended: list[str] = []
+
+    async def parts(up: Running) -> None:
+        up.closing.part().callback(ended.append, "first")
+        up.closing.part().callback(ended.append, "second")
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlineError) as failed, Running(Signals(), print, "x") as up:
+        up.bring_up(parts(up), "starting the parts", 1.0)
+    assert "starting the parts" in str(failed.value)
+    assert "rlax.deadlines.startup_s" in str(failed.value)
+    assert ended == ["second", "first"]
+
+
+def test_a_signal_interrupts_what_runs_unless_it_stops_by_itself_but_never_the_end() -> None:
+    stops = [True, False]
+    ended: list[str] = []
+
+    def end() -> None:  # on the thread of the loop
+        os.kill(os.getpid(), signal.SIGTERM)
+        ended.append("whole")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with Signals(lambda: stops.pop(0)) as signals:
+        with pytest.raises(KeyboardInterrupt), Running(signals, print, "x") as up:
+            up.closing.part().callback(end)
+            os.kill(os.getpid(), signal.SIGTERM)  # it will stop by itself
+            assert stops == [False]
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(60)
+        assert (ended, stops, signals.ending) == (["whole"], [], True)
+    assert signal.getsignal(signal.SIGTERM) is before
