@@ -37,7 +37,7 @@ def test_the_files_are_for_their_user_alone_whatever_the_umask(umask: None, tmp_
     assert [mode(tmp_path / name) for name in FILES] == [0o600] * 2
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(FILES)
     with on_ring("127.0.0.1:9", made.of_worker) as path:
-        assert mode(path) == 0o600 and mode(path.parent) == 0o700
+        assert path is not None and mode(path) == 0o600 and mode(path.parent) == 0o700
         assert path == token_path("localhost:9")
     assert not path.exists()
 
@@ -189,6 +189,7 @@ def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
 def test_a_file_that_another_server_has_written_stays() -> None:
     one, two = (Secret(new_token(), new_identity().certificate) for _ in range(2))
     with on_ring("127.0.0.1:9", two) as path:
+        assert path is not None
         with on_ring("127.0.0.1:9", one):
             two.write(path)
         assert read_secret(path, "k") == two
