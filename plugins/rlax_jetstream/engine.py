@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import dataclasses
 import functools
 import logging
 import threading
@@ -287,10 +288,15 @@ class JetstreamEngine(RolloutEngine):
 
         slots, made_by = self._ready.result(), self._fingerprint or fingerprint
         like = slots.variables_like()
-        arrays = dict(read_weights(version, self._store, like, fingerprint=None).arrays)
+        used = self._swaps.used
+        found = read_weights(version, self._store, like, fingerprint=None, held=used)
+        arrays, parts, held = dict(found.arrays), found.parts, found.held
+        del found  # it would keep every array that is laid out as it was
         slots.lay_out(arrays)
-        computed = functools.partial(slots.fingerprints, arrays, made_by)
-        return Loaded(version.version, arrays, computed, functools.partial(self._discard, arrays))
+        discard = functools.partial(self._discard, arrays)
+        loaded = Loaded(version.version, arrays, None, discard, parts, held)
+        computed = functools.partial(slots.fingerprints, loaded.read, made_by)
+        return dataclasses.replace(loaded, fingerprints=computed)
 
     def _discard(self, arrays: Arrays) -> None:
         with self._changed:

@@ -31,15 +31,24 @@ class Swaps:
     """The weights in use, and those that may follow. All but ``perform`` is guarded by the engine.
 
     Attributes:
-      weights, version: in use.
+      used: the weights in use; those of version -1 before the first.
       next: what waits until no sample is in a slot.
     """
 
     def __init__(self) -> None:
-        self.weights: Arrays = {}
-        self.version = -1
+        self.used = Loaded(-1, {}, None)
         self.next: Swap | None = None
         self._tried: Loaded | None = None
+
+    @property
+    def weights(self) -> Arrays:
+        """The arrays in use."""
+        return self.used.arrays
+
+    @property
+    def version(self) -> int:
+        """The version in use; -1 before the first."""
+        return self.used.version
 
     @property
     def paused(self) -> bool:
@@ -78,7 +87,7 @@ class Swaps:
     def perform(self, swap: Swap, slots: DecodeSlots) -> None:
         """On the engine's thread, while all slots are free."""
         if swap.greedy is None:
-            self.weights, self.version = swap.loaded.arrays, swap.loaded.version
+            self.used = swap.loaded
             swap.done.set_result(None)
             return
         try:

@@ -30,7 +30,6 @@ from rlax_plugin.controller.preflight import check_start
 from rlax_plugin.controller.prompt_record import record_prompts
 from rlax_plugin.controller.results import print_results
 from rlax_plugin.controller.run_directory import (
-    check_format,
     check_same_run,
     finished,
     locked,
@@ -49,6 +48,7 @@ from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.records.journal import check_format
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console, quiet
 
@@ -77,13 +77,12 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     files = RunFiles(directory)
     state_dir = state_directory(section, files)
     digest = config_hash(config.content)
+    check_format(files)
     check_same_run(files, digest, config.content, argv)
     origin = descent.decide(files, wanted, registry, section, maxtext)
     updates = section.objective.updates_per_step
     last_step = int(maxtext["steps"]) // updates
     document = finished(files, last_step, section.evaluation.problems > 0)
-    if document is None:
-        check_format(files, config.content, argv)
     make_directories(files, state_dir, section, maxtext)
     if document is not None:
         out = console(sys.stdout)

@@ -22,7 +22,7 @@ from rlax_plugin.records.files import CONFIG, RunFiles
 Progress = Callable[[str, int, int], object]
 """Called with what is being read, how much of it is done, and of how much."""
 
-_PARTS = (CONFIG, "config.json", "metrics.jsonl", "summary.json", "journal", "samples", "batches")
+_PARTS = (CONFIG, "config.json", "metrics.jsonl", "summary.json", "journal", "samples")
 _LOOKED_AT = 20  # entries of a directory that is no run's, to name runs in it
 
 
