@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import dataclasses
 import functools
 import logging
 import threading
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_jetstream.capabilities import SERVICE, capabilities
-from rlax_jetstream.swaps import TOTALS, Swaps
+from rlax_jetstream.swaps import TOTALS, Swaps, laid_out
 from rlax_plugin.api import (
     AllWaitedFor,
     Arrays,
@@ -287,16 +286,9 @@ class JetstreamEngine(RolloutEngine):
         from rlax_plugin.api import fingerprint
 
         slots, made_by = self._ready.result(), self._fingerprint or fingerprint
-        like = slots.variables_like()
-        used = self._swaps.used
-        found = read_weights(version, self._store, like, fingerprint=None, held=used)
-        arrays, parts, held = dict(found.arrays), found.parts, found.held
-        del found  # it would keep every array that is laid out as it was
-        slots.lay_out(arrays)
-        discard = functools.partial(self._discard, arrays)
-        loaded = Loaded(version.version, arrays, None, discard, parts, held)
-        computed = functools.partial(slots.fingerprints, loaded.read, made_by)
-        return dataclasses.replace(loaded, fingerprints=computed)
+        used, like = self._swaps.used, slots.variables_like()
+        loaded = read_weights(version, self._store, like, fingerprint=None, held=used)
+        return laid_out(loaded, slots, made_by, self._discard)
 
     def _discard(self, arrays: Arrays) -> None:
         with self._changed:

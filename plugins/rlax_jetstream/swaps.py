@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +103,28 @@ class Swaps:
         swap, self.next = self.next, None
         if swap is not None and swap.done.set_running_or_notify_cancel():
             swap.done.set_exception(error)
+
+
+def laid_out(
+    loaded: Loaded,
+    slots: DecodeSlots,
+    made_by: Callable[[Arrays], Arrays],
+    discard: Callable[[Arrays], None],
+) -> Loaded:
+    """What was read, as the slots' programs read it fastest.
+
+    Args:
+      made_by: name -> array to name -> uint32.
+      discard: gets the arrays.
+    """
+    arrays = loaded.arrays
+    assert isinstance(arrays, dict)  # in place: a copy would keep each array as it was
+    slots.lay_out(arrays)
+    return replace(
+        loaded,
+        fingerprints=functools.partial(slots.fingerprints, loaded.read, made_by),
+        discard=functools.partial(discard, arrays),
+    )
 
 
 def _decode_greedy(
