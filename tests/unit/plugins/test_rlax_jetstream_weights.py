@@ -11,7 +11,7 @@ from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
 from rlax_plugin.rollouts.jobs import Job
 from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.testing import make_sampled
-from rlax_plugin.types import Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.types import Canary
 from rlax_plugin.weights.taking import take_version
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
@@ -64,47 +64,6 @@ def test_a_difference_within_the_tolerance_is_none():
         assert engine.version == 1
 
     play(scenario)
-
-
-class TwoVariables(ScriptedSlots):
-    """Notes what is laid out, and of what fingerprints are computed."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def variables_like(self):
-        return {"w": np.zeros(2, np.float32), "v": np.zeros(2, np.float32)}
-
-    def lay_out(self, arrays):
-        self.calls.append(("lay out", sorted(arrays)))
-
-    def fingerprints(self, arrays, made_by):
-        self.calls.append(("fingerprint", sorted(arrays)))
-        return made_by(arrays)
-
-
-def test_a_part_in_use_is_not_read_again():
-    def shared(number, base):
-        parts = []
-        for part, name, path in (("base", "v", base), ("adapter", "w", number)):
-            specs = {name: TensorSpec((2,), "float32", path)}
-            parts.append(VersionPart(part, str(path), specs))
-        return WeightVersion(number, number, tuple(parts), canary(number))
-
-    async def scenario(engine, slots):
-        with pytest.raises(WeightsMismatchError):
-            await take_version(engine, dataclasses.replace(shared(5, 3), canary=canary(4)))
-        for number, base in ((6, 3), (7, 3), (8, 4)):
-            await take_version(engine, shared(number, base))
-            assert engine.version == number
-        # What was rejected is read again; of 7 only the adapter.
-        assert engine._store.loaded == ["3", "5", "3", "6", "7", "4", "8"]
-        prints = [names for call, names in slots.calls if call == "fingerprint"]
-        assert prints == [["v", "w"], ["v", "w"], ["w"], ["v", "w"]]
-        assert engine._swaps.weights["v"].tolist() == [4, 4]
-
-    play(scenario, TwoVariables())
 
 
 class WrongDecoding(ScriptedSlots):
