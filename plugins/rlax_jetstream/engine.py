@@ -17,7 +17,7 @@ import numpy as np
 
 from rlax_jetstream.capabilities import SERVICE, capabilities
 from rlax_jetstream.options import JetstreamConfig
-from rlax_jetstream.swaps import TOTALS, Swaps
+from rlax_jetstream.swaps import TOTALS, Swaps, laid_out
 from rlax_plugin.api import (
     AllWaitedFor,
     Arrays,
@@ -284,11 +284,9 @@ class JetstreamEngine(RolloutEngine):
         from rlax_plugin.api import fingerprint
 
         slots, made_by = self._ready.result(), self._fingerprint or fingerprint
-        like = slots.variables_like()
-        arrays = dict(read_weights(version, self._store, like, fingerprint=None).arrays)
-        slots.lay_out(arrays)
-        computed = functools.partial(slots.fingerprints, arrays, made_by)
-        return Loaded(version.version, arrays, computed, functools.partial(self._discard, arrays))
+        used, like = self._swaps.used, slots.variables_like()
+        loaded = read_weights(version, self._store, like, fingerprint=None, held=used)
+        return laid_out(loaded, slots, made_by, self._discard)
 
     def _discard(self, arrays: Arrays) -> None:
         with self._changed:

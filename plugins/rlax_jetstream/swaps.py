@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,15 +33,24 @@ class Swaps:
     """The weights in use, and those that may follow. All but ``perform`` is guarded by the engine.
 
     Attributes:
-      weights, version: in use.
+      used: the weights in use; those of version -1 before the first.
       next: what waits until no sample is in a slot.
     """
 
     def __init__(self) -> None:
-        self.weights: Arrays = {}
-        self.version = -1
+        self.used = Loaded(-1, {}, None)
         self.next: Swap | None = None
         self._tried: Loaded | None = None
+
+    @property
+    def weights(self) -> Arrays:
+        """The arrays in use."""
+        return self.used.arrays
+
+    @property
+    def version(self) -> int:
+        """The version in use; -1 before the first."""
+        return self.used.version
 
     @property
     def paused(self) -> bool:
@@ -78,7 +89,7 @@ class Swaps:
     def perform(self, swap: Swap, slots: DecodeSlots) -> None:
         """On the engine's thread, while all slots are free."""
         if swap.greedy is None:
-            self.weights, self.version = swap.loaded.arrays, swap.loaded.version
+            self.used = swap.loaded
             swap.done.set_result(None)
             return
         try:
@@ -92,6 +103,28 @@ class Swaps:
         swap, self.next = self.next, None
         if swap is not None and swap.done.set_running_or_notify_cancel():
             swap.done.set_exception(error)
+
+
+def laid_out(
+    loaded: Loaded,
+    slots: DecodeSlots,
+    made_by: Callable[[Arrays], Arrays],
+    discard: Callable[[Arrays], None],
+) -> Loaded:
+    """What was read, as the slots' programs read it fastest.
+
+    Args:
+      made_by: name -> array to name -> uint32.
+      discard: gets the arrays.
+    """
+    arrays = loaded.arrays
+    assert isinstance(arrays, dict)  # in place: a copy would keep each array as it was
+    slots.lay_out(arrays)
+    return replace(
+        loaded,
+        fingerprints=functools.partial(slots.fingerprints, loaded.read, made_by),
+        discard=functools.partial(discard, arrays),
+    )
 
 
 def _decode_greedy(

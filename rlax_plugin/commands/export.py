@@ -17,7 +17,7 @@ from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.commands.target import Target, checkpoint_name, find_target, find_version
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config.loading import CONVERTED, ResolvedConfig, merged, of_yaml, resolved
-from rlax_plugin.errors import ConfigError, RlaxError, WeightsMismatchError
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Exported, ModelExporter
 from rlax_plugin.records.files import CONFIG
@@ -26,6 +26,7 @@ from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.verification import check_fingerprints, read_weights
 
 Weights = str | Callable[[], dict[str, np.ndarray]]
 
@@ -205,14 +206,6 @@ class _Job:
             name: np.broadcast_to(np.zeros((), np.dtype(spec.dtype)), spec.shape)
             for name, spec in version.tensors.items()
         }
-        try:
-            arrays = store.load(version.path, like)
-        except RlaxError:
-            raise
-        except OSError as error:
-            raise RlaxError(f"{version.path} cannot be read: {error}") from error
-        for name, spec in version.tensors.items():
-            if fingerprint_numpy({name: arrays[name]})[name] != spec.fingerprint:
-                reason = f"{version.path}: {name} is not what the trainer published"
-                raise WeightsMismatchError(reason)
-        return arrays
+        loaded = read_weights(version, store, like, fingerprint=None)
+        check_fingerprints(version, fingerprint_numpy(loaded.arrays))
+        return dict(loaded.arrays)

@@ -32,7 +32,7 @@ from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import as_batch
 from rlax_plugin.start import descent
 from rlax_plugin.text.terminal import quiet
-from rlax_plugin.types import Canary
+from rlax_plugin.types import BASE, EMPTY, Canary
 from rlax_plugin.weights.host_fingerprint import digest
 from rlax_plugin.weights.publisher import fingerprints
 
@@ -75,6 +75,7 @@ class ReplayPort(TrainerPort):
         self._last_step, self._on_step = last_step, on_step
         self.digests: dict[int, str] = {}
         self.differing: list[int] = []
+        self._prints: dict[str, Mapping[str, Any]] = {}  # of each part, as it was last published
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         samples = journal.read_samples(self._run.files, self._run.segments[step])
@@ -85,9 +86,17 @@ class ReplayPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return np.zeros(0, np.int32)
 
-    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
-        found = fingerprints(arrays)
-        self.digests[step] = digest({name: int(value) for name, value in found.items()})
+    def publish(
+        self,
+        step: int,
+        arrays: Arrays | None,
+        canary: Canary | None = None,
+        parts: Mapping[str, Arrays | None] = EMPTY,
+    ) -> None:
+        given = {BASE: arrays, **parts}
+        self._prints |= {name: fingerprints(a) for name, a in given.items() if a is not None}
+        found = {name: int(value) for part in given for name, value in self._prints[part].items()}
+        self.digests[step] = digest(found)
         wanted = self._run.digests.get(step)
         if wanted not in (None, self.digests[step]):
             self.differing.append(step)

@@ -139,7 +139,7 @@ async def _serves(client: ParameterServerClient, run: RunFiles, section: RlaxSec
     if latest is None:
         return False
     weights = RunFiles(section.weights.path or run.location("weights"))
-    here, there = weights.location(), posixpath.dirname(latest.path)
+    here, there = weights.location(), posixpath.dirname(latest.paths[0])
     if weights.is_local:
         here, there = os.path.realpath(here), os.path.realpath(there)
     return here == there

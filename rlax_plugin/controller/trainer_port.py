@@ -16,7 +16,7 @@ from rlax_plugin.metrics.step import FinishedStep, StepStats, StepTimes
 from rlax_plugin.objective import batches
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.ports.training import Decision, TrainerPort
-from rlax_plugin.types import Canary, TrainBatch
+from rlax_plugin.types import EMPTY, Canary, TrainBatch
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens
 
@@ -85,9 +85,15 @@ class ControllerPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return self._canary_tokens
 
-    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+    def publish(
+        self,
+        step: int,
+        arrays: Arrays | None,
+        canary: Canary | None = None,
+        parts: Mapping[str, Arrays | None] = EMPTY,
+    ) -> None:
         started = time.perf_counter()
-        self._publisher.publish(step, arrays, canary)
+        self._publisher.publish(step, arrays, canary, parts)
         self._times.publish_s = time.perf_counter() - started
         if self._first_publish:
             self._first_publish = False

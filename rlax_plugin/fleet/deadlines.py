@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rlax_plugin.config import Assume, RlaxSection
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.ports.protocols import RolloutEngine
@@ -158,9 +156,7 @@ def loading_s(
 def _size(version: WeightVersion) -> int | None:
     """Bytes of its tensors."""
     try:
-        return sum(
-            math.prod(t.shape) * np.dtype(t.dtype).itemsize for t in version.tensors.values()
-        )
+        return sum(tensor.nbytes for tensor in version.tensors.values())
     except TypeError:  # a dtype of an accelerator, before anything has imported JAX
         return None
 

@@ -235,6 +235,8 @@ class RolloutEngine(Protocol):
     async def load(self, version: WeightVersion) -> Loaded:
         """Reads a version into buffers beside those in use; ``read_weights`` does most of it.
 
+        Parts that the weights in use have as well need not be read again, see ``Loaded``.
+
         What runs goes on with the weights in use. An engine with room for one set of weights may
         pause its samples, as ``on_new_weights`` says, until ``use``, ``discard`` or another
         ``load``. The worker then verifies what was loaded, and never has wrong weights used.
@@ -285,7 +287,7 @@ class RolloutEngine(Protocol):
 
 
 class WeightStore(Protocol):
-    """Keeps the bytes of weight versions. A version is visible whole or not at all.
+    """Keeps the bytes of weight versions, part by part. A part is visible whole or not at all.
 
     Which error is raised decides what happens next. A failing disk or network passes and is tried
     again until ``rlax.deadlines.weights_s``; wrong bytes quarantine the worker that read them. So a
@@ -316,7 +318,7 @@ class WeightStore(Protocol):
         ...
 
     def delete(self, path: str) -> None:
-        """Removes a version, and what a ``save`` of it that was killed has left; silent if gone.
+        """Removes a part, and what a ``save`` of it that was killed has left; silent if gone.
 
         Raises:
           WeightsError: it cannot be removed now; this is tried again with the next version.

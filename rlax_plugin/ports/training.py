@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.types import Canary, Descent
+from rlax_plugin.types import EMPTY, Canary, Descent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -220,11 +220,20 @@ class TrainerPort(Protocol):
         """int32 [n + 1]: the tokens of every version's canary, see ``types.Canary``."""
         ...
 
-    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+    def publish(
+        self,
+        step: int,
+        arrays: Arrays | None,
+        canary: Canary | None = None,
+        parts: Mapping[str, Arrays | None] = EMPTY,
+    ) -> None:
         """Hands over fresh buffers holding the weights after ``step`` steps; returns at once.
 
         Args:
+          arrays: the variables of part ``base``; None: they are those of the version before, and
+            are neither written nor read again.
           canary: of ``canary_tokens`` under these weights; its log-probs may still be on a device.
+          parts: further variables of the same kind, by the name of their part, such as ``adapter``.
         """
         ...
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import events as ev
-from rlax_plugin.records import format1, samples
+from rlax_plugin.records import samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import read_pruned
@@ -88,9 +88,7 @@ def decode(number: int, data: bytes) -> Segment:
     """
     try:
         document = json.loads(data)
-        if (found := document.get("format", 1)) == 1:
-            document = format1.upgraded_segment(document)
-        elif found != FORMAT:
+        if (found := document["format"]) != FORMAT:
             raise ValueError(f"its format is {found}, expected {FORMAT}")
         segment = Segment(
             number=int(document["segment"]),
@@ -125,8 +123,7 @@ def sample_sizes(files: RunFiles) -> dict[int, int]:
 
 def sample_files(files: RunFiles) -> list[str]:
     """Returns the names of all files of samples, including those that no segment names."""
-    found = [samples_name(number) for number in numbers(files, SAMPLES)]
-    return found + format1.sample_files(files)
+    return [samples_name(number) for number in numbers(files, SAMPLES)]
 
 
 def _thousand(number: int) -> str:
@@ -144,10 +141,26 @@ def numbers(files: RunFiles, directory: str, above: int = 0) -> list[int]:
     return sorted(found)
 
 
+def check_format(files: RunFiles) -> None:
+    """Raises an error for a run in format 1, whose segments lie directly in ``journal/``.
+
+    Raises:
+      RlaxError: it is one.
+    """
+    if files.exists(f"{DIRECTORY}/00000001.json"):
+        raise RlaxError(
+            f"{files.url} was recorded in format 1, by a version of this project that was not "
+            f"released, and only format {FORMAT} can be read or continued: choose another directory"
+        )
+
+
 def last_number(files: RunFiles) -> int:
-    """Returns the highest number of any segment; 0 if there is none."""
-    if old := format1.segment_numbers(files):
-        return old[-1]
+    """Returns the highest number of any segment; 0 if there is none.
+
+    Raises:
+      RlaxError: see ``check_format``.
+    """
+    check_format(files)
     thousands = [int(name) for name in files.names(DIRECTORY) if name.isdecimal()]
     # The last may be empty: a process was killed before it had put its first file.
     for thousand in sorted(thousands, reverse=True):
@@ -168,9 +181,8 @@ def read(
       JournalError: a segment is missing, damaged, or does not follow the previous one.
     """
     last = last_number(files) if until is None else until
-    name = format1.segment_name if format1.is_format1(files) else segment_name
     for number in range(after + 1, last + 1):
-        data = _segment_bytes(files, number, name(number))
+        data = _segment_bytes(files, number)
         segment = decode(number, data)
         if segment.previous != previous:
             raise JournalError(
@@ -180,9 +192,9 @@ def read(
         yield segment, previous
 
 
-def _segment_bytes(files: RunFiles, number: int, name: str) -> bytes:
+def _segment_bytes(files: RunFiles, number: int) -> bytes:
     try:
-        return files.get(name)
+        return files.get(segment_name(number))
     except FileNotFoundError:
         raise JournalError(number, "is missing, but later segments exist") from None
 
@@ -193,7 +205,7 @@ def read_one(files: RunFiles, number: int) -> Segment:
     Raises:
       JournalError: the segment is missing or damaged.
     """
-    return decode(number, _segment_bytes(files, number, segment_name(number)))
+    return decode(number, _segment_bytes(files, number))
 
 
 def read_samples(files: RunFiles, segment: Segment) -> list[RecordedGroup]:

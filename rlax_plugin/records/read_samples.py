@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.records import format1
 from rlax_plugin.records.samples import OPTIONAL, SCHEMA, SIDE
 from rlax_plugin.types import (
     EMPTY,
@@ -58,7 +57,7 @@ def as_batch(step: int, recorded: Sequence[RecordedGroup]) -> TrainBatch:
 
 
 def rows_of(data: bytes, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Returns the rows of a file of samples, in any format; missing values are null.
+    """Returns the rows of a file of samples; missing values are null.
 
     Args:
       name: name of the file below the run's directory.
@@ -69,8 +68,6 @@ def rows_of(data: bytes, name: str, columns: Sequence[str] | None = None) -> pa.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        if name.partition("/")[0] in format1.DIRECTORIES:
-            return format1.upgraded_rows(name, file.read())
         there, wanted = file.schema_arrow.names, columns or SCHEMA.names
         if lacking := set(SCHEMA.names) - OPTIONAL - set(there):
             raise ValueError(f"it has no column {min(lacking)}")

@@ -325,8 +325,8 @@ class Tensor(_message.Message):
     fingerprint: int
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., fingerprint: _Optional[int] = ...) -> None: ...
 
-class Version(_message.Message):
-    __slots__ = ("version", "step", "path", "tensors", "canary")
+class Part(_message.Message):
+    __slots__ = ("name", "path", "format", "tensors")
     class TensorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -334,17 +334,27 @@ class Version(_message.Message):
         key: str
         value: Tensor
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    format: str
+    tensors: _containers.MessageMap[str, Tensor]
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[str] = ..., tensors: _Optional[_Mapping[str, Tensor]] = ...) -> None: ...
+
+class Version(_message.Message):
+    __slots__ = ("version", "step", "canary", "parts")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    TENSORS_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     version: int
     step: int
-    path: str
-    tensors: _containers.MessageMap[str, Tensor]
     canary: Canary
-    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., path: _Optional[str] = ..., tensors: _Optional[_Mapping[str, Tensor]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Canary(_message.Message):
     __slots__ = ("tokens", "logprobs", "tolerance")

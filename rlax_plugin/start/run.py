@@ -29,12 +29,12 @@ from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.record import record_prompts
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.records.journal import check_format
 from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
 from rlax_plugin.start.preflight import check_start
 from rlax_plugin.start.results import print_results, summary
 from rlax_plugin.start.run_directory import (
-    check_format,
     check_same_run,
     exposures,
     finished,
@@ -72,13 +72,12 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     files = RunFiles(directory)
     state_dir = state_directory(section, files)
     digest = config_hash(config.content)
+    check_format(files)
     check_same_run(files, digest, config.content, argv)
     origin = descent.decide(files, wanted, registry, section, maxtext)
     updates = section.objective.updates_per_step
     last_step = int(maxtext["steps"]) // updates
     document = finished(files, last_step, section.evaluation.problems > 0)
-    if document is None:
-        check_format(files, config.content, argv)
     make_directories(files, state_dir, section, maxtext)
     if document is not None:
         out = console(sys.stdout)

@@ -19,7 +19,6 @@ from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded
 from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
-from rlax_plugin.records.format1 import is_format1
 from rlax_plugin.records.private import check_private, exposed, make_private
 from rlax_plugin.text.command_lines import train_command
 
@@ -144,25 +143,6 @@ def check_same_run(
             Path(files.url).name,
             f"{files.url} holds a run of another config{_difference(files, config)}; choose "
             f"another run_name or remove that directory{_from_its_weights(files, config, argv)}",
-        )
-
-
-def check_format(files: RunFiles, config: Mapping[str, Any], argv: Sequence[str]) -> None:
-    """Raises an error for a run whose records this version can read, but not continue.
-
-    Args:
-      config, argv: see ``check_same_run``.
-
-    Raises:
-      ConfigError: an earlier version recorded it.
-    """
-    if is_format1(files):
-        raise ConfigError(
-            "run_name",
-            Path(files.url).name,
-            f"{files.url} was recorded by an earlier version, in format 1, which rlax audit, "
-            "report, replay and eval can read, but no run can be continued in; choose another "
-            f"run_name{_from_its_weights(files, config, argv)}",
         )
 
 

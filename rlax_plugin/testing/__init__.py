@@ -21,8 +21,8 @@ For the test of a plug-in there are
 - ``check_plugin``, which tries every part that it offers against the contract of its kind; and
   ``check_engine``, ``check_trainer`` and ``check_store`` for parts that need a model of their own;
 - ``make_prompt``, ``make_sampled``, ``make_episode``, ``make_group``, ``make_batch``,
-  ``make_arrays``, ``make_rates``, ``make_request`` and ``publish_version``: records with
-  sensible contents;
+  ``make_arrays``, ``make_rates``, ``make_request``, ``make_version`` and ``publish_version``:
+  records with sensible contents;
 - ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject what a
   run would never give them.
 """
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         make_rates,
         make_request,
         make_sampled,
+        make_version,
         publish_version,
     )
     from rlax_plugin.testing.checking import (
@@ -88,6 +89,7 @@ __all__ = [
     "make_rates",
     "make_request",
     "make_sampled",
+    "make_version",
     "publish_version",
 ]
 
@@ -112,6 +114,7 @@ _HOME = {
     "make_rates": "builders",
     "make_request": "builders",
     "make_sampled": "builders",
+    "make_version": "builders",
     "publish_version": "builders",
 }
 

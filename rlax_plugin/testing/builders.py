@@ -16,6 +16,8 @@ from rlax_plugin.objective.batches import build_arrays
 from rlax_plugin.pass_rates.table import PassRateTable
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.types import (
+    BASE,
+    EMPTY,
     Canary,
     Episode,
     Key,
@@ -30,6 +32,7 @@ from rlax_plugin.types import (
     Trajectory,
     Turn,
     Unscored,
+    VersionPart,
     WeightVersion,
 )
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
@@ -176,7 +179,17 @@ def publish_version(
 ) -> WeightVersion:
     """Saves arrays and describes them as a run does: shapes, dtypes, fingerprints."""
     store.save(path, arrays)
-    return WeightVersion(version, version, path, tensor_specs(arrays), canary)
+    return make_version(version, path, tensor_specs(arrays), canary)
+
+
+def make_version(
+    version: int = 0,
+    path: str = "/weights/0",
+    tensors: Mapping[str, TensorSpec] = EMPTY,
+    canary: Canary | None = None,
+) -> WeightVersion:
+    """A version of one part."""
+    return WeightVersion(version, version, (VersionPart(BASE, path, dict(tensors)),), canary)
 
 
 def tensor_specs(arrays: Arrays) -> Mapping[str, TensorSpec]:

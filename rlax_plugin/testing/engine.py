@@ -217,6 +217,7 @@ class ScriptedEngine(RolloutEngine):
             FaultyStore(self._store, fault, self._held.weights) if fault else self._store,
             {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()},
             fingerprint=fingerprint_numpy,
+            held=self._scored_with,
         )
 
     async def use(self, loaded: Loaded) -> None:

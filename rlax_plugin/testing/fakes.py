@@ -14,7 +14,7 @@ from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import Decision, TrainerPort
 from rlax_plugin.testing.builders import make_arrays, make_batch
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.types import Canary, Key, Request, Sampled
+from rlax_plugin.types import BASE, EMPTY, Canary, Key, Request, Sampled
 
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60], np.int32)
 
@@ -54,6 +54,7 @@ class FakeTrainerPort(TrainerPort):
         self._canary_tokens = canary_tokens
         self._training: int | None = None
         self._buffers: dict[int, Arrays] = {}
+        self._parts: dict[str, Arrays] = {}  # as they were last published
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         self._record("next_batch", step)
@@ -70,7 +71,13 @@ class FakeTrainerPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return self._canary_tokens
 
-    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+    def publish(
+        self,
+        step: int,
+        arrays: Arrays | None,
+        canary: Canary | None = None,
+        parts: Mapping[str, Arrays | None] = EMPTY,
+    ) -> None:
         first = not self.published
         self._record("publish", step)
         if first:
@@ -80,7 +87,13 @@ class FakeTrainerPort(TrainerPort):
             current = self._training or self.last_step
             self._require(step == current, f"the weights are those after step {current}")
             self._require(step not in self.published, "it is published already")
-        copies = {name: np.array(array) for name, array in arrays.items()}
+        given = {BASE: arrays, **parts}
+        for name, of_part in given.items():
+            known = of_part is not None or name in self._parts
+            self._require(known, f"part {name!r} was not published before, so it cannot be kept")
+            self._parts[name] = self._parts[name] if of_part is None else of_part
+        buffers = {n: array for part in given for n, array in self._parts[part].items()}
+        copies = {name: np.array(array) for name, array in buffers.items()}
         if not first:
             before = _structure(next(iter(self.published.values())))
             same = _structure(copies) == before
@@ -88,7 +101,7 @@ class FakeTrainerPort(TrainerPort):
         self._require(bool(copies), "there are no arrays")
         if canary is not None:
             self._check_canary(canary)
-        self.published[step], self._buffers[step] = copies, arrays
+        self.published[step], self._buffers[step] = copies, buffers
         self.canaries[step] = canary
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -37,14 +37,21 @@ from rlax_plugin.types.sampled import (
     SideSpec,
 )
 from rlax_plugin.types.weights import (
+    BASE,
+    MOST_PARTS,
+    NATIVE,
     Canary,
     Descent,
     TensorSpec,
+    VersionPart,
     WeightVersion,
 )
 
 __all__ = [
+    "BASE",
     "EMPTY",
+    "MOST_PARTS",
+    "NATIVE",
     "Attempt",
     "Canary",
     "Descent",
@@ -66,6 +73,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Unscored",
+    "VersionPart",
     "WeightVersion",
     "group_of",
 ]

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+BASE = "base"
+"""The part with the model's own variables."""
+NATIVE = "native"
+"""The format of a part whose variables have the trainer's names and shapes."""
+MOST_PARTS = 8
+"""Parts of one version, at most."""
+
+_NAME = re.compile("[a-z_]{1,32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,45 @@ class TensorSpec:
     dtype: str
     fingerprint: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array.
+
+        Raises:
+          TypeError: the dtype is unknown, as accelerators' own are until imported.
+        """
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPart:
+    """Some variables of a version, which are written and read together.
+
+    A part that has not changed belongs to the next version as it is: both have the same path.
+
+    Attributes:
+      name: ``base``; later others, such as ``adapter``.
+      path: where the bytes are; every worker can read it.
+      tensors: variable name -> spec.
+      format: whose names and shapes the variables have; ``native``: the trainer's.
+
+    Raises:
+      ValueError: name or format is not of at most 32 letters a to z and underscores.
+    """
+
+    name: str
+    path: str
+    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+    format: str = NATIVE
+
+    def __post_init__(self) -> None:
+        for word in (self.name, self.format):
+            if not _NAME.fullmatch(word):
+                raise ValueError(
+                    f"a part of a version has the name or format {word[:100]!r}: expected at most "
+                    "32 letters a to z and underscores"
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Canary:
@@ -59,13 +110,36 @@ class WeightVersion:
     Attributes:
       version: counts from 0; equals the training step that produced it.
       step: completed training steps.
-      path: location of the bytes; every worker can read it.
-      tensors: variable name -> spec, for every variable that is neither cache nor RNG state.
+      parts: together every variable of the model that is neither cache nor RNG state.
       canary: log-probs that a worker must reproduce; None if the trainer computes none.
+
+    Raises:
+      ValueError: there are no parts or too many, or two share their name, path or a variable.
     """
 
     version: int
     step: int
-    path: str
-    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+    parts: tuple[VersionPart, ...]
     canary: Canary | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.parts) <= MOST_PARTS:
+            raise ValueError(f"a version has {len(self.parts)} parts, not 1 to {MOST_PARTS}")
+        names = [part.name for part in self.parts]
+        variables = sum(len(part.tensors) for part in self.parts)
+        if not len(names) == len(set(names)) == len(set(self.paths)):
+            raise ValueError(f"parts {', '.join(names)} share a name or a path")
+        if variables != len(self.tensors):
+            raise ValueError(f"parts {', '.join(names)} share variables")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where its parts are."""
+        return tuple(part.path for part in self.parts)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorSpec]:
+        """Variable name -> spec, of all parts."""
+        if len(self.parts) == 1:
+            return self.parts[0].tensors
+        return dict(itertools.chain.from_iterable(part.tensors.items() for part in self.parts))

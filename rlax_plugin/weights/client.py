@@ -236,7 +236,7 @@ class ParameterServerClient:
             log.warning("the lease on version %d is lost: %s", wanted.version, describe(error))
             return False
         held.lease, held.lease_s = reply.lease, reply.lease_s  # given back in any case
-        if reply.version.path != held.version.path:
+        if tuple(part.path for part in reply.version.parts) != held.version.paths:
             log.warning("the lease on version %d is lost: it was published again", wanted.version)
             return False
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import posixpath
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rlax_plugin.errors import ConfigError, WeightsError, WeightsUnreadableError
@@ -52,28 +52,30 @@ def listed_versions(files: RunFiles, directory: str) -> Listed:
     try:
         text = files.get(_LIST).decode(errors="replace")
         versions, retired = versions_from_json(text, source), retired_from_json(text, source)
-        own = json.loads(text).get("run") == files.location()
+        if json.loads(text).get("run") != files.location():
+            versions = [_placed(v, [_inside(files, path) for path in v.paths]) for v in versions]
+            retired = [_inside(files, path) for path in retired]
     except FileNotFoundError:
         return Listed()
     except WeightsError as error:
         log.warning("weight versions of earlier processes are left where they are: %s", error)
         return Listed()
-    where = [(v, v.path if own else _inside(files, v.path)) for v in versions]
-    doomed = retired if own else [_inside(files, path) for path in retired]
     places = {directory.rstrip("/"), files.location("weights")}
-    return Listed(
-        [replace(v, path=p) for v, p in where if is_in(places, p) and RunFiles(p).names("")],
-        [path for path in doomed if is_in(places, path)],
-    )
+    there = {p for v in versions for p in v.paths if is_in(places, p) and RunFiles(p).names("")}
+    whole = [version for version in versions if there.issuperset(version.paths)]
+    # What is left of the others, unless it belongs to a whole version too.
+    rest = there.difference(*(version.paths for version in whole))
+    return Listed(whole, [*sorted(rest), *(path for path in retired if is_in(places, path))])
 
 
 def is_in(places: Collection[str], path: str) -> bool:
     """Whether a path is just below one of the places."""
-    parent, name = posixpath.split(path.rstrip("/"))
-    if parent in places and name not in ("", ".", ".."):
+    parent, name = posixpath.split(path)
+    # As it is written: were the same directory another path too, it might be deleted by that.
+    if parent in places and name not in ("", ".", "..") and posixpath.join(parent, name) == path:
         return True
     log.warning(
-        "%s is said to be a version of this run, and is left alone: it lies elsewhere",
+        "%s is said to be part of a version of this run, and is left alone: it lies elsewhere",
         one_line(path, 500),
     )
     return False
@@ -110,16 +112,33 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
             f"{reason} (rlax.weights.keep sets how many are kept); or name a checkpoint, "
             "RUN/checkpoints/NAME",
         )
-    found = kept[number]
-    inside = _inside(files, found.path)
-    for path in (found.path, inside):
-        if RunFiles(path).names(""):
-            return replace(found, path=path)
+    return _placed(kept[number], [_found(files, number, path) for path in kept[number].paths])
+
+
+def _found(files: RunFiles, number: int, path: str) -> str:
+    """Where a part is, of those places where it may be."""
+    inside = _inside(files, path)
+    for place in (path, inside):
+        if RunFiles(place).names(""):
+            return place
     raise WeightsUnreadableError(
-        f"the weights of version {number} are gone: neither {found.path} nor {inside} exists"
+        f"the weights of version {number} are gone: neither {path} nor {inside} exists"
     )
 
 
+def _placed(version: WeightVersion, paths: Iterable[str]) -> WeightVersion:
+    """The version with its parts elsewhere.
+
+    Raises:
+      WeightsError: two of them would be in one place.
+    """
+    parts = zip(version.parts, paths, strict=True)
+    try:
+        return replace(version, parts=tuple(replace(part, path=path) for part, path in parts))
+    except ValueError as error:
+        raise WeightsError(f"version {version.version}: {error}") from error
+
+
 def _inside(files: RunFiles, path: str) -> str:
-    """Where a version lies if it has moved along with the run's directory."""
+    """Where a part lies if it has moved along with the run's directory."""
     return files.location(f"weights/{posixpath.basename(path.rstrip('/'))}")

@@ -8,7 +8,7 @@ from rlax_plugin.config import INT32_MAX
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import Canary, TensorSpec, WeightVersion
+from rlax_plugin.types import MOST_PARTS, Canary, TensorSpec, VersionPart, WeightVersion
 
 _LONGEST_PATH = 4096  # characters
 _I32, _F32 = np.dtype("<i4"), np.dtype("<f4")
@@ -18,11 +18,7 @@ def version_to_proto(version: WeightVersion) -> pb.Version:
     return pb.Version(
         version=version.version,
         step=version.step,
-        path=version.path,
-        tensors={
-            name: pb.Tensor(shape=spec.shape, dtype=spec.dtype, fingerprint=spec.fingerprint)
-            for name, spec in version.tensors.items()
-        },
+        parts=map(_part_to_proto, version.parts),
         canary=None if version.canary is None else _canary_to_proto(version.canary),
     )
 
@@ -31,26 +27,50 @@ def version_from_proto(message: pb.Version) -> WeightVersion:
     """What ``version_to_proto`` made.
 
     Raises:
-      WeightsError: its canary is garbled, or its number, step or path cannot be those of a version.
+      WeightsError: its canary is garbled, or its number, step or parts are no version's.
     """
     for name in ("version", "step"):
         if not 0 <= (number := getattr(message, name)) <= INT32_MAX:
             raise WeightsError(f"a weight version has {name} {number}")
-    if len(message.path) > _LONGEST_PATH or not message.path.isprintable():
-        # No file system takes it, so that it could be neither read nor deleted.
-        raise WeightsError(
-            f"version {message.version} lies in {one_line(message.path, 500)}, which is no path of "
-            f"at most {_LONGEST_PATH} printable characters"
+    for part in message.parts[: MOST_PARTS + 1]:  # with more it is rejected below
+        if len(part.path) > _LONGEST_PATH or not part.path.isprintable():
+            # No file system takes it, so that it could be neither read nor deleted.
+            raise WeightsError(
+                f"version {message.version} lies in {one_line(part.path, 500)}, which is no path "
+                f"of at most {_LONGEST_PATH} printable characters"
+            )
+    try:
+        return WeightVersion(
+            version=message.version,
+            step=message.step,
+            parts=tuple(map(_part_from_proto, message.parts[: MOST_PARTS + 1])),
+            canary=_canary_from_proto(message) if message.HasField("canary") else None,
         )
-    return WeightVersion(
-        version=message.version,
-        step=message.step,
+    except ValueError as error:
+        raise WeightsError(f"version {message.version}: {error}") from error
+
+
+def _part_to_proto(part: VersionPart) -> pb.Part:
+    return pb.Part(
+        name=part.name,
+        path=part.path,
+        format=part.format,
+        tensors={
+            name: pb.Tensor(shape=spec.shape, dtype=spec.dtype, fingerprint=spec.fingerprint)
+            for name, spec in part.tensors.items()
+        },
+    )
+
+
+def _part_from_proto(message: pb.Part) -> VersionPart:
+    return VersionPart(
+        name=message.name,
         path=message.path,
         tensors={
             name: TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.fingerprint)
             for name, tensor in message.tensors.items()
         },
-        canary=_canary_from_proto(message) if message.HasField("canary") else None,
+        format=message.format,
     )
 
 

@@ -22,10 +22,13 @@ from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.types import Canary, TensorSpec, WeightVersion
+from rlax_plugin.types import BASE, EMPTY, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 
 log = logging.getLogger("rlax.controller")
+
+_Given = Mapping[str, Arrays | None]  # part -> what was handed over of it
+_Prints = Mapping[str, Mapping[str, Any]]
 
 
 def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
@@ -41,7 +44,7 @@ class Announcer(Protocol):
     """What a publisher needs of a parameter server; called on the event loop."""
 
     async def writing(self, path: str) -> None:
-        """A version is about to be written there."""
+        """A part of a version is about to be written there."""
         ...
 
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
@@ -62,7 +65,7 @@ class Publisher:
     Args:
       loop: the controller's event loop.
       store: where the bytes go.
-      directory: parent of the versions' paths.
+      directory: parent of the parts' paths.
       announcer: makes written versions visible to workers.
       failures: gets what went wrong.
       on_published: called on the event loop once a version is visible.
@@ -92,53 +95,78 @@ class Publisher:
         self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
         self._restart = True  # what the parameter server knows so far is another process's
+        self._newest: dict[str, VersionPart] = {}  # the parts of the newest version
         self.last_s = 0.0
 
-    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+    def publish(
+        self,
+        step: int,
+        arrays: Arrays | None,
+        canary: Canary | None = None,
+        parts: Mapping[str, Arrays | None] = EMPTY,
+    ) -> None:
         """Called on the training thread, which alone launches JAX work: the fingerprint is one.
 
         One version is written at a time: the next one waits here.
 
         Args:
-          canary: see ``TrainerPort.publish``; fetched from the device on the publisher's thread.
+          arrays, parts: see ``TrainerPort.publish``.
+          canary: likewise; fetched from the device on the publisher's thread.
+
+        Raises:
+          WeightsError: a part is said to be that of the version before, which has none of its name.
         """
         self.wait()
-        prints = fingerprints(arrays)
-        self._pending = self._worker.submit(self._run, step, arrays, prints, canary)
+        given = {BASE: arrays, **parts}
+        if unknown := [n for n, a in given.items() if a is None and n not in self._newest]:
+            reason = f"part {unknown[0]} is not handed over, and the version before has none"
+            raise WeightsError(f"version {step}: {reason}")
+        prints = {name: fingerprints(a) for name, a in given.items() if a is not None}
+        self._pending = self._worker.submit(self._run, step, given, prints, canary)
         self._pending.add_done_callback(self._ended)
 
     def _ended(self, written: Future[None]) -> None:
         if not written.cancelled() and (error := written.exception()) is not None:
             self._failures.fail_from_thread(error)  # at once: the trainer waits for it much later
 
-    def _run(
-        self, step: int, arrays: Arrays, prints: Mapping[str, Any], canary: Canary | None
-    ) -> None:
+    def _run(self, step: int, given: _Given, prints: _Prints, canary: Canary | None) -> None:
         if canary is not None:  # it is there once the weights are computed
             canary = _on_host(step, canary)
         started = time.perf_counter()
-        self._write(step, arrays, prints, canary)
+        self._write(step, given, prints, canary)
         self.last_s = time.perf_counter() - started
 
-    def _write(
-        self, step: int, arrays: Arrays, prints: Mapping[str, Any], canary: Canary | None
-    ) -> None:
-        path = self._save(step, arrays)
+    def _write(self, step: int, given: _Given, prints: _Prints, canary: Canary | None) -> None:
+        if self._pace is not None:
+            held = (self._newest[name] for name, arrays in given.items() if arrays is None)
+            size = sum(tensor.nbytes for part in held for tensor in part.tensors.values())
+            self._pace.weighs(size + sum(map(_nbytes, given.values())))
+        parts = tuple(
+            self._newest[name] if arrays is None else self._part(step, name, arrays, prints[name])
+            for name, arrays in given.items()
+        )
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
-        tensors = {
-            name: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[name]))
-            for name, a in arrays.items()
-        }
         self._doing = f"announcing to the parameter server version {step}"
-        self._on_loop(self._make_visible(WeightVersion(step, step, path, tensors, canary)))
+        self._on_loop(self._make_visible(WeightVersion(step, step, parts, canary)))
+        self._newest = {part.name: part for part in parts}
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
 
-    def _save(self, step: int, arrays: Arrays) -> str:
+    def _part(self, step: int, name: str, arrays: Arrays, prints: Mapping[str, Any]) -> VersionPart:
+        """Writes a part."""
+        tensors = {
+            n: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[n]))
+            for n, a in arrays.items()
+        }
+        part = VersionPart(name, "", tensors)
+        return dataclasses.replace(part, path=self._save(step, name, arrays))
+
+    def _save(self, step: int, name: str, arrays: Arrays) -> str:
         """Returns the path at which they are."""
         pauses, tries = self._pauses(self._deadline_s), 0
         while True:
             # A run that is continued writes the version it starts from once more.
             path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
+            path += "" if name == BASE else f"-{name}"
             self._doing = f"listing the path of version {step}"
             self._on_loop(self._announcer.writing(path))
             faults.reached(FaultPoint.WEIGHTS_LISTED)
@@ -159,9 +187,6 @@ class Publisher:
                 raise self._late()
 
     def _save_once(self, path: str, arrays: Arrays) -> None:
-        size = sum(int(array.nbytes) for array in arrays.values())
-        if self._pace is not None:
-            self._pace.weighs(size)
         began_s = time.perf_counter()
         try:
             self._store.save(path, arrays)
@@ -172,7 +197,7 @@ class Publisher:
             raise self._late() from error
         if self._pace is not None:
             took_s = time.perf_counter() - began_s
-            self._loop.call_soon_threadsafe(self._pace.wrote, size, took_s)
+            self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
 
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
         result_within(work, self._loop, self._deadline_s, lambda _: self._late())
@@ -204,6 +229,10 @@ class Publisher:
         """
         self._closed.set()
         self._worker.end(self._deadline_s)
+
+
+def _nbytes(arrays: Arrays | None) -> int:
+    return sum(int(array.nbytes) for array in (arrays or {}).values())
 
 
 def _on_host(step: int, canary: Canary) -> Canary:

@@ -107,7 +107,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         retired = retired_from_json(text, str(index))
         places = {self._published_in or ""}
         return Listed(
-            [version for version in versions if is_in(places, version.path)],
+            [v for v in versions if all(is_in(places, path) for path in v.paths)],
             [path for path in retired if is_in(places, path)],
         )
 
@@ -121,7 +121,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         return self._table.latest
 
     async def writing(self, path: str) -> None:
-        """Lists a path before a version is written there; returns once that is on record.
+        """Lists a path before a part is written there; returns once that is on record.
 
         If the writer is killed, the next process knows of the bytes and deletes them.
         """
@@ -144,7 +144,8 @@ class ParameterServer(rpc.ParameterServerServicer):
         """
         retired = self._table.publish(version, restart)
         self._restarts += restart
-        self._doomed.pop(version.path, None)
+        for path in version.paths:
+            self._doomed.pop(path, None)
         self._doomed |= dict.fromkeys(retired)
         if self._index is not None:
             loop = asyncio.get_running_loop()
@@ -178,12 +179,14 @@ class ParameterServer(rpc.ParameterServerServicer):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
         if self._closed:  # its successor will take it
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the parameter server is being ended")
-        # Versions that are not needed any more are deleted: nothing else may ever be.
-        if not is_in({self._published_in}, request.version.path):
+        # Parts that are not needed any more are deleted: nothing else may ever be.
+        paths = (part.path for part in request.version.parts)
+        place = {self._published_in}
+        if (elsewhere := next((p for p in paths if not is_in(place, p)), None)) is not None:
             reason = (
-                f"version {request.version.version} lies in {one_line(request.version.path, 500)}, "
-                f"and this parameter server takes only what is directly in {self._published_in}: "
-                "start it with the run's own config and arguments, in the same directory"
+                f"version {request.version.version} lies in {one_line(elsewhere, 500)}, and "
+                f"this parameter server takes only what is directly in {self._published_in}: start "
+                "it with the run's own config and arguments, in the same directory"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         try:
@@ -267,8 +270,11 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._delete(paths)
 
     def _index_text(self) -> str:
-        void = [version.path for version in self._table.void]
-        return versions_to_json(self._table.versions, [*void, *self._doomed])
+        versions = self._table.versions
+        acquirable = {path for version in versions for path in version.paths}
+        void = (path for version in self._table.void for path in version.paths)
+        ending = dict.fromkeys((*void, *self._doomed))
+        return versions_to_json(versions, [path for path in ending if path not in acquirable])
 
     def _note_versions(self) -> asyncio.Future[None] | None:
         if self._record is None or self._closed:
@@ -289,8 +295,8 @@ class ParameterServer(rpc.ParameterServerServicer):
     def _delete(self, paths: Iterable[str]) -> None:
         if self._closed:
             return
-        loop = asyncio.get_running_loop()
-        for path in [p for p in paths if p not in self._deleting]:
+        loop, needed = asyncio.get_running_loop(), self._table.paths
+        for path in [p for p in paths if p not in self._deleting and p not in needed]:
             self._deleting.add(path)
             deletion = loop.run_in_executor(self._files, self._delete_one, path)
             self._pending.add(deletion)

@@ -35,7 +35,7 @@ class Reading:
     Attributes:
       read_s: until the engine had it.
       verify_s: the checks behind that.
-      size: bytes.
+      size: bytes that were read.
       decoding_s: how long decoding was last verified.
       decoded_at_s: when that had ended, of time.perf_counter.
     """
@@ -85,7 +85,7 @@ async def take_version(
     loaded = await engine.load(version)
     try:
         reading.read_s = time.perf_counter() - began_s
-        reading.size = _size(loaded.arrays)
+        reading.size = _size(loaded.read)
         await _verify(engine, version, loaded)
         if reading.decodes:
             decodes_s = time.perf_counter()
@@ -106,7 +106,7 @@ async def _verify(engine: RolloutEngine, version: WeightVersion, loaded: Loaded)
         )
     check_variables(version, loaded.arrays)
     if (compute := loaded.fingerprints) is not None:
-        await asyncio.to_thread(lambda: check_fingerprints(version, compute()))
+        await asyncio.to_thread(lambda: check_fingerprints(version, compute(), loaded.held))
     if version.canary is None:
         return
     try:

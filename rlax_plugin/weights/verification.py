@@ -10,7 +10,8 @@ computes fingerprints and log-probs, and ``take_version`` has them compared.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.types import Prompt, WeightVersion
+from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion
 
 _CANARY_TOKENS = 16
 # Nats. Logits of that size are rounded by more than a tolerance for small ones, so log-probs of a
@@ -48,12 +49,15 @@ def read_weights(
     like: Arrays,
     *,
     fingerprint: Callable[[Arrays], Mapping[str, Any]] | None,
+    held: Loaded | None = None,
 ) -> Loaded:
     """What the ``load`` of most engines does. Blocking.
 
     Args:
       like: name -> shape, dtype (and sharding) of every variable of the engine's model.
       fingerprint: (name -> array) to name -> uint32; None: see ``Loaded``.
+      held: the weights in use; parts that they share with the version are not read again. None:
+        all parts are read.
 
     Raises:
       WeightsUnreadableError: they could not be read, whatever the store raised for that.
@@ -61,15 +65,35 @@ def read_weights(
       DeadlineError: reading them took too long.
     """
     check_variables(version, like)
+    shared = () if held is None else tuple(part for part in version.parts if part in held.parts)
+    arrays: dict[str, Any] = {}
+    for part in version.parts:
+        if part not in shared:
+            wanted = {name: array for name, array in like.items() if name in part.tensors}
+            arrays |= _read_part(version, part, store, wanted)
+    computed = None if fingerprint is None else functools.partial(fingerprint, dict(arrays))
+    for part in shared:
+        assert held is not None
+        arrays |= {name: held.arrays[name] for name in part.tensors}
+    names = frozenset(part.name for part in shared)
+    return Loaded(version.version, arrays, computed, parts=version.parts, held=names)
+
+
+def _read_part(
+    version: WeightVersion, part: VersionPart, store: WeightStore, like: Arrays
+) -> dict[str, Any]:
+    if part.format != NATIVE:
+        raise WeightsError(
+            f"version {version.version}: its part {part.name} has format {part.format}, and only "
+            f"{NATIVE} can be read"
+        )
     try:
-        arrays = store.load(version.path, like)
+        return store.load(part.path, like)
     except RlaxError:
         raise
     except Exception as error:  # of a file system or a client library: it says nothing of the bytes
         reason = f"{type(error).__name__}: {error}"
-        raise WeightsUnreadableError(f"{version.path} cannot be read: {reason}") from error
-    computed = None if fingerprint is None else functools.partial(fingerprint, arrays)
-    return Loaded(version.version, arrays, computed)
+        raise WeightsUnreadableError(f"{part.path} cannot be read: {reason}") from error
 
 
 def check_variables(version: WeightVersion, found: Arrays) -> None:
@@ -96,16 +120,20 @@ def check_variables(version: WeightVersion, found: Arrays) -> None:
             )
 
 
-def check_fingerprints(version: WeightVersion, found: Mapping[str, Any]) -> None:
+def check_fingerprints(
+    version: WeightVersion, found: Mapping[str, Any], held: Collection[str] = ()
+) -> None:
     """Compares fingerprints, name by name.
 
     Args:
       found: name -> uint32, see ``rlax_plugin.weights.host_fingerprint``.
+      held: names of parts that were verified with an earlier version.
 
     Raises:
       WeightsMismatchError: one differs.
     """
-    for name, spec in version.tensors.items():
+    read = (part.tensors.items() for part in version.parts if part.name not in held)
+    for name, spec in itertools.chain.from_iterable(read):
         if (number := int(found[name])) != spec.fingerprint:
             raise WeightsMismatchError(
                 f"version {version.version}: variable {name!r} has fingerprint {number:#010x}, "

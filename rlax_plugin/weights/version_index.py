@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.types import Canary, TensorSpec, WeightVersion
+from rlax_plugin.types import BASE, NATIVE, Canary, TensorSpec, VersionPart, WeightVersion
 
 
 def versions_to_json(versions: Iterable[WeightVersion], retired: Iterable[str] = ()) -> str:
     """An index of versions.
 
     Args:
-      retired: paths of others, which nobody is to read any more and which are to be deleted.
+      retired: paths of parts which nobody is to read any more and which are to be deleted.
     """
 
     def plain(array: object) -> object:  # of a canary
@@ -38,11 +38,8 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
             WeightVersion(
                 version=int(entry["version"]),
                 step=int(entry["step"]),
-                path=str(entry["path"]),
-                tensors={
-                    name: TensorSpec(tuple(t["shape"]), str(t["dtype"]), int(t["fingerprint"]))
-                    for name, t in entry["tensors"].items()
-                },
+                # Before versions had parts, each was what is now its only one.
+                parts=tuple(map(_part_from_json, entry.get("parts", (entry,)))),
                 canary=_canary_from_json(entry["canary"]),
             )
             for entry in json.loads(text)["versions"]
@@ -61,6 +58,18 @@ def retired_from_json(text: str, source: str) -> list[str]:
         return [str(path) for path in json.loads(text).get("retired", ())]
     except (ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{source} is not an index of weight versions: {error!r}") from error
+
+
+def _part_from_json(entry: dict[str, Any]) -> VersionPart:
+    return VersionPart(
+        name=str(entry.get("name", BASE)),
+        path=str(entry["path"]),
+        tensors={
+            name: TensorSpec(tuple(t["shape"]), str(t["dtype"]), int(t["fingerprint"]))
+            for name, t in entry["tensors"].items()
+        },
+        format=str(entry.get("format", NATIVE)),
+    )
 
 
 def _canary_from_json(entry: dict[str, Any] | None) -> Canary | None:

@@ -53,7 +53,8 @@ class VersionTable:
     Who reads what a former table held is not known: from the first version that is published here,
     those versions stay for another ``lease_s``, as if each was leased once more.
 
-    Methods that may end a version's life return the paths to delete, each exactly once.
+    Methods that may end a version's life return the paths to delete, each exactly once: those of
+    its parts that no other version of the table has.
 
     Args:
       keep: newest versions that stay without a lease.
@@ -90,6 +91,11 @@ class VersionTable:
         return tuple(self._void)
 
     @property
+    def paths(self) -> frozenset[str]:
+        """Those of all parts that must stay."""
+        return frozenset(p for v in (*self._versions.values(), *self._void) for p in v.paths)
+
+    @property
     def latest(self) -> WeightVersion | None:
         """The newest version; None before the first."""
         return next(reversed(self._versions.values()), None)
@@ -98,7 +104,7 @@ class VersionTable:
         """Adds the newest version; returns the paths to delete.
 
         The newest version may be published again, which changes nothing: a publisher whose answer
-        was lost cannot know whether it was heard. Every version has a path of its own.
+        was lost cannot know whether it was heard. It is told from another one by its paths.
 
         Args:
           restart: the first version of a trainer process; what is not older is void.
@@ -107,7 +113,7 @@ class VersionTable:
           WeightsError: the version is not newer than all others, and this is no restart.
         """
         latest, there = self.latest, self._versions.get(version.version)
-        known = there is not None and there.path == version.path
+        known = there is not None and there.paths == version.paths
         if restart and not known:
             void = [number for number in self._versions if number >= version.version]
             self._void += [self._versions.pop(number) for number in void]
@@ -181,13 +187,15 @@ class VersionTable:
         """Ends overdue leases and forgets versions that nobody needs; returns their paths."""
         now = self._clock()
         self._leases = {k: lease for k, lease in self._leases.items() if lease.expires_s > now}
-        leased = {lease.version.path for lease in self._leases.values()}
-        void = [v for v in self._void if v.path not in leased]
-        old = [v for v in self.versions[: -self._keep] if v.path not in leased]
-        self._void = [v for v in self._void if v.path in leased]
+        leased = {lease.version.paths for lease in self._leases.values()}
+        void = [v for v in self._void if v.paths not in leased]
+        old = [v for v in self.versions[: -self._keep] if v.paths not in leased]
+        self._void = [v for v in self._void if v.paths in leased]
         for version in old:
             del self._versions[version.version]
-        return [version.path for version in (*void, *old)]
+        gone = dict.fromkeys(path for version in (*void, *old) for path in version.paths)
+        needed = self.paths
+        return [path for path in gone if path not in needed]
 
     @property
     def next_expiry_s(self) -> float | None:

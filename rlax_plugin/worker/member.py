@@ -316,7 +316,7 @@ class Member:
         # The first time an engine without ``prepare`` may still be building its model.
         key = "startup_s" if self._engine.version < 0 else "weights_s"
         deadline_s: float = getattr(self._deadlines, key)
-        what = f"loading version {version.version} from {version.path}"
+        what = f"loading version {version.version} from {', '.join(version.paths)}"
         finishes = self._section.rollouts.on_new_weights == "finish"
         if finishes:
             # The engine swaps once its running samples have ended, however long that takes while

@@ -10,7 +10,8 @@ from rlax_jetstream.engine import JetstreamEngine
 
 from rlax_plugin.batching.slots import Prefill, SlotOutput
 from rlax_plugin.config import Rollouts
-from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.testing.builders import make_version
+from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec
 
 DEADLINE_S = 60.0
 PROMPT = np.arange(3, dtype=np.int32)
@@ -143,7 +144,7 @@ class Store:
 
     def load(self, path, like):
         self.loaded.append(path)
-        return {"w": np.full(2, int(path), np.float32)}
+        return {name: np.full(2, int(path), np.float32) for name in like}
 
 
 class Source:
@@ -156,7 +157,7 @@ class Source:
 def version(number, fingerprint=None, name="w", shape=(2,), canary=None):
     fingerprint = number if fingerprint is None else fingerprint
     tensors = {name: TensorSpec(shape, "float32", fingerprint)}
-    return WeightVersion(number, number, str(number), tensors, canary)
+    return make_version(number, str(number), tensors, canary)
 
 
 def request(group, seeds, new=5, min_version=0, stop_ids=(), resume=(), purpose="train"):

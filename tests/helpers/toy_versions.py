@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rlax_plugin.testing import policy
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
@@ -22,4 +23,4 @@ def publish(folder: Path, version: int, store: NpzStore | None = None) -> Weight
     prints = fingerprint_numpy(weights)
     tensors = {n: TensorSpec(a.shape, "float32", int(prints[n])) for n, a in weights.items()}
     canary = Canary(CANARY_TOKENS, policy.sequence_log_probs(weights, CANARY_TOKENS), 1e-4)
-    return WeightVersion(version, version, path, tensors, canary)
+    return make_version(version, path, tensors, canary)

@@ -22,6 +22,7 @@ import psutil
 
 from rlax_plugin.rpc.run_secrets import RunSecrets, run_secrets
 from rlax_plugin.rpc.secret import Secret, read_secret
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 
 DEADLINE_S = 120.0
@@ -29,7 +30,7 @@ LIMITS = {"slots": 4, "group_size": 4, "max_prompt_tokens": 16, "max_new_tokens"
 KEEP, LEASE_S = 2, 60.0
 
 
-def make_version(weights: Path, number: int) -> WeightVersion:
+def written(weights: Path, number: int) -> WeightVersion:
     """A version as a trainer publishes it, whose directory is there."""
     import numpy as np
 
@@ -37,7 +38,7 @@ def make_version(weights: Path, number: int) -> WeightVersion:
     path.mkdir(parents=True, exist_ok=True)
     tensors = {f"layer{i}.w": TensorSpec((4, 8), "bfloat16", 1000 + i) for i in range(20)}
     canary = Canary(np.arange(9, dtype=np.int32), np.full(8, -1.5, np.float32), 0.01)
-    return WeightVersion(number, number, str(path), tensors, canary)
+    return make_version(number, str(path), tensors, canary)
 
 
 class _Noting:
@@ -88,7 +89,7 @@ async def _controller(directory: Path) -> None:
     fleet.listeners += [dispatcher, pace]
     await server.start()
     for number in range(4):
-        await parameters.publish(make_version(directory / "weights", number))
+        await parameters.publish(written(directory / "weights", number))
         fleet.newest.number = number
     watch = asyncio.ensure_future(fleet.watch())
     print(address, flush=True)
@@ -172,7 +173,7 @@ async def _worker(directory: Path) -> None:
             name: TensorSpec(array.shape, array.dtype.name, int(prints[name]))
             for name, array in arrays.items()
         }
-        await engine.use(await engine.load(WeightVersion(3, 3, "nowhere", tensors)))
+        await engine.use(await engine.load(make_version(3, "nowhere", tensors)))
         await services
         print(endpoint.address, flush=True)
         await _until_stdin_ends()

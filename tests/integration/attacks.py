@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from attacked_servers import LEASE_S, Attacked, make_version
+from attacked_servers import LEASE_S, Attacked, written
 from google.protobuf.message import Message
 from valid_messages import NUMBERS, registration
 
@@ -154,7 +154,7 @@ class Honest:
 
 async def check_parameters(attacked: Attacked, number: int) -> None:
     """The newest version is told, held, and given back."""
-    expected = version_to_proto(make_version(attacked.directory / "weights", number))
+    expected = version_to_proto(written(attacked.directory / "weights", number))
     async with Peer(attacked.address, attacked.worker) as peer:
         latest = await peer.ask(PARAMETERS + "Latest", pb.LatestRequest(), pb.LatestReply)
         assert latest.version == expected

@@ -11,7 +11,8 @@ from runs import free_port
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import connect
-from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.testing.builders import make_version
+from rlax_plugin.types import TensorSpec
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.service import ParameterServer
 
@@ -20,7 +21,7 @@ LIMIT_S = 60.0
 
 def version(number):
     tensors = {"w": TensorSpec((2, 3), "bfloat16", 4000000000 + number)}
-    return WeightVersion(version=number, step=number, path=f"/w/{number}", tensors=tensors)
+    return make_version(number, f"/w/{number}", tensors=tensors)
 
 
 class Deleted:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
-from attacked_servers import Attacked, Start, make_version
+from attacked_servers import Attacked, Start, written
 from attacks import (
     FLEET,
     JETSTREAM,
@@ -112,7 +112,7 @@ def test_a_parameter_server_bears_every_message(start: Start, server: str, metho
     async def publish(trainer: Peer) -> None:
         nonlocal number
         number = 3 + next(NUMBERS) % 1000
-        version = make_version(attacked.directory / "weights", number)
+        version = written(attacked.directory / "weights", number)
         request = pb.PublishRequest(version=version_to_proto(version), restart=True)
         await trainer.ask(PARAMETERS + "Publish", request, pb.PublishReply)
 
@@ -128,7 +128,7 @@ def test_a_parameter_server_bears_every_message(start: Start, server: str, metho
         lease = held.lease
 
         def to_publish() -> Message:
-            version = make_version(attacked.directory / "weights", 3 + next(NUMBERS))
+            version = written(attacked.directory / "weights", 3 + next(NUMBERS))
             return pb.PublishRequest(version=version_to_proto(version), restart=number % 2 == 0)
 
         made: dict[str, Callable[[], Message]] = {

@@ -14,10 +14,11 @@ from parameter_servers import (
     serving,
     version,
 )
+from two_parts import version_of
 from waiting import eventually
 
 from rlax_plugin.errors import DeadlineError, WeightsError
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.testing.builders import make_version
 
 
 def test_latest_is_what_was_published_with_every_field():
@@ -29,7 +30,7 @@ def test_latest_is_what_was_published_with_every_field():
             await client.publish(version(1))
             assert await client.latest() == version(1) == service.latest
             with pytest.raises(WeightsError, match="after version 1"):
-                await client.publish(WeightVersion(1, 1, "/w/other"))
+                await client.publish(make_version(1, "/w/other"))
             with pytest.raises(WeightsError, match="after version 1"):
                 await service.publish(version(0))
 
@@ -43,7 +44,7 @@ def test_a_server_inside_a_trainer_has_no_publish():
             await service.publish(version(0))
             async with client_of(address) as client:
                 with pytest.raises(WeightsError, match="PERMISSION_DENIED"):
-                    await client.publish(WeightVersion(1, 1, "/etc"), restart=True)
+                    await client.publish(make_version(1, "/etc"), restart=True)
                 assert await client.latest() == version(0)
         assert store.paths == []
 
@@ -60,10 +61,39 @@ def test_only_what_lies_in_the_runs_directory_is_published_and_deleted(path):
         async with serving(store, keep=1) as (service, address), client_of(address) as client:
             await client.publish(version(0))
             with pytest.raises(WeightsError, match="takes only what is directly in /w"):
-                await client.publish(WeightVersion(1, 1, path))
+                await client.publish(make_version(1, path))
             await client.publish(version(1))
             await store.wait_for(1)
             assert store.paths == ["/w/0"] and service.latest == version(1)
+
+    run(main())
+
+
+def test_every_part_lies_in_the_runs_directory():
+    async def main():
+        async with serving(Deleted()) as (service, address), client_of(address) as client:
+            await client.publish(version_of(0, "/w/base", "/w/0"))
+            for path in ("/etc", "/w/../etc", "/w//base", "/w/base/", "/w/base/x"):
+                with pytest.raises(WeightsError, match="takes only what is directly in /w"):
+                    await client.publish(version_of(1, "/w/base", path))
+            assert service.latest == version_of(0, "/w/base", "/w/0")
+
+    run(main())
+
+
+def test_a_lease_keeps_all_parts_and_a_shared_part_outlives_its_first_version():
+    async def main():
+        store = Deleted()
+        async with serving(store, keep=1) as (_, address), client_of(address) as client:
+            await client.publish(version_of(0, "/w/a", "/w/0"))
+            async with client.acquire(0) as held:
+                assert held == version_of(0, "/w/a", "/w/0")
+                for number in (1, 2):
+                    await client.publish(version_of(number, "/w/a", f"/w/{number}"))
+                assert await store.wait_for(1) == ["/w/1"]
+            assert await store.wait_for(2) == ["/w/1", "/w/0"]
+            await client.publish(version_of(3, "/w/b", "/w/3"))
+            assert await store.wait_for(4) == ["/w/1", "/w/0", "/w/a", "/w/2"]
 
     run(main())
 

@@ -18,7 +18,7 @@ from rlax_plugin.commands.audit import audit
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.weights.service import ParameterServer
 
 
@@ -170,7 +170,7 @@ def test_a_worker_waits_for_its_first_weights_as_long_as_an_outage_may_last(capl
             worker = Worker("w", Counting(5), settings, one.address)
             await until(lambda: caplog.text.count("no weights yet") >= 3)
             async with serving(Deleted(), port=port) as (service, _):
-                await service.publish(WeightVersion(0, 0, "/w/0"))
+                await service.publish(make_version(0, "/w/0"))
                 await until(lambda: one.held("w") == 0)
                 await worker.leave()
 

@@ -23,7 +23,7 @@ def readable(run: Path) -> int:
     """The number of the newest version that the run's own list names, read and compared."""
     version = kept_version(RunFiles(run))
     like = {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()}
-    check_fingerprints(version, fingerprint_numpy(NpzStore().load(version.path, like)))
+    check_fingerprints(version, fingerprint_numpy(NpzStore().load(version.paths[0], like)))
     return version.version
 
 

@@ -8,12 +8,13 @@ import pytest
 from parameter_servers import Deleted, client_of, run, serving, version
 
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.types import Canary, WeightVersion
+from rlax_plugin.testing.builders import make_version
+from rlax_plugin.types import Canary
 from rlax_plugin.weights.client import ParameterServerClient
 
 
 def restarted(number):
-    return WeightVersion(version=number, step=number, path=f"/w/again-{number}")
+    return make_version(number, f"/w/again-{number}")
 
 
 def test_a_trainer_that_starts_again_may_publish_lower_numbers():
@@ -28,14 +29,14 @@ def test_a_trainer_that_starts_again_may_publish_lower_numbers():
             async with client.acquire(8) as held:
                 await client.publish(restarted(7), restart=True)
                 assert await store.wait_for(2) == ["/w/5", "/w/7"]  # 8 is being read
-                assert held.path == "/w/8" and (await client.latest()).path == "/w/again-7"
+                assert held.paths == ("/w/8",) and (await client.latest()).paths == ("/w/again-7",)
                 with pytest.raises(WeightsError, match="requested version 8; available: 6, 7"):
                     async with client.acquire(8):
                         pass
             assert await store.wait_for(3) == ["/w/5", "/w/7", "/w/8"]
             await client.publish(restarted(8))
             async with client.acquire() as newest:
-                assert newest.path == "/w/again-8"
+                assert newest.paths == ("/w/again-8",)
 
     run(main())
 
@@ -46,17 +47,17 @@ def test_watchers_hear_of_a_restart_whatever_they_have_seen(first):
         async with serving(Deleted()) as (_, address), client_of(address) as client:
             await client.publish(version(6))
             watch, late = client.watch(), client.watch(after=6)
-            assert (await anext(watch)).path == "/w/6"
+            assert (await anext(watch)).paths == ("/w/6",)
             following = asyncio.ensure_future(anext(late))
             await client.publish(restarted(first), restart=True)
-            assert (await anext(watch)).path == f"/w/again-{first}"
+            assert (await anext(watch)).paths == (f"/w/again-{first}",)
             await client.publish(restarted(first + 1))
-            assert (await anext(watch)).path == f"/w/again-{first + 1}"
-            assert (await following).path.startswith("/w/again-")
+            assert (await anext(watch)).paths == (f"/w/again-{first + 1}",)
+            assert (await following).paths[0].startswith("/w/again-")
             # One that was away during the restart, too.
             async with client_of(address) as other:
                 returning = other.watch(after=9)
-                assert (await anext(returning)).path == f"/w/again-{first + 1}"
+                assert (await anext(returning)).paths == (f"/w/again-{first + 1}",)
                 await returning.aclose()
             await watch.aclose()
             await late.aclose()
@@ -97,7 +98,7 @@ def test_a_canary_reaches_readers_and_survives_a_restarted_server(tmp_path):
 
     async def main():
         async with serving(Deleted(), index=index) as (_, address), client_of(address) as client:
-            await client.publish(WeightVersion(1, 1, "/w/1", {}, canary))
+            await client.publish(make_version(1, "/w/1", {}, canary))
             async with client.acquire() as version:
                 assert version.canary.logprobs.tobytes() == logprobs.tobytes()
         async with serving(Deleted(), index=index) as (service, _):

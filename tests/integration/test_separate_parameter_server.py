@@ -12,7 +12,8 @@ from parameter_servers import LIMIT_S, client_of, run
 
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc.run_secrets import run_secrets
-from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.testing.builders import make_version
+from rlax_plugin.types import TensorSpec
 
 SERVER = """
     import asyncio, shutil, sys
@@ -49,14 +50,14 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
             name: TensorSpec(arrays[name].shape, "float32", int(value))
             for name, value in fingerprint_numpy(arrays).items()
         }
-        await client.publish(WeightVersion(number, number, path, tensors))
+        await client.publish(make_version(number, path, tensors))
 
     async def read(client, first):
         held = []
         async for newest in client.watch():
             try:
                 async with client.acquire(newest.version) as version:
-                    loaded = await asyncio.to_thread(store.load, version.path, like)
+                    loaded = await asyncio.to_thread(store.load, version.paths[0], like)
             except WeightsError as error:
                 # Replaced between its announcement and the acquisition; never while it is held.
                 assert "requested version" in str(error)

@@ -383,7 +383,8 @@ def test_weights_that_are_not_what_was_published_are_not_served(
     run = shutil.copytree(trained.dir, tmp_path / "runs/copy")
     index = run / "versions.json"
     index.write_text(index.read_text().replace(str(trained.dir), str(run)))
-    *_, older, newest = (Path(v["path"]) for v in json.loads(index.read_text())["versions"])
+    versions = json.loads(index.read_text())["versions"]
+    *_, older, newest = (Path(v["parts"][0]["path"]) for v in versions)
     shutil.copytree(older, newest, dirs_exist_ok=True)
     status, errors = Server(run, "rlax.rollouts.engine={name: scripted}").wait()
     assert status == 1 and "has fingerprint" in errors and "Traceback" not in errors

@@ -27,6 +27,7 @@ from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.joining import RunToJoin
@@ -167,7 +168,7 @@ class Trainer(FleetListener, Reissuing):
 
     async def publish(self, number: int, restart: bool = False) -> None:
         path = f"/{self.fleet.incarnation}/{number}"
-        await self.parameters.publish(WeightVersion(number, number, path), restart)
+        await self.parameters.publish(make_version(number, path), restart)
         self.fleet.newest.number = number
 
     def held(self, name: str) -> int:

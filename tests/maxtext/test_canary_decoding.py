@@ -13,7 +13,8 @@ from maxtext_overrides.sampler.decode import DecodeEngine
 from maxtext_overrides.sampler.maxengine_model import MaxEngineModel
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WeightsMismatchError
-from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.testing.builders import make_version
+from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
 
@@ -52,7 +53,7 @@ def group_of(slots, *, canary, tolerance=1e-4):
     request = Request(Key("train", 0), 1, prompt, (7, 8, 9), sampling)
 
     async def scenario():
-        await take_version(engine, WeightVersion(0, 0, "0", tensors, proof), max_new_tokens=NEW)
+        await take_version(engine, make_version(0, "0", tensors, proof), max_new_tokens=NEW)
         figures = engine.health()
         assert figures["tokens_total"] == figures["steps_total"] == 0
         assert figures["prefill_tokens_total"] == figures["prefill_computed_total"] == 0

@@ -18,6 +18,7 @@ from rlax_plugin.commands.export import export, find_source
 from rlax_plugin.config.loading import merged, resolve
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import TensorSpec, WeightVersion
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 from rlax_plugin.weights.kept import record_versions
@@ -55,7 +56,7 @@ class Run:
             name: TensorSpec(tuple(a.shape), a.dtype.name, int(prints[name]))
             for name, a in arrays.items()
         }
-        return WeightVersion(step, step, path, tensors)
+        return make_version(step, path, tensors)
 
     def list(self, newest: int) -> None:
         kept = [version for version in self.versions if version.version <= newest]
@@ -189,10 +190,11 @@ def test_weights_that_are_not_what_was_published_are_not_exported(run: Run, tmp_
     version = run.versions[1]
     name = "decoder.decoder_norm.scale"
     wrong = dataclasses.replace(version.tensors[name], fingerprint=1)
-    damaged = dataclasses.replace(version, tensors={**version.tensors, name: wrong})
+    tensors = {**version.tensors, name: wrong}
+    damaged = make_version(1, version.paths[0], tensors, version.canary)
     record_versions(run.files, versions_to_json([damaged], []))
     try:
-        with pytest.raises(RlaxError, match=r"norm.scale is not what the trainer published"):
+        with pytest.raises(RlaxError, match=r"norm.scale' has fingerprint .* but 0x00000001 was"):
             exported(f"{run.path}@1", tmp_path / "out")
     finally:
         run.list(newest=2)

@@ -16,7 +16,8 @@ from rlax_plugin.batching.slots import Prefill
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.testing.builders import make_version
+from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
 
@@ -96,7 +97,7 @@ class Memory:
         canary = Canary(tokens, slots.logprobs(weights, tokens), 1e-4)
         self.versions.append(weights)
         number = len(self.versions) - 1
-        return WeightVersion(number, number, str(number), tensors, canary)
+        return make_version(number, str(number), tensors, canary)
 
     def load(self, path, like):
         return self.versions[int(path)]

@@ -17,6 +17,7 @@ from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.pieces import request_messages
 from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.rpc.wire import reply_from_proto
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
@@ -55,7 +56,7 @@ def published(weights) -> WeightVersion:
         name: TensorSpec(tuple(a.shape), a.dtype.name, int(prints[name]))
         for name, a in weights.items()
     }
-    return WeightVersion(0, 0, "", tensors)
+    return make_version(0, "", tensors)
 
 
 def test_maxtexts_greedy_tokens_reach_a_stock_client(dense):

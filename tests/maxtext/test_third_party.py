@@ -122,7 +122,9 @@ def test_the_weights_change_at_every_step(run):
 
     kept = json.loads((run / "versions.json").read_text())["versions"]
     prints = {
-        version["version"]: {name: spec["fingerprint"] for name, spec in version["tensors"].items()}
+        version["version"]: {
+            name: spec["fingerprint"] for name, spec in version["parts"][0]["tensors"].items()
+        }
         for version in kept
     }
     assert prints.keys() >= {STEPS - 1, STEPS}  # rlax.weights.keep is 2

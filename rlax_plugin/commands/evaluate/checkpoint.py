@@ -10,7 +10,7 @@ import numpy as np
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.ports.training import CheckpointReader, Decision, FirstWeightsReader, TrainerPort
-from rlax_plugin.types import Canary
+from rlax_plugin.types import EMPTY, Canary
 from rlax_plugin.weights.publisher import Publisher
 
 
@@ -58,8 +58,14 @@ class CheckpointPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return self._canary_tokens
 
-    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
-        self._publisher.publish(step, arrays, canary)
+    def publish(
+        self,
+        step: int,
+        arrays: Arrays | None,
+        canary: Canary | None = None,
+        parts: Mapping[str, Arrays | None] = EMPTY,
+    ) -> None:
+        self._publisher.publish(step, arrays, canary, parts)
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Does nothing: no step is trained."""

@@ -22,7 +22,7 @@ from rlax_plugin.start import descent
 Progress = Callable[[str, int, int], object]
 """Called with the name of a record that is being read, and its parts read and in total."""
 
-_PARTS = (CONFIG, "config.json", "metrics.jsonl", "summary.json", "journal", "samples", "batches")
+_PARTS = (CONFIG, "config.json", "metrics.jsonl", "summary.json", "journal", "samples")
 _LOOKED_AT = 20  # entries of a directory that is no run's, to name runs in it
 
 

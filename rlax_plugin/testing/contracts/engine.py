@@ -232,7 +232,9 @@ class _Scenarios:
                 del wrong["another fingerprint"]
             require(engine.version == self._old.version, "load changes the version in use")
             for what, tensors in wrong.items():
-                version = replace(self._new, tensors={**self._new.tensors, **tensors})
+                (part,) = self._new.parts
+                part = replace(part, tensors={**part.tensors, **tensors})
+                version = replace(self._new, parts=(part,))
                 try:
                     await take_version(engine, version)
                 except WeightsError:

@@ -8,11 +8,10 @@ from typing import Any
 
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.observer import Observer, defect, storable
-from rlax_plugin.testing.builders import make_group, tensor_specs
+from rlax_plugin.testing.builders import make_group, make_version, tensor_specs
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.store import weights
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.types import WeightVersion
 
 _TAKES = "takes the records of a run, with failed rewards and NaN, and returns None"
 _NOTHING = "return nothing: the return value of an observer is ignored"
@@ -25,7 +24,7 @@ _STATE = (
 def _calls(run_dir: Path) -> Mapping[str, list[dict[str, Any]]]:
     """The arguments of each event, in the order of a run."""
     mixed, failed = make_group((1.0, 0.0)), make_group((1.0, None), id=1)
-    version = WeightVersion(1, 1, str(run_dir / "weights/1"), tensor_specs(weights()))
+    version = make_version(1, str(run_dir / "weights/1"), tensor_specs(weights()))
     return {
         "run_start": [{"run_dir": str(run_dir), "config_hash": "0123456789ab"}],
         "group_scored": [

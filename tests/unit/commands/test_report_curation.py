@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +26,6 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import Rejected, SamplingParams, Score
 
 EVIL = "</div><script>alert(1)</script>\u202e"
-FORMAT1 = Path(__file__).parents[2] / "data/format1_run"
 SAMPLING = SamplingParams(
     max_new_tokens=4, temperature=1.0, top_k=0, top_p=1.0, stop_ids=(), stop_strings=()
 )
@@ -253,24 +249,3 @@ def test_a_run_without_snapshot_and_record_of_prompts(files):
         assert sentence in found.note
     (line,) = chart(found, "domain-rates").figure.data
     assert line.name == "all prompts"
-
-
-def test_a_run_of_format_1(tmp_path):
-    directory = tmp_path / "format1_run"
-    shutil.copytree(FORMAT1, directory)
-    found = section(RunFiles(directory))
-    events = [
-        json.loads(line.rstrip(",\n]}") + "}")
-        for path in sorted((FORMAT1 / "journal").glob("*.json"))
-        for line in path.read_text().splitlines()[1:]
-        if line.startswith("{")
-    ]
-    samples = sum(event["samples"] for event in events if event["event"] == "generated")
-    trained = [g for event in events if event["event"] == "trained" for g in event["groups"]]
-    figures = {f.name: (f.value, f.remark) for f in found.figures}
-    remark = f"{samples} samples, {len(trained)} useful groups; 2 if no group is wasted"
-    assert figures["samples per useful group"] == (f"{samples / len(trained):.1f}", remark)
-    assert {"outcomes", "domain-rates"} <= {c.key for c in found.charts}
-    hardest, easiest = found.prompts
-    assert hardest.prompts[0].samples and easiest.prompts[0].samples
-    assert "How many prompts the run has is not recorded" in found.note

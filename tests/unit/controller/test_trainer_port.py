@@ -17,7 +17,7 @@ from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.testing import make_batch, make_group, make_prompt
-from rlax_plugin.types import Canary
+from rlax_plugin.types import EMPTY, Canary
 
 
 class Published:
@@ -26,9 +26,10 @@ class Published:
         self.canaries: list[Canary | None] = []
         self.last_s = 0.25
 
-    def publish(self, step, arrays, canary=None):
+    def publish(self, step, arrays, canary=None, parts=EMPTY):
         self.steps.append(step)
         self.canaries.append(canary)
+        self.parts = {"base": arrays, **parts}
 
 
 class FakeController:
@@ -102,6 +103,12 @@ def test_a_canary_of_the_given_tokens_reaches_the_publisher(loop):
     port.publish(1, {}, canary)
     port.publish(2, {})
     assert publisher.canaries == [canary, None]
+
+
+def test_all_parts_reach_the_publisher(loop):
+    port, _, publisher = make(loop)
+    port.publish(1, None, None, {"adapter": {}})
+    assert publisher.parts == {"base": None, "adapter": {}}
 
 
 def test_a_failure_of_the_flow_is_the_trainers(loop):

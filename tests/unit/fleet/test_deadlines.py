@@ -14,7 +14,8 @@ from rlax_plugin.errors import DeadlineError
 from rlax_plugin.fleet.deadlines import Need, Rates, loading_s, needs, while_loading
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.testing import FakeEngine, FakeWeightStore
-from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.testing.builders import make_version
+from rlax_plugin.types import TensorSpec
 from rlax_plugin.worker.joining import RunToJoin
 from rlax_plugin.worker.member import Member
 
@@ -192,18 +193,18 @@ def test_a_reason_says_whether_speeds_were_measured():
 def test_loading_takes_what_was_measured_or_else_assumed_and_the_engines_start_at_first():
     config = section_with(deadlines={"assume": {"bytes_per_s": 100, "startup_s": 60}})
     tensors = {"a": TensorSpec((10, 5), "float32", 0), "b": TensorSpec((100,), "int8", 0)}
-    version = WeightVersion(0, 0, "/w", tensors)  # 300 bytes
+    version = make_version(0, "/w", tensors)  # 300 bytes
     assert loading_s(config, version, {}, first=False) == 3
     assert loading_s(config, version, {}, first=True) == 63
     measured = {"read_s": 2.0, "read_bytes": 100.0}
     assert loading_s(config, version, measured, first=False) == 6
-    unknown = WeightVersion(0, 0, "/w", {"a": TensorSpec((1,), "float7", 0)})
+    unknown = make_version(0, "/w", {"a": TensorSpec((1,), "float7", 0)})
     assert loading_s(config, unknown, {}, first=False) is None
 
 
 def test_a_deadline_that_expires_while_weights_are_loaded_says_what_that_needs():
     config = section_with(deadlines={"assume": {"bytes_per_s": 100, "startup_s": 60}})
-    version = WeightVersion(0, 0, "/w", {"a": TensorSpec((50,), "float32", 0)})
+    version = make_version(0, "/w", {"a": TensorSpec((50,), "float32", 0)})
     engine = FakeEngine(FakeWeightStore())
     with (
         pytest.raises(DeadlineError, match=r"took longer than 0.5 s: .* needed about 62 s \(set"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from command_line import rlax
 from histories import History, batch_of, bits
 
 from rlax_plugin.errors import ConfigError, RlaxError
@@ -250,3 +251,24 @@ def test_a_thousand_segments_lie_in_a_directory(files: RunFiles) -> None:
     # A thousand that holds only temporary files, or nothing, is no thousand.
     files.delete(journal.segment_name(2001))
     assert journal.last_number(files) == 1999
+
+
+@pytest.mark.parametrize("command", ["audit", "report", "train"])
+def test_a_run_in_format_1_is_one_clear_error(tmp_path: Path, command: str) -> None:
+    run = RunFiles(tmp_path / "old")
+    for name, text in (("config.yml", "{}"), ("config.json", '{"config_hash": "abc"}')):
+        run.put(name, text.encode())
+    run.put("journal/00000001.json", b"{}")
+    where = [run.url]
+    if command == "train":
+        config = Path(__file__).parents[2] / "configs/testing.yml"
+        where = [str(config), f"base_output_directory={tmp_path}", "run_name=old"]
+    done = rlax(command, *where)
+    said = " ".join(done.stderr.split())
+    assert done.exit_code != 0 and said.startswith(f"error: {run.url} was recorded in format 1, ")
+    assert "only format 2 can be read or continued" in said
+    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == [
+        "config.json",
+        "config.yml",
+        "journal",
+    ]

@@ -8,8 +8,8 @@ import pytest
 
 from rlax_plugin.errors import ContractError, RlaxError, WeightsError, WeightsUnreadableError
 from rlax_plugin.testing import check_store
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.store import NpzStore
-from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.verification import read_weights
 
 
@@ -73,7 +73,7 @@ def test_whatever_a_store_raises_that_is_no_error_of_ours_is_an_outage(raised, k
         def load(self, path, like):
             raise raised
 
-    version = WeightVersion(3, 3, "/weights/3")
+    version = make_version(3, "/weights/3")
     with pytest.raises(WeightsError) as caught:
         read_weights(version, Broken(), {}, fingerprint=None)
     assert type(caught.value) is kind and str(raised) in str(caught.value)

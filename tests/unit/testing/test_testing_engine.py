@@ -17,20 +17,13 @@ from waiting import eventually
 from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
-from rlax_plugin.testing import make_request, policy
+from rlax_plugin.testing import make_request, make_version, policy
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.task import decode
 from rlax_plugin.tokens.defects import defect
 from rlax_plugin.tokens.stopping import end_of
-from rlax_plugin.types import (
-    Key,
-    Request,
-    Sampled,
-    SamplingParams,
-    TensorSpec,
-    WeightVersion,
-)
+from rlax_plugin.types import Key, Request, Sampled, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.taking import take_version
 
 CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
@@ -330,12 +323,16 @@ def test_wrong_weights_are_found_before_they_are_used(tmp_path: Path, fault: str
 
 def test_only_the_named_worker_is_faulty(tmp_path: Path, monkeypatch) -> None:
     version = publish(tmp_path, 1)
-    faulty = engine(weight_fault="swapped_tensors", fault_worker="local-1")
+
+    def take() -> None:
+        faulty = engine(weight_fault="swapped_tensors", fault_worker="local-1")
+        asyncio.run(take_version(faulty, version))
+
     monkeypatch.setenv("RLAX_WORKER", "local-0")
-    asyncio.run(take_version(faulty, version))
+    take()
     monkeypatch.setenv("RLAX_WORKER", "local-1")
     with pytest.raises(WeightsMismatchError):
-        asyncio.run(take_version(faulty, version))
+        take()
 
 
 def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
@@ -344,7 +341,8 @@ def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     wider = {**version.tensors, "bias": TensorSpec((65,), "float32", 1)}
     for tensors, message in ((more, "'gate' was published"), (wider, r"float32\[65\].*\[64\]")):
         with pytest.raises(WeightsError, match=message):
-            asyncio.run(take_version(engine(), replace(version, tensors=tensors)))
+            wrong = make_version(0, version.paths[0], tensors, version.canary)
+            asyncio.run(take_version(engine(), wrong))
 
 
 def test_a_canary_that_is_no_number_or_of_another_length_is_rejected(tmp_path: Path) -> None:

@@ -131,6 +131,18 @@ def test_calls_out_of_order_are_rejected() -> None:
         port.before_checkpoint(7)
 
 
+def test_a_port_knows_the_parts_that_a_trainer_does_not_hand_over_again():
+    port = FakeTrainerPort(stop_after=1)
+    with pytest.raises(TrainingError, match="part 'base' was not published before"):
+        FakeTrainerPort().publish(0, None)
+    port.publish(0, WEIGHTS, parts={"adapter": {"a": np.zeros(2, np.float32)}})
+    port.next_batch(1)
+    port.publish(1, None, parts={"adapter": {"a": np.ones(2, np.float32)}})
+    assert sorted(port.published[1]) == ["a", *WEIGHTS]
+    assert port.published[1]["a"].tolist() == [1, 1] and port.published[0]["a"].tolist() == [0, 0]
+    assert port.published[1]["w"].tolist() == WEIGHTS["w"].tolist()
+
+
 def test_what_shows_only_at_the_end_is_found() -> None:
     port = FakeTrainerPort()
     weights = {"w": np.zeros(2, np.float32)}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, WeightVersion
 from rlax_plugin.weights.verification import check_canary
 
@@ -13,7 +14,7 @@ from rlax_plugin.weights.verification import check_canary
 def version(*logprobs: float, tolerance: float = 1e-4) -> WeightVersion:
     tokens = np.arange(len(logprobs) + 1, dtype=np.int32)
     canary = Canary(tokens, np.array(logprobs, np.float32), tolerance)
-    return WeightVersion(version=3, step=3, path="/w", tensors={}, canary=canary)
+    return make_version(3, "/w", tensors={}, canary=canary)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from waiting import eventually
 
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import Listed, kept_version, listed_versions, record_versions
 from rlax_plugin.weights.service import ParameterServer
@@ -43,7 +44,7 @@ def write(path: str | Path) -> str:
 
 
 def version(number: int, path: str) -> WeightVersion:
-    return WeightVersion(number, number, path)
+    return make_version(number, path)
 
 
 class Run:
@@ -118,7 +119,7 @@ def test_what_a_run_has_left_stays_until_its_next_process_has_published(run: Run
     for _ in range(2):
         run.process(killed)
         shutil.rmtree(run.weights / "4-b")
-        assert kept_version(run.files).path == str(run.weights / "4-a")
+        assert kept_version(run.files).paths == (str(run.weights / "4-a"),)
     assert own(run) == ["3-a", "4-a"]
 
 
@@ -132,7 +133,7 @@ def test_restarts_leak_nothing_whenever_they_are_killed(run: Run) -> None:
         run.process(writes)
         left = own(run)
         assert len(left) == 3 and {"3-a", f"4-{turn}", f"5-{turn}"} == set(left)
-        assert kept_version(run.files).path == str(run.weights / f"4-{turn}")
+        assert kept_version(run.files).paths == (str(run.weights / f"4-{turn}"),)
 
 
 def test_a_lower_number_than_before_replaces_what_is_above(run: Run) -> None:
@@ -141,7 +142,7 @@ def test_a_lower_number_than_before_replaces_what_is_above(run: Run) -> None:
 
     run.process(lower)
     assert own(run) == ["2-b"]
-    assert kept_version(run.files).path == str(run.weights / "2-b")
+    assert kept_version(run.files).paths == (str(run.weights / "2-b"),)
 
 
 def test_a_reader_that_came_before_the_restart_has_lease_s(run: Run) -> None:
@@ -218,8 +219,8 @@ def test_former_versions_are_leased_once_more_at_a_restart() -> None:
     former = [version(n, f"/{n}") for n in (3, 4)]
     table = VersionTable(keep=1, lease_s=10, versions=former, clock=lambda: now[0])
     assert table.publish(version(4, "/4-b"), restart=True) == []
-    assert [v.path for v in table.versions] == ["/3", "/4-b"]
-    assert [v.path for v in table.void] == ["/4"] and table.next_expiry_s == 10
+    assert [v.paths for v in table.versions] == [("/3",), ("/4-b",)]
+    assert [v.paths for v in table.void] == [("/4",)] and table.next_expiry_s == 10
     now[0] = 9.9
     assert table.expire() == []
     now[0] = 10.0
@@ -234,6 +235,6 @@ def test_a_list_that_names_other_places_deletes_nothing_there(tmp_path: Path, ca
     index = versions_to_json([version(3, mine), version(4, theirs)], void)
     record_versions(files, index)
     found = listed_versions(files, weights)
-    assert [one.path for one in found.versions] == [mine]
+    assert [one.paths for one in found.versions] == [(mine,)]
     assert list(found.retired) == [f"{weights}/1-a"]
     assert caplog.text.count("left alone") == 6

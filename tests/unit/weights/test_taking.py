@@ -11,12 +11,13 @@ import pytest
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError
 from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.weights.taking import Reading, take_version
 
 CANARY = Canary(np.arange(16, dtype=np.int32), np.full(15, -2.0, np.float32), 1e-3)
 TENSORS = {"w": TensorSpec((3,), "float32", 7)}
-VERSION = WeightVersion(4, 4, "/4", TENSORS, CANARY)
+VERSION = make_version(4, "/4", TENSORS, CANARY)
 
 
 class Engine:
@@ -120,7 +121,7 @@ def test_wrong_weights_are_discarded(
 ) -> None:
     engine = Engine(**changes)
     with pytest.raises(error, match=message) as caught:
-        take(engine, replace(VERSION, tensors=tensors))
+        take(engine, make_version(4, "/4", tensors, CANARY))
     assert caught.type is error and engine.calls == ["load", "discard"]
 
 

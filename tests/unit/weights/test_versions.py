@@ -5,7 +5,8 @@ import pytest
 
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import Canary, TensorSpec, WeightVersion
+from rlax_plugin.testing.builders import make_version
+from rlax_plugin.types import Canary, TensorSpec
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 from rlax_plugin.weights.version_index import versions_from_json, versions_to_json
 from rlax_plugin.weights.versions import MOST_LEASES, VersionTable
@@ -19,7 +20,7 @@ class Clock:
 
 
 def version(number):
-    return WeightVersion(version=number, step=number, path=f"/w/{number}")
+    return make_version(number, f"/w/{number}")
 
 
 def table(keep=2, published=0, **kwargs):
@@ -51,7 +52,7 @@ def test_versions_may_skip_numbers():
 def test_the_same_or_an_older_version_is_rejected(number):
     t = table(published=3)
     with pytest.raises(WeightsError, match=f"version {number} cannot be published after version 2"):
-        t.publish(WeightVersion(number, number, f"/other/{number}"))
+        t.publish(make_version(number, f"/other/{number}"))
     assert numbers(t) == [1, 2]
 
 
@@ -59,7 +60,7 @@ def test_the_same_or_an_older_version_is_rejected(number):
 def test_the_newest_may_be_published_again_which_changes_nothing(restart):
     """The publisher's answer was lost: to void the version would delete the bytes in use."""
     t = table(keep=2, published=3)
-    first = WeightVersion(1, 1, "/again/1")
+    first = make_version(1, "/again/1")
     assert t.publish(first, restart=True) == ["/w/1", "/w/2"]
     for _ in range(2):
         assert t.publish(first, restart=restart) == []
@@ -149,7 +150,7 @@ def test_a_table_continues_from_former_versions():
 
 def test_a_restart_voids_what_is_not_older():
     t = table(keep=3, published=4)  # 1, 2, 3
-    new = WeightVersion(2, 2, "/w/2-new")
+    new = make_version(2, "/w/2-new")
     assert t.publish(new, restart=True) == ["/w/2", "/w/3"]
     assert numbers(t) == [1, 2] and t.latest is new
     with pytest.raises(WeightsError, match="version 2 cannot be published after version 2"):
@@ -163,15 +164,15 @@ def test_a_void_version_stays_for_its_readers_and_for_nobody_else():
     clock = Clock()
     t = table(keep=2, published=4, clock=clock)  # 2, 3
     released, expired = t.acquire(3, "one"), t.acquire(2, "two")
-    assert t.publish(WeightVersion(1, 1, "/w/1-new"), restart=True) == []
+    assert t.publish(make_version(1, "/w/1-new"), restart=True) == []
     assert numbers(t) == [1]
     with pytest.raises(WeightsError, match="requested version 3; available: 1"):
         t.acquire(3, "three")
-    t.publish(WeightVersion(2, 2, "/w/2-new"))
-    assert t.acquire(2, "four").version.path == "/w/2-new"
+    t.publish(make_version(2, "/w/2-new"))
+    assert t.acquire(2, "four").version.paths == ("/w/2-new",)
     assert t.release(released.id) == ["/w/3"]
     clock.now_s += 5
-    assert t.renew(expired.id).version.path == "/w/2"
+    assert t.renew(expired.id).version.paths == ("/w/2",)
     clock.now_s += 10
     assert t.expire() == ["/w/2"]
     assert numbers(t) == [1, 2]
@@ -182,10 +183,9 @@ def test_something_must_be_kept():
         table(keep=0)
 
 
-FULL = WeightVersion(
-    version=7,
-    step=7,
-    path="gs://bucket/w/7",
+FULL = make_version(
+    7,
+    "gs://bucket/w/7",
     tensors={
         "decoder.kernel": TensorSpec((4, 64), "bfloat16", 0xFFFFFFFF),
         "scalar": TensorSpec((), "float32", 0),
@@ -207,7 +207,7 @@ CANARY = Canary(
 
 @pytest.mark.parametrize("way", ["message", "json"])
 def test_a_canary_loses_nothing(way):
-    sent = WeightVersion(7, 7, "/w/7", FULL.tensors, CANARY)
+    sent = make_version(7, "/w/7", FULL.tensors, CANARY)
     if way == "message":
         found = version_from_proto(
             pb.Version.FromString(version_to_proto(sent).SerializeToString())
@@ -226,7 +226,7 @@ def test_a_canary_loses_nothing(way):
     [({"tokens": b"12345"}, "garbled"), ({"logprobs": b""}, "3 tokens and 0 log-probs")],
 )
 def test_a_canary_that_fits_nothing_is_rejected(changes, message):
-    garbled = version_to_proto(WeightVersion(7, 7, "/w/7", {}, CANARY))
+    garbled = version_to_proto(make_version(7, "/w/7", {}, CANARY))
     for name, value in changes.items():
         setattr(garbled.canary, name, value)
     with pytest.raises(WeightsError, match=f"version 7: its canary .*{message}"):

@@ -23,6 +23,7 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.secret import read_secret
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.engine import ScriptedEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import kept_version, record_versions
@@ -40,14 +41,14 @@ def run(tmp_path: Path) -> Path:
     (run / "weights/4").mkdir(parents=True)
     (run / "weights/4/bytes").touch()
     (run / "config.yml").write_text("steps: 4\n")
-    versions = [WeightVersion(n, n, f"{run}/weights/{n}", {}) for n in (3, 4)]
+    versions = [make_version(n, f"{run}/weights/{n}", {}) for n in (3, 4)]
     record_versions(RunFiles(run), versions_to_json(versions))
     return run
 
 
 def test_the_newest_version_is_served_unless_another_is_asked_for(run: Path) -> None:
     assert kept_version(RunFiles(run)).version == 4
-    assert kept_version(RunFiles(run), 4).path == f"{run}/weights/4"
+    assert kept_version(RunFiles(run), 4).paths == (f"{run}/weights/4",)
     for number, reason in ((7, "does not exist"), (2, "is no longer kept")):
         message = f"--version = {number}: {reason}; available: 3, 4"
         with pytest.raises(ConfigError, match=message):
@@ -56,7 +57,7 @@ def test_the_newest_version_is_served_unless_another_is_asked_for(run: Path) -> 
 
 def test_a_run_that_was_moved_is_served_from_where_it_is(run: Path, tmp_path: Path) -> None:
     moved = Path(shutil.move(run, tmp_path / "elsewhere"))
-    assert kept_version(RunFiles(moved)).path == f"{moved}/weights/4"
+    assert kept_version(RunFiles(moved)).paths == (f"{moved}/weights/4",)
 
 
 def test_weights_that_are_gone_are_an_error(run: Path) -> None:
@@ -69,14 +70,14 @@ def test_a_version_that_is_deleted_meanwhile_is_replaced_by_the_newest(run: Path
     asked = []
 
     async def take(version: WeightVersion) -> None:
-        asked.append(version.path)
-        if not Path(version.path).exists():
-            raise WeightsUnreadableError(f"{version.path} does not exist")
+        asked.extend(version.paths)
+        if not Path(version.paths[0]).exists():
+            raise WeightsUnreadableError(f"{version.paths[0]} does not exist")
 
     files = RunFiles(run)
     chosen = kept_version(files)
-    record_versions(files, versions_to_json([WeightVersion(5, 5, f"{run}/weights/5", {})]))
-    shutil.rmtree(chosen.path)
+    record_versions(files, versions_to_json([make_version(5, f"{run}/weights/5", {})]))
+    shutil.rmtree(chosen.paths[0])
     (run / "weights/5").mkdir()
     (run / "weights/5/bytes").touch()
 
@@ -86,7 +87,7 @@ def test_a_version_that_is_deleted_meanwhile_is_replaced_by_the_newest(run: Path
     with pytest.raises(DeadlineError, match=r"reading version 4 .*/4 does not exist.*weights_s"):
         load(0.1)
     assert load(20).version == 5
-    assert asked == [chosen.path, chosen.path, f"{run}/weights/5"]
+    assert asked == [chosen.paths[0], chosen.paths[0], f"{run}/weights/5"]
 
 
 def test_a_run_without_its_prompts_is_served_without_an_example(run: Path) -> None:
