@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -20,11 +21,17 @@ from rlax_plugin.api import (
     LossTerm,
     NoOptions,
     Optimizer,
+    Outcomes,
     RlaxError,
+    RunFiles,
     Section,
+    SignalChain,
     TrainingError,
+    chosen_signals,
     hookimpl,
+    needed_signals,
     of_batch,
+    resolve,
 )
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
@@ -115,14 +122,14 @@ def plugin(monkeypatch):
     monkeypatch.setitem(sys.modules, PLUGIN, module)
 
 
-def trainer_of(directory: Path, *signals, advantage="gae", steps=4, **options):
+def context_of(directory: Path, *signals, objective, steps=4, made=True):
     section = {
         "plugins": [PLUGIN, "rlax_plugin.testing"],
         "prompt_source": {"name": "numbers"},
         "rewards": [{"name": "even"}],
         "rollouts": {"engine": {"name": "scripted"}, "group_size": 2, "groups_per_step": 2},
         "trainer": {"name": "bigram", "checkpoint_every": 2},
-        "objective": {"preset": "grpo", "advantage": {"name": advantage, **options}},
+        "objective": {"preset": "grpo", **objective},
         "signals": [one if isinstance(one, dict) else {"name": one} for one in signals],
     }
     content = {"steps": steps, "base_output_directory": str(directory), "run_name": "run"}
@@ -131,9 +138,20 @@ def trainer_of(directory: Path, *signals, advantage="gae", steps=4, **options):
     registry = registry_for(found)
     registry.validate(found)
     run_dir = directory / "run"
-    run_dir.mkdir(parents=True, exist_ok=True)
+    if made:
+        run_dir.mkdir(parents=True, exist_ok=True)
     context = BuildContext(run_dir, found.seed, found, config, run_url=str(run_dir))
-    return registry.part("trainer", found.trainer, "rlax.trainer", context)
+
+    def part(kind, choice, key):
+        return registry.part(kind, choice, key, context)
+
+    return replace(context, part=part)
+
+
+def trainer_of(directory: Path, *signals, steps=4, **options):
+    advantage = {"name": "gae", **options}
+    context = context_of(directory, *signals, objective={"advantage": advantage}, steps=steps)
+    return context.part("trainer", context.section.trainer, "rlax.trainer")
 
 
 WHITEN = {"whiten_over": "none"}
@@ -219,6 +237,74 @@ def test_a_killed_run_goes_on_with_the_bits_of_an_undisturbed_one(tmp_path):
 def test_signals_run_in_the_order_of_the_list(tmp_path):
     trainer = trainer_of(tmp_path, "plain", {"name": "running_value", "rate": 0.25}, **WHITEN)
     assert list(trainer._signals._signals) == ["plain", "running_value"]
+
+
+def test_what_the_objective_needs_runs_first_with_the_options_of_the_list(tmp_path):
+    objective = {"kl": {"coefficient": 0.1}, "old_policy": "proximal", "epochs": 2}
+    listed = ("head", {"name": "reference", "offload": True})
+    context = context_of(tmp_path, *listed, objective=objective)
+    slots = resolve(context.section, context.part)
+    assert needed_signals(slots) == ("reference", "old_policy")
+    needed = {name: {"offload": False} for name in needed_signals(slots)}
+    found = chosen_signals(context, slots.advantages, needed)
+    assert list(found) == ["reference", "old_policy", "head"]
+    assert found["reference"]._offload and not found["old_policy"]._offload
+
+    # They see any trainer's model. The reference stays what training started from, over a restart.
+    batch, first = two_samples(), policy.initial_weights(0)
+    model = BigramView(first, 0, 1.0)
+    chain = SignalChain(found, RunFiles(context.run_url), slots.advantages, checkpoints=tuple)
+    chain.start(model, 0)
+    logprobs_bt = model.forward(batch, "logprobs")["logprobs"]
+    later = policy.initial_weights(1)
+    for version in (1, 2):
+        model = BigramView(later, version, 1.0)
+        if version == 2:
+            chain.save(2)
+            again = chosen_signals(context, slots.advantages, needed)
+            files = RunFiles(context.run_url)
+            chain = SignalChain(again, files, slots.advantages, checkpoints=tuple)
+            chain.start(model, 2)
+        completed = chain.complete(model, version + 1, batch)
+        np.testing.assert_array_equal(completed["rl_reference_logprobs"], logprobs_bt)
+        old_bt = np.where(batch["rl_mask"] > 0, model.forward(batch, "logprobs")["logprobs"], 0)
+        np.testing.assert_array_equal(completed["rl_old_logprobs"], old_bt)
+        assert (old_bt != logprobs_bt)[batch["rl_mask"] > 0].all()
+
+
+def test_an_old_policy_without_effect_is_rejected(tmp_path):
+    context = context_of(tmp_path, "old_policy", objective={})
+    with pytest.raises(ConfigError, match="must not list old_policy: the loss has its log-probs"):
+        registry_for(context.section).check_start(context.section, context)
+
+
+def test_a_listed_reference_needs_no_kl_and_may_have_a_path(tmp_path):
+    objective = {"reference": {"path": str(tmp_path)}}
+    context = context_of(tmp_path, "reference", objective=objective)
+    slots = resolve(context.section, context.part)
+    (signal,) = chosen_signals(context, slots.advantages).values()
+    assert list(signal.arrays) == ["rl_reference_logprobs"]
+    with pytest.raises(
+        ConfigError, match=r"reference\.path = .*has no effect while rlax\.objective"
+    ):
+        context = context_of(tmp_path, objective=objective)
+        resolve(context.section, context.part)
+
+
+def test_recorded_advantages_are_those_without_values():
+    slots = resolve_with(lists_signals=True)
+    outcomes = Outcomes(np.array([8.0, 4.0]), np.array([3, 1]), np.array([0, 0]))
+    # Values 0 and lambda 1/2: 2, 4, 8 of the first sample, whose mean is 14/3.
+    np.testing.assert_allclose(slots.recorded_advantages(outcomes), [14 / 3, 4.0])
+    with pytest.raises(ConfigError, match="must be 1 without the values of a critic"):
+        resolve_with(lists_signals=False).recorded_advantages(outcomes)
+
+
+def resolve_with(lists_signals):
+    gae = {"name": "gae", "lam": 0.5, **WHITEN}
+    signals = ["head"] if lists_signals else []
+    context = context_of(Path("unused"), *signals, objective={"advantage": gae}, made=False)
+    return resolve(context.section, context.part)
 
 
 @pytest.mark.parametrize(
