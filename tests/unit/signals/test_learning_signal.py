@@ -169,29 +169,35 @@ def two_samples():
     return make_arrays(make_batch(1, [make_group((1.0, 0.0), lengths=(2, 2))]), length=5)
 
 
-def test_a_step_of_the_head_by_hand():
+def test_two_steps_of_the_head_by_hand(tmp_path):
     batch = two_samples()
     trained_bt = batch["rl_mask"] > 0
+    batch["inputs"][trained_bt] = [3, 4, 5, 6]
     weights = {name: np.zeros(shape, np.float32) for name, shape in policy.SHAPES.items()}
-    table = weights["table"]
-    for row, (token, other) in enumerate(batch["inputs"][trained_bt].reshape(2, 2)):
-        table[token, 0], table[other, 1] = 1.0 + row, 2.0  # features of each token's state
-    model = BigramView(weights, 0, 1.0, part_rows=1)
+    for token, column, value in ((3, 0, 1.0), (4, 1, 2.0), (5, 0, -1.0), (6, 1, 4.0)):
+        weights["table"][token, column] = value  # a token's row is its features
     head = Head(HeadConfig())
-    head.start(model)
-    values_bt = head.complete(model, 1, batch)["rl_values"]
-    assert not values_bt.any() and values_bt.dtype == np.float64
-    head.learn(model, 1, batch | {"rl_values": values_bt})
-    assert head.metrics == {"objective/value_loss": 2.0}  # two tokens, each 1 from its value
-    # Each coordinate with a gradient goes up by the learning rate.
-    features = model.forward(batch, "features")["features"][trained_bt].astype(float)
-    slope = -(np.array([1.0, 1.0, 0.0, 0.0]) @ features) / 4
-    expected = np.where(slope < 0, 0.25, 0.0)
-    np.testing.assert_allclose(head.learner.params["w"], expected, rtol=1e-9)
-    assert expected.sum() > 0
-    np.testing.assert_allclose(
-        head.complete(model, 2, batch)["rl_values"][trained_bt], features @ expected, rtol=1e-6
+    chain = SignalChain(
+        {"head": head},
+        RunFiles(tmp_path),
+        lambda outcomes: outcomes.returns_nt - outcomes.values_nt,
+        checkpoints=tuple,
     )
+    model = BigramView(weights, 0, 1.0, part_rows=1)
+    chain.start(model, 0)
+    # Every value is 0: the advantages are the rewards.
+    first = chain.complete(model, 1, batch)
+    np.testing.assert_array_equal(first["rl_advantages"][trained_bt], [1, 1, 0, 0])
+    assert chain.metrics["objective/value_loss"] == 2.0
+    # Gradients -1/4 and -2/4 of the two coordinates: each goes up by .25.
+    np.testing.assert_allclose(head.learner.params["w"][:3], [0.25, 0.25, 0])
+    second = chain.complete(model, 2, batch)
+    np.testing.assert_allclose(second["rl_values"][trained_bt], [0.25, 0.5, -0.25, 1.0])
+    np.testing.assert_allclose(second["rl_advantages"][trained_bt], [0.75, 0.5, 0.25, -1.0])
+    assert chain.metrics["objective/value_loss"] == pytest.approx(0.5625 + 0.25 + 0.0625 + 1)
+    assert chain.metrics["objective/advantage"] == pytest.approx(0.5)
+    # Gradients (-.75 + .25) / 4 and (-.5 * 2 + 4) / 4: one goes up, the other down.
+    np.testing.assert_allclose(head.learner.params["w"][:3], [0.5, 0, 0], atol=1e-9)
 
 
 def test_the_models_outputs_are_those_of_its_policy_in_any_number_of_parts():
@@ -216,7 +222,6 @@ def test_a_critic_learns_beside_the_policy_and_its_values_make_the_advantages(tm
     port = train(tmp_path, "head", steps=3, lam=0.5, gamma=0.9, **WHITEN)
     first, *later = (port.metrics[step] for step in (1, 2, 3))
     assert first["objective/value_loss"] > 0
-    # Without values, at first, the advantage of a token is what is paid at the end, discounted.
     assert all(one["objective/advantage_abs"] > 0 for one in (first, *later))
     assert all(names == set(policy.SHAPES) for names in map(set, port.published.values()))
 
