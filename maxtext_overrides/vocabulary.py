@@ -92,7 +92,7 @@ def _logits_cotangent(
     log_p_btw = _scaled(logits_btw, temperature) - whole.log_z_bt[..., None]
     p_btw = jnp.exp(log_p_btw)
     cotangent_btw = jnp.zeros_like(p_btw)
-    by_logprob_bt, by_entropy_bt = cotangents
+    by_logprob_bt, by_entropy_bt = cotangents.logprobs_bt, cotangents.entropy_bt
     if not isinstance(by_logprob_bt, SymbolicZero):
         is_target_btw = position_bt[..., None] == jnp.arange(logits_btw.shape[-1])
         by_s_btw = jnp.where(is_target_btw, 1.0 - p_btw, -p_btw)

@@ -55,10 +55,18 @@ from rlax_plugin.metrics.tracking import (
 from rlax_plugin.objective.advantages import Outcomes, completions, of_batch, per_group
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS
-from rlax_plugin.objective.inputs import TokenInputs
-from rlax_plugin.objective.loss import Aggregation, ObjectiveSlots, Ratio, make_loss, resolve
+from rlax_plugin.objective.inputs import Scores, TokenInputs
+from rlax_plugin.objective.loss import (
+    Aggregation,
+    ObjectiveSlots,
+    Ratio,
+    loss_weight,
+    make_loss,
+    resolve,
+)
 from rlax_plugin.objective.presets import Preset, presets_from_yaml
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
+from rlax_plugin.objective.terms import LossTerm, scale_names, whole_update
 from rlax_plugin.pass_rates.posterior import beta_interval, mixed_probability
 
 # Hooks, and the interfaces of parts.
@@ -116,6 +124,9 @@ from rlax_plugin.sandbox.sandbox import Ended, Sandbox, SandboxError
 
 # What a trainer adds to a batch.
 from rlax_plugin.signals.chain import SignalChain
+from rlax_plugin.signals.chosen import chosen_signals, needed_signals
+from rlax_plugin.signals.learning import Learner, Optimizer
+from rlax_plugin.signals.model import ModelView, Part
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
 from rlax_plugin.signals.state import SignalState
 
@@ -193,16 +204,21 @@ __all__ = [
     "Job",
     "Key",
     "Launcher",
+    "Learner",
     "LimitedFunction",
     "Limits",
     "Loaded",
+    "LossTerm",
+    "ModelView",
     "NoOptions",
     "NonNegativeInt",
     "ObjectiveSlots",
     "Observer",
+    "Optimizer",
     "Outcome",
     "Outcomes",
     "OverLimitError",
+    "Part",
     "PassRates",
     "PathText",
     "PositiveInt",
@@ -229,6 +245,7 @@ __all__ = [
     "Scheduler",
     "Score",
     "ScoredGroup",
+    "Scores",
     "Seconds",
     "Section",
     "Session",
@@ -263,6 +280,7 @@ __all__ = [
     "beta_interval",
     "check_file_writable",
     "check_readable",
+    "chosen_signals",
     "client_channel",
     "completion_text",
     "completions",
@@ -274,10 +292,12 @@ __all__ = [
     "kl_estimate",
     "kl_token_rewards",
     "load_section",
+    "loss_weight",
     "make_loss",
     "matching_files",
     "mixed_probability",
     "model_tokenizer",
+    "needed_signals",
     "new_directory",
     "of_batch",
     "one_line",
@@ -290,8 +310,10 @@ __all__ = [
     "require",
     "resolve",
     "sandbox_layers",
+    "scale_names",
     "stop_strings_of",
     "storable",
+    "whole_update",
 ]
 
 

@@ -14,7 +14,7 @@ vocabulary; MaxText's, which only ``warm_start`` uses, along the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,12 +38,17 @@ ScoresFn = Callable[[Any, Mapping[str, jax.Array]], Scores]
 OVERRIDES = (*LOSS, *OUTPUT_HEAD, *SCORING)
 
 
-def make_scores_fn(config: Any, temperature: float) -> ScoresFn:
+OUTPUTS = ("features",)
+"""Names that ``Scores.outputs`` may have."""
+
+
+def make_scores_fn(config: Any, temperature: float, outputs: Collection[str] = ()) -> ScoresFn:
     """Returns a forward pass of the trainer's model: its graph and tiling, no loss, no gradient.
 
     Args:
       config: MaxText's.
       temperature: divisor of the logits, above 0.
+      outputs: of ``OUTPUTS``, the names that ``Scores.outputs`` is to have.
 
     Returns:
       ``scores(model, data) -> Scores`` of ``data["targets"]``, to be traced by JAX under
@@ -56,22 +61,47 @@ def make_scores_fn(config: Any, temperature: float) -> ScoresFn:
         # A pass leaves intermediates in its model, and each trace needs variables of its own.
         model = nnx.merge(*nnx.split(model), copy=True)
         nnx.pop(model, nnx.Intermediate)
-        logits_btv = model(
-            decoder_input_tokens=data["inputs"],
-            decoder_positions=data["inputs_position"],
-            decoder_segment_ids=data["inputs_segmentation"],
-            enable_dropout=False,
-            decoder_target_tokens=data["targets"],
-            decoder_target_mask=data["targets_segmentation"],
-        )
+        with output_head.hidden_states(_hides(config, outputs)) as hidden:
+            logits_btv = model(
+                decoder_input_tokens=data["inputs"],
+                decoder_positions=data["inputs_position"],
+                decoder_segment_ids=data["inputs_segmentation"],
+                enable_dropout=False,
+                decoder_target_tokens=data["targets"],
+                decoder_target_mask=data["targets_segmentation"],
+            )
         if config.num_vocab_tiling > 1:
             (hidden_bte,) = nnx.pop(model, nnx.Intermediate)["decoder"]["hidden_states"].get_value()
+            hidden.append(hidden_bte)
             found = output_head.head_scores(model, hidden_bte, data["targets"], temperature)
         else:
             found = dense_scores(logits_btv, data["targets"], temperature)
-        return jax.lax.stop_gradient(found)
+        return jax.lax.stop_gradient(_with_outputs(found, model, hidden, outputs))
 
     return scores
+
+
+def _hides(config: Any, outputs: Collection[str]) -> bool:
+    """Whether MaxText does not give the hidden states that outputs are made of."""
+    return bool(outputs) and config.num_vocab_tiling == 1
+
+
+def _with_outputs(
+    scores: Scores, model: Any, hidden: list[jax.Array], outputs: Collection[str]
+) -> Scores:
+    """Scores with the further outputs that are wanted.
+
+    Args:
+      hidden: what the decoder's output head was given.
+    """
+    if not outputs:
+        return scores
+    if len(hidden) != 1:
+        raise OverrideError(
+            f"MaxText's decoder called its output head {len(hidden)} times, expected once: with "
+            "this config it shows no features"
+        )
+    return scores._replace(outputs={"features": output_head.features(model, hidden[0])})
 
 
 @contextmanager
@@ -87,7 +117,9 @@ def _replaced(train: Any, cross_entropy: Any, tiled_cross_entropy: Any) -> Itera
         max_utils.cross_entropy_with_logits, train.vocab_tiling_nnx_loss = stock
 
 
-def make_loss_fn(train: Any, objective: Objective, temperature: float) -> LossFn:
+def make_loss_fn(
+    train: Any, objective: Objective, temperature: float, outputs: Collection[str] = ()
+) -> LossFn:
     """Returns a ``loss_fn`` for MaxText's train step.
 
     Args:
@@ -96,6 +128,7 @@ def make_loss_fn(train: Any, objective: Objective, temperature: float) -> LossFn
         max(sum of weights, 1). Its metrics are sums; they come out in
         ``aux["intermediate_outputs"]["rlax"]``, added up over micro-batches.
       temperature: temperature with which the rollouts are generated.
+      outputs: see ``make_scores_fn``; with gradient.
 
     Raises:
       ConfigError: temperature 0; a greedy policy has no gradient.
@@ -126,11 +159,15 @@ def make_loss_fn(train: Any, objective: Objective, temperature: float) -> LossFn
             model: Any, hidden_states: jax.Array, data: Any, config: Any, is_train: bool
         ) -> Any:
             del config, is_train
+            hidden.append(hidden_states)
             targets_bt = data["targets"]
             scores.append(output_head.head_scores(model, hidden_states, targets_bt, temperature))
             return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
 
-        with _replaced(train, keep_scores, keep_tiled_scores):
+        with (
+            _replaced(train, keep_scores, keep_tiled_scores),
+            output_head.hidden_states(_hides(config, outputs)) as hidden,
+        ):
             auxiliary, aux = stock_loss_fn(
                 model, config, data, dropout_rng, params, sparsity_state, is_train
             )
@@ -139,7 +176,8 @@ def make_loss_fn(train: Any, objective: Objective, temperature: float) -> LossFn
                 f"MaxText's loss_fn called its cross-entropy {len(scores)} times, expected once: "
                 "this config takes another path through it"
             )
-        rl_sum, rl_weight, metrics = objective(scores[0], data)
+        told = _with_outputs(scores[0], model, hidden, outputs)
+        rl_sum, rl_weight, metrics = objective(told, data)
         if config.gradient_accumulation_steps > 1:
             stock_weight = jnp.maximum(aux["total_weights"], 1)
             total = rl_sum + auxiliary * (rl_weight / stock_weight)

@@ -8,6 +8,8 @@ Only the final norm is applied beforehand, once for all tiles.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,50 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.loss import Scores
 
 _ROWS_AND_LENGTH = ("activation_embed_and_logits_batch", "activation_length")
+
+
+@contextmanager
+def hidden_states(wanted: bool) -> Iterator[list[jax.Array]]:
+    """Collects what decoders give their output heads while the block is traced.
+
+    MaxText keeps it only with ``num_vocab_tiling`` above 1, and then calls no output head.
+
+    Args:
+      wanted: False: nothing is collected, and nothing replaced.
+    """
+    from maxtext.layers.nnx_decoders import NNXDecoder
+
+    found: list[jax.Array] = []
+    stock = NNXDecoder.apply_output_head
+
+    def apply(
+        self: Any,
+        shared_embedding: Any,
+        y: jax.Array,
+        deterministic: bool,
+        model_mode: str,
+        normalize_y: bool = True,
+    ) -> Any:
+        if normalize_y:  # not of multi-token prediction, which has norms of its own
+            found.append(y)
+        return stock(self, shared_embedding, y, deterministic, model_mode, normalize_y)
+
+    if wanted:
+        NNXDecoder.apply_output_head = apply
+    try:
+        yield found
+    finally:
+        NNXDecoder.apply_output_head = stock
+
+
+def features(model: Any, hidden_bte: jax.Array) -> jax.Array:
+    """[rows, length, features]: what the weights of the output head are multiplied by.
+
+    Args:
+      model: MaxText's ``Transformer``.
+      hidden_bte: what its last layer returned.
+    """
+    return model.decoder.decoder_norm(hidden_bte)
 
 
 def head_scores(

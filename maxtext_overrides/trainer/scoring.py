@@ -1,15 +1,15 @@
-"""Computes log-probs of given tokens by forward passes of the trainer's model, without sampling."""
+"""Outputs of the trainer's model for given tokens, such as their log-probs, without sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides.trainer.loss import make_scores_fn
+from maxtext_overrides.trainer.loss import OUTPUTS, make_scores_fn
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
 
@@ -36,35 +36,65 @@ def target_logprobs_of(
 
 
 class BatchScores:
-    """Computes the log-probs of a batch under given weights, one micro-batch at a time."""
+    """Computes outputs of the model for a batch under given weights, one micro-batch at a time.
+
+    Args:
+      config: MaxText's config.
+      temperature: divisor of the logits, above 0.
+    """
 
     def __init__(self, config: Config, temperature: float):
         self._rows: int = config.micro_batch_size_to_train_on
         self._temperature = temperature
-        self._compiled: Callable[..., jax.Array] | None = None
+        self._compiled: dict[tuple[str, ...], Callable[..., dict[str, jax.Array]]] = {}
 
-    def __call__(
-        self, loop: Loop, weights: Weights, arrays: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
-        """Returns float32 [rows, length]: the log-probs of ``targets``."""
+    def parts(
+        self,
+        loop: Loop,
+        weights: Weights,
+        arrays: Mapping[str, np.ndarray],
+        names: tuple[str, ...],
+    ) -> Iterator[tuple[slice, dict[str, jax.Array]]]:
+        """Runs the model over the rows of a batch, in order.
+
+        Args:
+          names: ``logprobs``, ``entropy``, or one of ``loss.OUTPUTS``.
+
+        Yields:
+          Rows, and name -> array [rows, length, ...] on the devices.
+        """
         from maxtext.utils.sharding import get_input_data_sharding
 
         sharding = get_input_data_sharding(loop.config, loop.mesh)
         data = {name: arrays[name] for name in MAXTEXT_ARRAYS}
-        parts = []
-        with loop.shardings():
-            if self._compiled is None:
-                self._compiled = self._made(loop.graph)
-            for start in range(0, len(data["inputs"]), self._rows):
-                part = {name: a[start : start + self._rows] for name, a in data.items()}
-                part = jax.device_put(part, sharding)
-                parts.append(self._compiled(loop.model_state, weights, part))
+        if names not in self._compiled:
+            self._compiled[names] = self._made(loop.graph, names)
+        for start in range(0, len(data["inputs"]), self._rows):
+            rows = slice(start, start + self._rows)
+            with loop.shardings():  # not around a yield: what happens there is the caller's
+                part = jax.device_put({name: a[rows] for name, a in data.items()}, sharding)
+                found = self._compiled[names](loop.model_state, weights, part)
+            yield rows, found
+
+    def __call__(
+        self, loop: Loop, weights: Weights, arrays: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """float32 [rows, length]: log-probs of ``targets``."""
+        parts = [found["logprobs"] for _, found in self.parts(loop, weights, arrays, ("logprobs",))]
         return np.concatenate(jax.device_get(parts))
 
-    def _made(self, graph: Any) -> Callable[..., jax.Array]:
+    def _made(self, graph: Any, names: tuple[str, ...]) -> Callable[..., dict[str, jax.Array]]:
         @jax.jit
-        def logprobs_bt(model_state: Any, weights: Weights, data: Mapping[str, Any]) -> jax.Array:
+        def scores_of_batch(
+            model_state: Any, weights: Weights, data: Mapping[str, Any]
+        ) -> dict[str, jax.Array]:
             # Of the live state only RNG variables are used; jit drops arguments that are not.
-            return target_logprobs_of(graph, restore(model_state, weights), data, self._temperature)
+            model = nnx.merge(graph, restore(model_state, weights))
+            more = tuple(name for name in names if name in OUTPUTS)
+            scores = make_scores_fn(model.config, self._temperature, more)(model, data)
+            every = {"logprobs": scores.logprobs_bt, "entropy": scores.entropy_bt}
+            return {
+                name: array for name, array in (every | scores.outputs).items() if name in names
+            }
 
-        return logprobs_bt
+        return scores_of_batch

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -93,6 +94,8 @@ class Events:
         that is not due, and True, to end the loop after this step.
       on_start: called when the weights exist, before the train step is compiled.
       before_checkpoint: step, right before MaxText saves the checkpoint of that step.
+      update: arrays of one update -> the same, and ``update_arrays``.
+      update_arrays: name -> spec of what ``update`` adds: what depends on a whole update.
     """
 
     batches: Callable[[int], Mapping[str, np.ndarray]]
@@ -100,6 +103,8 @@ class Events:
     decide: Callable[[int], tuple[bool, bool]] = lambda step: (False, False)
     on_start: Callable[[Loop], None] = lambda loop: None
     before_checkpoint: Callable[[int], None] = lambda step: None
+    update: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = lambda arrays: arrays
+    update_arrays: Mapping[str, ArraySpec] = MappingProxyType({})
 
 
 @jax.jit
@@ -155,7 +160,8 @@ class _Extension:
         with self._remembered():
             while True:
                 step = self.started().completed + 1
-                yield from self.updates.of(step, self._batch(step))
+                for update in self.updates.of(step, self._batch(step)):
+                    yield dict(self.events.update(update))
 
     def _batch(self, step: int) -> dict[str, np.ndarray]:
         batch = self.events.batches(step)
@@ -178,7 +184,7 @@ class _Extension:
             name: jax.ShapeDtypeStruct(
                 spec.shape(rows, length), spec.dtype, sharding=batch_sharding
             )
-            for name, spec in self.arrays.items()
+            for name, spec in (dict(self.arrays) | dict(self.events.update_arrays)).items()
         }
 
     def validate_completed_steps(self, completed_steps: int, config_steps: int) -> None:
@@ -320,6 +326,7 @@ def run_train_loop(
     *,
     arrays: Mapping[str, ArraySpec] = MAXTEXT_ARRAYS,
     objective: rl_loss.Objective | None = None,
+    outputs: Collection[str] = (),
 ) -> Loop:
     """Runs MaxText's ``train_loop`` from the newest checkpoint, if any, to ``config.steps``.
 
@@ -332,6 +339,7 @@ def run_train_loop(
       arrays: names and specs of the arrays of a batch that the device gets, all
         [rows, max_target_length, ...].
       objective: the RL objective; None trains with MaxText's own loss.
+      outputs: of ``loss.OUTPUTS``, what the objective gets of the model besides log-probs.
 
     Returns:
       The loop as it ended, by ``config.steps`` or because ``decide`` said so.
@@ -350,7 +358,7 @@ def run_train_loop(
     loss_fn = None
     if objective is not None:
         temperature = config.rlax.rollouts.temperature
-        loss_fn = rl_loss.make_loss_fn(train, objective, temperature)
+        loss_fn = rl_loss.make_loss_fn(train, objective, temperature, outputs)
     recorder = train.create_goodput_recorder(config)
     train.record_goodput(recorder, train.RECORD_JOB_START_TIME)
     with (

@@ -1,9 +1,16 @@
-"""Trainer ``maxtext``: MaxText's own training loop with the run's objective."""
+"""Trainer ``maxtext``: MaxText's own training loop with the run's objective, and its signals."""
 
 from __future__ import annotations
 
 from rlax_maxtext.checking import check
 from rlax_maxtext.options import TrainerOptions, check_start
+from rlax_maxtext.policies import (
+    OldPolicyConfig,
+    ReferenceConfig,
+    build_old_policy,
+    build_reference,
+    check_old_policy,
+)
 from rlax_maxtext.trainer import MaxTextTrainer
 from rlax_plugin.api import Extension, hookimpl
 
@@ -14,3 +21,11 @@ def rlax_register_trainer() -> dict[str, Extension]:
         TrainerOptions, MaxTextTrainer, check, needs_model=True, check_start=check_start
     )
     return {"maxtext": trainer}
+
+
+@hookimpl
+def rlax_register_signal() -> dict[str, Extension]:
+    return {
+        "reference": Extension(ReferenceConfig, build_reference),
+        "old_policy": Extension(OldPolicyConfig, build_old_policy, check_start=check_old_policy),
+    }

@@ -1,46 +1,43 @@
-"""The batch signals of a run of MaxText's trainer, which its objective asks for."""
+"""The signals of a run of MaxText's trainer, around the model that they see."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
-from maxtext_overrides.config.loading import Config
-from maxtext_overrides.trainer.scoring import BatchScores
-from maxtext_overrides.trainer.train_loop import Loop
 from rlax_maxtext.options import TrainerOptions
-from rlax_maxtext.policies import OldPolicy, ReferencePolicy
-from rlax_plugin.api import BatchSignal, ObjectiveSlots, RlaxSection, RunFiles, SignalChain
+from rlax_plugin.api import (
+    BuildContext,
+    ObjectiveSlots,
+    RunFiles,
+    SignalChain,
+    chosen_signals,
+    needed_signals,
+)
 
 
 def signals_of(
-    config: Config,
+    context: BuildContext,
     slots: ObjectiveSlots,
-    section: RlaxSection,
     options: TrainerOptions,
-    directory: str,
     checkpoints: Callable[[], Collection[int]],
-) -> SignalChain[Loop]:
-    """The chain; no signal is in it that the objective does not need.
+) -> SignalChain:
+    """The chain of the signals that the objective needs, and of those that the config lists.
 
     Args:
-      config: of the RL loop.
-      section: the whole ``rlax`` section.
+      context: of the trainer.
       options: of the trainer; which of the kept weights rest in host memory.
-      directory: path or URL of the run.
       checkpoints: see ``SignalChain``.
     """
-    files = RunFiles(directory)
-    logprobs = BatchScores(config, section.rollouts.temperature)  # compiled once for all of them
-    signals: list[BatchSignal[Loop]] = []
-    if slots.needs_reference:
-        path, offload = section.objective.reference.path, options.offload_reference
-        signals.append(ReferencePolicy(slots, path, files, logprobs, offload=offload))
-    if slots.needs_old_logprobs:
-        signals.append(OldPolicy(slots, section, logprobs, offload=options.offload_old_policy))
+    own: dict[str, dict[str, Any]] = {
+        "reference": {"offload": options.offload_reference},
+        "old_policy": {"offload": options.offload_old_policy},
+    }
+    needed = {name: own[name] for name in needed_signals(slots)}
     return SignalChain(
-        signals,
-        files,
+        chosen_signals(context, slots.advantages, needed),
+        RunFiles(context.run_url),
         slots.advantages,
         checkpoints=checkpoints,
-        epochs=section.objective.epochs,
+        epochs=context.section.objective.epochs,
     )

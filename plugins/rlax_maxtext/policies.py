@@ -1,7 +1,7 @@
 """Signals of other policies: log-probs of a batch under the reference's and pi_old's weights.
 
-Both are computed from a whole RL step's batch before its first update, by one compiled forward pass
-of the trainer's own model in the trainer's layout, to which the weights are an argument:
+Both are computed from a whole RL step's batch before its first update. A config need not list them:
+they run, before all others, where its objective needs them.
 
     proximal    pi_old is the policy just before the first update. With one update per batch the
                 loss has it already, as the stop-gradient of its own log-probs.
@@ -18,24 +18,24 @@ the copy of older weights is made again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from maxtext_overrides.trainer import kept_weights
-from maxtext_overrides.trainer.kept_weights import KeptWeights
-from maxtext_overrides.trainer.scoring import BatchScores
-from maxtext_overrides.trainer.train_loop import Loop
-from maxtext_overrides.variables import published
 from rlax_plugin.api import (
     ADVANTAGE_INPUTS,
     ArraySpec,
     BatchSignal,
+    BuildContext,
     ConfigError,
+    ModelView,
     ObjectiveSlots,
-    RlaxSection,
     RunFiles,
+    Section,
     kl_estimate,
     kl_token_rewards,
+    resolve,
 )
 
 _REFERENCE = "rlax.objective.reference.path"
@@ -44,41 +44,81 @@ _LOGPROBS, _KNOWN = ArraySpec(np.dtype(np.float32)), ArraySpec(np.dtype(np.int32
 Arrays = dict[str, np.ndarray]
 
 
-class ReferencePolicy(BatchSignal[Loop]):
+class ReferenceConfig(Section):
+    """Log-probs under a frozen reference policy, rlax.objective.reference.
+
+    It runs where the coefficient of the KL term is above 0. Listed without such a term, it only
+    adds rl_reference_logprobs to each batch, for other signals.
+    """
+
+    offload: bool = Field(
+        default=False, description="true: keep the weights in host memory between steps"
+    )
+
+
+class OldPolicyConfig(Section):
+    """Log-probs under pi_old, where the loss does not have them already.
+
+    It runs where rlax.objective.old_policy needs it.
+    """
+
+    offload: bool = Field(
+        default=False, description="true: keep the copy of older weights in host memory"
+    )
+
+
+def build_reference(config: ReferenceConfig, context: BuildContext) -> ReferencePolicy:
+    """The reference of a run."""
+    slots, path = resolve(context.section, context.part), context.section.objective.reference.path
+    return ReferencePolicy(slots, path, RunFiles(context.run_url), offload=config.offload)
+
+
+def build_old_policy(config: OldPolicyConfig, context: BuildContext) -> OldPolicy:
+    """The old policy of a run."""
+    slots, every = resolve(context.section, context.part), context.section.staleness.reload_every
+    return OldPolicy(slots, every, offload=config.offload)
+
+
+def check_old_policy(config: OldPolicyConfig, context: BuildContext) -> None:
+    """See ``Extension``.
+
+    Raises:
+      ConfigError: it has no effect.
+    """
+    slots = resolve(context.section, context.part)
+    if not slots.needs_old_logprobs:
+        reason = (
+            "must not list old_policy: the loss has its log-probs already with old_policy: "
+            f"{slots.algorithm.old_policy} and {slots.updates_per_step} update(s) per batch"
+        )
+        raise ConfigError("rlax.signals", "old_policy", reason)
+
+
+class ReferencePolicy(BatchSignal):
     """KL to frozen weights: log-probs for the loss, or token rewards for the advantages.
 
     Args:
-      slots: with ``needs_reference``.
+      slots: of the run; with KL in the reward they make token rewards of it.
       path: of the reference; empty: the weights that training starts from.
       files: the run's directory, below which they are kept.
       offload: whether they rest in host memory between steps.
-      logprobs: of the run's batches.
 
     Attributes:
       metrics: with KL in the reward ``objective/reference_kl_{k1,k3}``, of the sampler to the
         reference.
     """
 
-    name = "reference"
-
-    def __init__(
-        self,
-        slots: ObjectiveSlots,
-        path: str,
-        files: RunFiles,
-        logprobs: BatchScores,
-        *,
-        offload: bool,
-    ):
+    def __init__(self, slots: ObjectiveSlots, path: str, files: RunFiles, *, offload: bool):
         self._slots, self._path, self._files = slots, path, files
-        self._logprobs, self._offload = logprobs, offload
-        self._reference: KeptWeights | None = None
-        if slots.kl_in_loss:
-            self.arrays = {"rl_reference_logprobs": _LOGPROBS}
-        else:
+        self._offload = offload
+        self._reference: Any = None
+        self._pays = slots.needs_reference and not slots.kl_in_loss
+        if self._pays:
             self.arrays = {"rl_token_rewards": ADVANTAGE_INPUTS["rl_token_rewards"]}
+        else:
+            self.arrays = {"rl_reference_logprobs": _LOGPROBS}
 
-    def start(self, model: Loop) -> None:
+    def start(self, model: ModelView) -> None:
         """Gets the reference.
 
         Raises:
@@ -86,22 +126,22 @@ class ReferencePolicy(BatchSignal[Loop]):
         """
         given = self._path
         path = given or self._files.location("reference")
-        if given or model.completed > 0:
+        if given or model.version > 0:
             if not given and not self._files.exists("reference"):
                 raise ConfigError(
                     _REFERENCE, "", f"must be set: this run did not store a reference in {path}"
                 )
-            self._reference = kept_weights.load(path, model, self._offload, _REFERENCE)
+            self._reference = model.load(path, _REFERENCE, offload=self._offload)
         else:
             # Nothing resumes a run without checkpoints. What a killed start left is replaced.
-            if model.config.enable_checkpointing:
-                kept_weights.save(path, model)
-            self._reference = KeptWeights.of(model, self._offload)
+            if model.resumable:
+                model.save(path)
+            self._reference = model.keep(offload=self._offload)
 
-    def complete(self, model: Loop, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
+    def complete(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
         assert self._reference is not None, "start comes first"
-        reference_bt = self._logprobs(model, self._reference.on_devices(), batch)
-        if self._slots.kl_in_loss:
+        reference_bt = model.forward(batch, "logprobs", weights=self._reference)["logprobs"]
+        if not self._pays:
             return {"rl_reference_logprobs": reference_bt}
         behaviour_bt = batch["rl_behaviour_logprobs"]
         kl = self._slots.algorithm.kl
@@ -114,36 +154,33 @@ class ReferencePolicy(BatchSignal[Loop]):
         return {"rl_token_rewards": rewards_bt}
 
 
-class OldPolicy(BatchSignal[Loop]):
+class OldPolicy(BatchSignal):
     """Log-probs under pi_old, where the loss does not have them already.
 
     Args:
       slots: with ``needs_old_logprobs``.
-      section: the whole ``rlax`` section.
+      reload_every: versions from one that workers load to the next.
       offload: whether a kept copy rests in host memory between steps.
-      logprobs: of the run's batches.
 
     Attributes:
       metrics: with ``reprefill`` ``objective/reprefill_missed``, trained tokens whose version was
         not at hand.
     """
 
-    name = "old_policy"
-
-    def __init__(
-        self, slots: ObjectiveSlots, section: RlaxSection, logprobs: BatchScores, *, offload: bool
-    ):
-        self._slots, self._section = slots, section
-        self._logprobs, self._offload = logprobs, offload
-        self._retained: tuple[int, KeptWeights] | None = None  # with its version
+    def __init__(self, slots: ObjectiveSlots, reload_every: int, *, offload: bool):
+        self._slots, self._reload_every, self._offload = slots, reload_every, offload
+        self._started_from = 0
+        self._retained: tuple[int, Any] | None = None  # with its version
         self.arrays = {"rl_old_logprobs": _LOGPROBS, "rl_old_known": _KNOWN}
 
-    def complete(self, model: Loop, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
+    def start(self, model: ModelView) -> None:
+        self._started_from = model.version
+
+    def complete(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
         trained_bt = batch["rl_mask"] > 0
         old_bt, known_bt = np.zeros(trained_bt.shape, np.float32), np.zeros_like(trained_bt)
         if self._slots.updates_per_step > 1:
-            current = published(model.model_state)
-            old_bt, known_bt = self._logprobs(model, current, batch), trained_bt
+            old_bt, known_bt = model.forward(batch, "logprobs")["logprobs"], trained_bt
         if self._slots.algorithm.old_policy == "reprefill":
             version_bt = step - batch["rl_staleness"]
             older_bt = trained_bt & (version_bt < step - 1)
@@ -151,7 +188,7 @@ class OldPolicy(BatchSignal[Loop]):
                 version, weights = self._retained
                 found_bt = older_bt & (version_bt == version)
                 if found_bt.any():
-                    retained_bt = self._logprobs(model, weights.on_devices(), batch)
+                    retained_bt = model.forward(batch, "logprobs", weights=weights)["logprobs"]
                     old_bt = np.where(found_bt, retained_bt, old_bt)
                     known_bt = known_bt | found_bt
                     older_bt &= ~found_bt
@@ -161,11 +198,10 @@ class OldPolicy(BatchSignal[Loop]):
             "rl_old_known": known_bt.astype(np.int32),
         }
 
-    def learn(self, model: Loop, step: int, batch: Mapping[str, np.ndarray]) -> None:
+    def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:
         """Keeps the current weights if later batches can hold tokens of theirs."""
-        staleness = self._section.staleness
-        if self._slots.algorithm.old_policy != "reprefill" or staleness.max_staleness == 1:
+        if self._slots.algorithm.old_policy != "reprefill" or self._slots.max_staleness == 1:
             return
-        if (step - 1 - model.started_from) % staleness.reload_every == 0:
+        if (step - 1 - self._started_from) % self._reload_every == 0:
             self._retained = None  # before the new copy takes its place
-            self._retained = (step - 1, KeptWeights.of(model, self._offload))
+            self._retained = (step - 1, model.keep(offload=self._offload))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,8 +22,11 @@ from rlax_plugin.api import (
     RlaxSection,
     Trainer,
     TrainerPort,
+    loss_weight,
     make_loss,
     resolve,
+    scale_names,
+    whole_update,
 )
 
 if TYPE_CHECKING:
@@ -80,23 +84,26 @@ class MaxTextTrainer(Trainer):
         from maxtext_overrides.trainer.first_weights import chosen
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
         from rlax_maxtext.batch_signals import signals_of
+        from rlax_maxtext.model_view import MaxTextView
 
         config, slots = self._initialized(port), resolve(self._section, self._context.part)
         publish = self._publisher(port)
-        run_url = self._context.run_url
-        signals = signals_of(config, slots, self._section, self._options, run_url, self.checkpoints)
+        signals = signals_of(self._context, slots, self._options, self.checkpoints)
+        model = MaxTextView(config, self._section.rollouts.temperature)
         running: Loop | None = None
 
         def on_start(loop: Loop) -> None:
             nonlocal running
             running = loop
-            signals.start(loop, loop.completed)
+            model.show(loop)
+            signals.start(model, loop.completed)
             publish(loop)
 
         def batches(step: int) -> Mapping[str, np.ndarray]:
             batch = port.next_batch(step)
             assert running is not None, "a loop starts before it asks for a batch"
-            return signals.complete(running, step, batch)
+            model.show(running)
+            return signals.complete(model, step, batch)
 
         def before_checkpoint(step: int) -> None:
             signals.save(step)
@@ -109,16 +116,27 @@ class MaxTextTrainer(Trainer):
             found = jax.device_get(dict(metrics))
             port.step_done(loop.completed, signals.metrics | found)
 
+        terms = signals.terms
+        of_update: dict[str, Any] = {}
+        if terms and config.gradient_accumulation_steps > 1:  # terms need what all parts weigh
+            weight = partial(loss_weight, slots)
+            of_update = {
+                "update": lambda arrays: whole_update(terms, arrays, weight),
+                "update_arrays": dict.fromkeys(scale_names(terms), ARRAYS["rl_advantages"]),
+            }
         events = Events(
             batches=batches,
             on_step_end=on_step_end,
             decide=port.decide,
             on_start=on_start,
             before_checkpoint=before_checkpoint,
+            **of_update,
         )
         arrays = ARRAYS | signals.device_arrays
+        outputs = {name for term in terms.values() for name in term.outputs}
         try:
-            run_train_loop(config, events, arrays=arrays, objective=make_loss(slots))
+            loss = make_loss(slots, terms)
+            run_train_loop(config, events, arrays=arrays, objective=loss, outputs=outputs)
         except ValueError as error:
             found = ("--from", str(self._descent)) if self._descent else chosen(config.get_keys())
             if found is None or running is not None or not (weight := mismatch(error)):

@@ -127,10 +127,10 @@ class Gae(Whitening):
 
     GAE, https://arxiv.org/abs/1506.02438. R_t is the reward of token t, and V_t its value, which a
     critic estimates. The reward of the sample is added to its last token, and the value after that
-    token is 0. The built-in trainers have no critic. Without one, the advantage of a token before
-    whitening is the reward of the sample plus all rewards of this and all later tokens, those of
-    turns and of KL included, and gamma and lam must be 1. A trainer of your own or
-    ``evaluate_objective`` can provide values.
+    token is 0. A critic is a signal of a plug-in, which rlax.signals lists. Without one, the
+    advantage of a token before whitening is the reward of the sample plus all rewards of this and
+    all later tokens, those of turns and of KL included, and gamma and lam must be 1.
+    ``evaluate_objective`` takes values as an argument.
     """
 
     gamma: Fraction = Field(1.0, description="discount factor per token")

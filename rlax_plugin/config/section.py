@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlax_plugin.config.base import (
     Choice,
@@ -227,9 +227,24 @@ class RlaxSection(Section):
     trainer: Annotated[Choice, DefaultPart("maxtext")] = Field(
         default=Choice(name="maxtext"), description="implementation of the training loop"
     )
+    signals: tuple[Choice, ...] = Field(
+        default=(),
+        description="signals that the trainer adds to each batch, such as the values of a critic, "
+        "in the order in which they run. Those that the objective needs, such as the reference "
+        "policy of a KL term, need not be listed, and run first",
+    )
     retention: Retention = Retention()
     deadlines: Deadlines = Deadlines()
     network: Network = Network()
+
+    @field_validator("signals")
+    @classmethod
+    def _different(cls, signals: tuple[Choice, ...]) -> tuple[Choice, ...]:
+        names = [choice.plain_name for choice in signals]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError("rlax.signals", names, f"must name {name!r} once")
+        return signals
 
     @property
     def batch_rows(self) -> int:

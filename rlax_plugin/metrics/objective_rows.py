@@ -139,13 +139,14 @@ OBJECTIVE_ROWS: tuple[Row, ...] = (
         "running_value",
         "reward",
         "mean of the value that a prompt had before the batch",
-        "trainer `bigram`, if its option `running_value` is above 0",
+        "if `rlax.signals` has `running_value`, or trainer `bigram` its option of this name",
     ),
     (
         "<name>",
         "its own",
         "mean of the value that a slot of a plug-in returns from its method `metrics`, or that a "
-        "batch signal has in `metrics`",
-        "if a slot of a plug-in, or a batch signal, has `metrics`",
+        "signal has in `metrics`; or the sum of a term that a signal adds to the loss, divided by "
+        "the term's weight",
+        "if a slot of a plug-in, or a signal, has `metrics`, or a signal has `terms`",
     ),
 )

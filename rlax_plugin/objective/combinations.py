@@ -127,7 +127,9 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
             "cannot be combined with rlax.rollouts.on_new_weights: continue, which generates one "
             "sample with several versions: choose proximal",
         )
-    if (path := section.objective.reference.path) and not algorithm.kl.coefficient:
+    reads_reference = any(choice.plain_name == "reference" for choice in section.signals)
+    reads_reference |= algorithm.kl.coefficient > 0
+    if (path := section.objective.reference.path) and not reads_reference:
         raise ConfigError(
             "rlax.objective.reference.path",
             path,

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlax_plugin.objective.inputs import TokenInputs
 from rlax_plugin.objective.ratios import kl_estimate, ratio_of
+from rlax_plugin.objective.terms import reported
 
 if TYPE_CHECKING:
     import jax
@@ -105,11 +106,13 @@ def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
       ``objective/*`` sum; of w, against the sampler, ``objective/chi_squared`` = E[w^2] - 1,
       ``objective/effective_sample_size`` = (sum w)^2 / (n sum w^2), in (0, 1], and
       ``objective/perplexity_gap``, the trainer's perplexity over the sampler's, less 1;
+      ``objective/<name>`` of each further term of the loss, its sum over its weight;
       ``logprob_gap/{mean,p95,max,tokens}`` (nats, over tokens of staleness 1). Means over nothing
       are left out.
     """
     tokens = float(totals["tokens"])
     report = {"objective/tokens": tokens, "objective/sequences": float(totals["sequences"])}
+    report |= reported(totals)
     if tokens > 0:
         report |= {k: float(v) / tokens for k, v in totals.items() if k.startswith("objective/")}
         w, w2, logprob, behaviour_logprob = (float(totals[name]) / tokens for name in _RAW)

@@ -5,6 +5,7 @@ JAX is imported when a method is called. Suffixes name axes: ``_bt`` is [rows, l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -23,10 +24,13 @@ class Scores(NamedTuple):
     Attributes:
       logprobs_bt: log pi_theta of the target.
       entropy_bt: entropy of pi_theta over the whole vocabulary, nats.
+      outputs: further outputs by name, [rows, length, ...]; only those that were asked for.
+        ``features`` are those to which the output head is applied, in the model's own dtype.
     """
 
     logprobs_bt: jax.Array
     entropy_bt: jax.Array
+    outputs: Mapping[str, jax.Array] = {}  # never changed
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import PluginError
-from rlax_plugin.objective import combinations, diagnostics
+from rlax_plugin.objective import combinations, diagnostics, terms
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
 from rlax_plugin.objective.inputs import Ratio, Scores, TokenInputs
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
+from rlax_plugin.objective.terms import LossTerm, Terms
 from rlax_plugin.ports.kinds import AT_KEY
 
 __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
     "TokenInputs",
     "Scores",
+    "LossTerm",
     "Ratio",
     "ratio_of",
     "kl_estimate",
@@ -77,6 +81,7 @@ class ObjectiveSlots:
       max_sequences: see ``TokenInputs``.
       updates_per_step: optimizer updates with one batch.
       max_staleness: largest number of versions between the update's and a sample's oldest token.
+      lists_signals: True if the config lists signals, which may give values later.
     """
 
     aggregation: Aggregation
@@ -89,6 +94,26 @@ class ObjectiveSlots:
     max_sequences: int = 1
     updates_per_step: int = 1
     max_staleness: int = 1
+    lists_signals: bool = False
+
+    @property
+    def recorded_advantages(self) -> AdvantageSlot:
+        """What the controller computes and records, before signals of the config add values.
+
+        Values count as 0, and a sample has one advantage, the mean over its tokens, unless it was
+        paid at tokens.
+        """
+        if not self.lists_signals:
+            return self.advantages
+
+        def without_values(outcomes: Outcomes) -> Any:
+            mask_nt = outcomes.mask_nt
+            found = self.advantages(replace(outcomes, values_nt=np.zeros(mask_nt.shape)))
+            if np.ndim(found) == 1 or outcomes.token_rewards_nt is not None:
+                return found
+            return np.where(mask_nt, found, 0.0).sum(axis=1) / outcomes.lengths_n
+
+        return without_values
 
     @property
     def kl_in_loss(self) -> bool:
@@ -193,6 +218,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Ob
         section.batches.sequences_per_row,
         objective.updates_per_step,
         section.staleness.max_staleness,
+        bool(section.signals),
     )
 
 
@@ -253,8 +279,21 @@ def _check_shape(slot: str, found_bt: Any, inputs: TokenInputs) -> None:
         )
 
 
-def make_loss(slots: ObjectiveSlots) -> Loss:
+def loss_weight(slots: ObjectiveSlots, data: Mapping[str, Any]) -> Any:
+    """The weight that the loss returns for a batch, without a model's scores."""
+    import jax.numpy as jnp
+
+    nothing_bt = jnp.zeros(data["rl_mask"].shape, jnp.float32)
+    inputs = token_inputs(slots, Scores(nothing_bt, nothing_bt), data)
+    return slots.aggregation(inputs)[1]
+
+
+def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
     """Returns the function that the trainer differentiates.
+
+    Args:
+      added: terms beside the objective, such as those of signals: sum / weight of each is added to
+        the loss of an update, and reported as ``objective/<name>``.
 
     It is called as ``loss(scores, data)``: ``scores`` of ``data["targets"]`` under pi_theta;
     ``data`` the arrays of ``objective/batches.py``, and the trainer's additions:
@@ -273,6 +312,7 @@ def make_loss(slots: ObjectiveSlots) -> Loss:
     import jax
     import jax.numpy as jnp
 
+    added = added or {}
     stop = jax.lax.stop_gradient
     algorithm = slots.algorithm
     kl = algorithm.kl
@@ -284,7 +324,8 @@ def make_loss(slots: ObjectiveSlots) -> Loss:
     def loss(scores: Scores, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         names = ("rl_mask", "rl_advantages", "rl_behaviour_logprobs", "rl_staleness")
         chex.assert_rank(scores.logprobs_bt, 2)
-        chex.assert_equal_shape([*scores, *(data[name] for name in names)])
+        told = (scores.logprobs_bt, scores.entropy_bt)
+        chex.assert_equal_shape([*told, *(data[name] for name in names)])
         inputs = token_inputs(slots, scores, data)
         frozen = inputs.frozen()
 
@@ -313,6 +354,14 @@ def make_loss(slots: ObjectiveSlots) -> Loss:
                 if key in metrics or key in diagnostics.DERIVED:
                     raise PluginError(f"two slots of the objective report the metric {name!r}")
                 metrics[key] = (value_bt * frozen.mask_bt).sum()
-        return loss_sum, stop(jnp.asarray(weight, inputs.mask_bt.dtype)), metrics
+        weight = stop(jnp.asarray(weight, inputs.mask_bt.dtype))
+        if added:
+            for name in added:
+                if (key := f"objective/{name}") in metrics or key in diagnostics.DERIVED:
+                    reason = f"a term of the loss is named {name!r}, as a metric of the objective"
+                    raise PluginError(reason)
+            total, sums = terms.added(added, scores, data, weight, loss_sum.dtype)
+            loss_sum, metrics = loss_sum + total, metrics | sums
+        return loss_sum, weight, metrics
 
     return loss

@@ -203,6 +203,13 @@ ALL = (
         contract="trainer",
         toy="bigram",
     ),
+    Kind(
+        name="signal",
+        part="BatchSignal",
+        process=_TRAINER,
+        places=("signals[]",),
+        contract="signal",
+    ),
 )
 BY_NAME = {kind.name: kind for kind in ALL}
 AT_KEY = {key: kind for kind in ALL for key in kind.config_keys}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -11,22 +11,23 @@ from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.advantages import AdvantageSlot, of_batch
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, TOKEN_REWARDS
+from rlax_plugin.objective.terms import LossTerm
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
+from rlax_plugin.signals.model import ModelView
+from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, VALUES, BatchSignal
 from rlax_plugin.signals.state import SignalState, prune
 
-_VALUES = "rl_values"
 
-
-class SignalChain[Model]:
+class SignalChain:
     """Completes batches, and keeps the state of its signals beside the trainer's checkpoints.
 
     Advantages are computed here only where a signal adds one of ``ADVANTAGE_INPUTS``; otherwise
     they stay those of the recorded batch.
 
     Args:
-      signals: in order; each sees what those before it added. With none, all of this does nothing.
+      signals: name -> signal, of ``chosen_signals``, in order; each sees what those before it
+        added. With none, all of this does nothing.
       files: the run's directory.
       advantages: the slot that turns rewards, token rewards and values into advantages.
       checkpoints: the steps of which the trainer has a checkpoint.
@@ -34,33 +35,35 @@ class SignalChain[Model]:
 
     Attributes:
       device_arrays: name -> spec of what ``complete`` adds for the loss.
+      terms: name -> what the signals add to the loss.
       metrics: of the latest batch, sums over tokens as the loss's, added up over all epochs: those
         of the signals, and where advantages were computed here ``objective/advantage`` and
         ``objective/advantage_abs``.
 
     Raises:
-      TrainingError: two signals have one name or add the same array, or one adds an array that the
-        batch has already.
+      TrainingError: two signals add the same array or term, or one adds an array that the batch
+        has already.
     """
 
     def __init__(
         self,
-        signals: Sequence[BatchSignal[Model]],
+        signals: Mapping[str, BatchSignal],
         files: RunFiles,
         advantages: AdvantageSlot,
         *,
         checkpoints: Callable[[], Collection[int]],
         epochs: int = 1,
     ):
-        self._signals, self._files = tuple(signals), files
+        self._signals, self._files = dict(signals), files
         self._advantages, self._checkpoints, self._epochs = advantages, checkpoints, epochs
         self._saved: int | None = None  # the newest step whose state this process has written
         self.metrics: dict[str, float] = {}
         added = _checked(self._signals)
         self.device_arrays = {n: s for n, s in added.items() if n not in ADVANTAGE_INPUTS}
         self._computes = bool(added.keys() & ADVANTAGE_INPUTS.keys())
+        self.terms = _terms(self._signals)
 
-    def start(self, model: Model, step: int) -> None:
+    def start(self, model: ModelView, step: int) -> None:
         """To be called before the first step.
 
         Args:
@@ -69,13 +72,13 @@ class SignalChain[Model]:
         Raises:
           TrainingError: the state of a signal is missing or damaged.
         """
-        for signal in self._signals:
+        for name, signal in self._signals.items():
             signal.start(model)
             if step:
-                signal.restore(step, SignalState(self._files, step, signal.name))
+                signal.restore(step, SignalState(self._files, step, name))
 
     def complete(
-        self, model: Model, step: int, batch: Mapping[str, np.ndarray]
+        self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """The batch with what the signals add, and the advantages that follow; they learn from it.
 
@@ -89,10 +92,10 @@ class SignalChain[Model]:
             finite.
         """
         completed = dict(batch)
-        for signal in self._signals:
-            completed |= _added(signal, model, step, completed)
+        for name, signal in self._signals.items():
+            completed |= _added(name, signal, model, step, completed)
         self.metrics = self._with_advantages(completed) if self._computes else {}
-        for signal in self._signals:
+        for signal in self._signals.values():
             signal.learn(model, step, completed)
             self.metrics |= signal.metrics
         self.metrics = {name: total * self._epochs for name, total in self.metrics.items()}
@@ -100,7 +103,7 @@ class SignalChain[Model]:
 
     def _with_advantages(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
         """Replaces the advantages of a batch; their metrics."""
-        found_bt = of_batch(self._advantages, batch, batch.get(TOKEN_REWARDS), batch.get(_VALUES))
+        found_bt = of_batch(self._advantages, batch, batch.get(TOKEN_REWARDS), batch.get(VALUES))
         batch["rl_advantages"] = found_bt.astype(ARRAYS["rl_advantages"].dtype)
         trained_n = found_bt[batch["rl_mask"] > 0]
         sums = {"advantage": trained_n.sum(), "advantage_abs": np.abs(trained_n).sum()}
@@ -114,8 +117,8 @@ class SignalChain[Model]:
         """
         if not self._signals:
             return
-        for signal in self._signals:
-            signal.save(step, SignalState(self._files, step, signal.name))
+        for name, signal in self._signals.items():
+            signal.save(step, SignalState(self._files, step, name))
         reached(FaultPoint.SIGNALS_WRITTEN)
         # The checkpoint before this one may still be on its way.
         keep = {step} if self._saved is None else {step, self._saved}
@@ -123,44 +126,56 @@ class SignalChain[Model]:
         prune(self._files, self._checkpoints(), keep)
 
 
-def _checked[Model](signals: Sequence[BatchSignal[Model]]) -> dict[str, ArraySpec]:
+def _checked(signals: Mapping[str, BatchSignal]) -> dict[str, ArraySpec]:
     """Name -> spec of everything that the signals add."""
-    names: set[str] = set()
     owner = dict.fromkeys(ARRAYS | HOST_ARRAYS, "the batch")
     added: dict[str, ArraySpec] = {}
-    for signal in signals:
-        if not re.fullmatch(r"\w+", signal.name) or signal.name in names:
+    for signal_name, signal in signals.items():
+        if not re.fullmatch(r"\w+", signal_name):  # it names the folder of its state
             raise TrainingError(
-                f"a signal is named {signal.name!r}: names consist of letters, digits and _, and "
-                "no two signals of a run have the same"
+                f"a signal is named {signal_name!r}: names consist of letters, digits and _"
             )
-        names.add(signal.name)
         for name, spec in signal.arrays.items():
             if name in owner and name != TOKEN_REWARDS:
                 raise TrainingError(
-                    f"signal {signal.name!r} adds {name}, which {owner[name]} has already"
+                    f"signal {signal_name!r} adds {name}, which {owner[name]} has already"
                 )
             if (expected := ADVANTAGE_INPUTS.get(name, spec)) != spec:
                 raise TrainingError(
-                    f"signal {signal.name!r} adds {name} as {spec}, expected {expected}"
+                    f"signal {signal_name!r} adds {name} as {spec}, expected {expected}"
                 )
-            owner[name], added[name] = f"signal {signal.name!r}", spec
+            owner[name], added[name] = f"signal {signal_name!r}", spec
     return added
 
 
-def _added[Model](
-    signal: BatchSignal[Model], model: Model, step: int, batch: Mapping[str, np.ndarray]
+def _terms(signals: Mapping[str, BatchSignal]) -> dict[str, LossTerm]:
+    found: dict[str, LossTerm] = {}
+    for name, signal in signals.items():
+        if both := found.keys() & signal.terms.keys():
+            raise TrainingError(
+                f"signal {name!r} adds the term {min(both)!r} to the loss, as another signal does"
+            )
+        found |= signal.terms
+    return found
+
+
+def _added(
+    name: str,
+    signal: BatchSignal,
+    model: ModelView,
+    step: int,
+    batch: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     found = {n: np.asarray(a) for n, a in signal.complete(model, step, batch).items()}
     if found.keys() != signal.arrays.keys():
         raise TrainingError(
-            f"step {step}: signal {signal.name!r} returned {sorted(found)}, "
+            f"step {step}: signal {name!r} returned {sorted(found)}, "
             f"expected {sorted(signal.arrays)}"
         )
     rows, length = batch["rl_mask"].shape
-    for name, spec in signal.arrays.items():
-        if wrong := spec.mismatch(found[name], rows, length):
-            raise TrainingError(f"step {step}: {name} of signal {signal.name!r} is {wrong}")
+    for array, spec in signal.arrays.items():
+        if wrong := spec.mismatch(found[array], rows, length):
+            raise TrainingError(f"step {step}: {array} of signal {name!r} is {wrong}")
     if TOKEN_REWARDS in found and TOKEN_REWARDS in batch:
         found[TOKEN_REWARDS] = batch[TOKEN_REWARDS] + found[TOKEN_REWARDS]
     return found

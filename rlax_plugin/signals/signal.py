@@ -9,20 +9,24 @@ import numpy as np
 
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import TOKEN_REWARDS
+from rlax_plugin.objective.terms import LossTerm
 from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.signals.model import ModelView
 from rlax_plugin.signals.state import SignalState
+
+VALUES = "rl_values"
 
 ADVANTAGE_INPUTS: dict[str, ArraySpec] = {
     # Read at the completion tokens of scored samples; they need not reach a device. The token
     # rewards of several signals add up.
     TOKEN_REWARDS: ArraySpec(np.dtype(np.float64)),
-    "rl_values": ArraySpec(np.dtype(np.float64)),
+    VALUES: ArraySpec(np.dtype(np.float64)),
 }
 """What ``Outcomes`` has beside rewards. A signal that adds one of them has the trainer compute the
 advantages."""
 
 
-class BatchSignal[Model]:
+class BatchSignal:
     """Derive from it, and write what is needed; a trainer calls all of it on its own thread.
 
     For every step, ``complete`` is called before and ``learn`` after the advantages of the batch
@@ -33,25 +37,25 @@ class BatchSignal[Model]:
     state needs neither.
 
     Attributes:
-      name: of the signal, unique among those of a run, and of the folder of its state: letters,
-        digits, ``_``.
-      arrays: what ``complete`` returns.
+      arrays: what ``complete`` returns. The loss gets all of it but ``ADVANTAGE_INPUTS``.
+      terms: name -> what is added to the loss; it may read the signal's arrays. The mean is
+        reported as ``objective/<name>``.
       metrics: of the latest batch: ``objective/<name>`` -> sum over its trained tokens. The mean is
         reported.
     """
 
-    name: str
     arrays: Mapping[str, ArraySpec] = MappingProxyType({})
+    terms: Mapping[str, LossTerm] = MappingProxyType({})
     metrics: Mapping[str, float] = MappingProxyType({})
 
-    def start(self, model: Model) -> None:
+    def start(self, model: ModelView) -> None:
         """Called once, before the first step.
 
         Args:
-          model: what the trainer shows of the weights that training starts or goes on from.
+          model: with the weights that training starts or goes on from.
         """
 
-    def complete(self, model: Model, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
+    def complete(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
         """What this signal adds to a batch.
 
         Args:
@@ -65,7 +69,7 @@ class BatchSignal[Model]:
         """
         return {}
 
-    def learn(self, model: Model, step: int, batch: Mapping[str, np.ndarray]) -> None:
+    def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:
         """Learns from a batch, which now has the advantages that are trained."""
 
     def save(self, step: int, state: SignalState) -> None:

@@ -142,7 +142,7 @@ class _Assembly:
             trips=trips,
             turns=turns,
             buffer=buffer,
-            advantage_slot=slots.advantages,
+            advantage_slot=slots.recorded_advantages,
             observers=self._observers,
             supervision=self._supervision,
         )

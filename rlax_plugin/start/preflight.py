@@ -46,7 +46,7 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
     to_bytes(config)  # workers can be given it
     context = BuildContext.outside_run(section, config)
     slots = registry.slots(context)
-    advantages.probe(slots.advantages, section.rollouts.group_size)
+    advantages.probe(slots.recorded_advantages, section.rollouts.group_size)
     check_places(section, maxtext, remote=remote)
     if section.network.prometheus_port is not None:
         prometheus_token(section.network)

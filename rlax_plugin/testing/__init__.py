@@ -7,6 +7,7 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 - rollout engine ``scripted``: samples from that policy, and can be slow, broken, or hold wrong
   weights;
 - weight store ``npz``: one checksummed file per version;
+- signal ``running_value``: a value for each prompt, learnt from its rewards;
 - observer ``tally``: counts scored groups and steps, each once over kills;
 - a run directory under ``objects://``: a local stand-in for ``gs://`` (see ``object_store``).
 
@@ -40,6 +41,7 @@ from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.protocols import BuildContext, Extension, PromptSource
 from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+from rlax_plugin.testing.running_value import RunningValue, RunningValueConfig
 from rlax_plugin.testing.store import NpzConfig, NpzStore
 from rlax_plugin.testing.tally import Tally, TallyConfig
 from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig, check_vocabulary
@@ -171,3 +173,11 @@ def rlax_register_observer() -> dict[str, Extension]:
 @hookimpl
 def rlax_register_trainer() -> dict[str, Extension]:
     return {"bigram": Extension(BigramConfig, BigramTrainer.build, BigramTrainer.check)}
+
+
+@hookimpl
+def rlax_register_signal() -> dict[str, Extension]:
+    def build(config: RunningValueConfig, context: BuildContext) -> RunningValue:
+        return RunningValue(config.rate)
+
+    return {"running_value": Extension(RunningValueConfig, build)}

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
+from rlax_plugin.config import Section
 from rlax_plugin.objective.advantages import Outcomes, completions
 from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.signals.model import ModelView
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
 from rlax_plugin.signals.state import SignalState
 
 _VALUES = "rl_values"
 
 
-class RunningValue(BatchSignal[object]):
+class RunningValueConfig(Section):
+    """Values of prompts, learnt from their rewards; they need no model."""
+
+    rate: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5,
+        description="weight of the newest group in the mean of a prompt; the first one counts "
+        "whole",
+    )
+
+
+class RunningValue(BatchSignal):
     """The value of a prompt: an exponential mean of its groups' mean rewards; 0 before the first.
 
     A batch gets the values that were known before it. A prompt is known by its tokens.
@@ -27,21 +41,19 @@ class RunningValue(BatchSignal[object]):
       metrics: ``objective/running_value``, of the trained tokens.
     """
 
-    name = "running_value"
-
     def __init__(self, rate: float):
         self._rate = rate
         self._values: dict[int, float] = {}
         self.arrays = {_VALUES: ADVANTAGE_INPUTS[_VALUES]}
 
-    def complete(self, model: object, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
+    def complete(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
         values_bt = self.arrays[_VALUES].zeros(*batch["rl_mask"].shape)
         for prompt, rows, t in _samples(batch):
             values_bt[rows, t] = self._values.get(prompt, 0.0)
         self.metrics = {"objective/running_value": float(values_bt[batch["rl_mask"] > 0].sum())}
         return {_VALUES: values_bt}
 
-    def learn(self, model: object, step: int, batch: Mapping[str, np.ndarray]) -> None:
+    def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:
         """Takes in the groups of a batch, in their order."""
         rewards: dict[tuple[int, int], list[float]] = {}  # of (group's number, prompt)
         for prompt, rows, t in _samples(batch):

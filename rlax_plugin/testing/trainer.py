@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,14 +13,19 @@ from pydantic import Field
 
 from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
+from rlax_plugin.objective.advantages import AdvantageSlot
 from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES
+from rlax_plugin.objective.loss import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer, TrainerPort
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import pack, unpack
 from rlax_plugin.signals.chain import SignalChain
+from rlax_plugin.signals.chosen import chosen_signals
+from rlax_plugin.signals.signal import BatchSignal
 from rlax_plugin.testing import policy
+from rlax_plugin.testing.model import BigramView
 from rlax_plugin.testing.running_value import RunningValue, less_value
 from rlax_plugin.testing.task import check_vocabulary
 from rlax_plugin.types import Canary, Descent
@@ -35,7 +41,7 @@ class BigramConfig(Section):
     """Trains a toy bigram policy with plain REINFORCE, without JAX.
 
     It uses the advantages of rlax.objective, unless running_value is set, and ignores the other
-    slots.
+    slots. It shows its model to the signals that the config lists.
     """
 
     learning_rate: Annotated[float, Field(gt=0)] = Field(
@@ -97,21 +103,37 @@ class BigramTrainer(Trainer):
       steps: the last one to train.
       seed: of the initial weights.
       temperature: of the samples; above 0 to train.
+      signals: name -> signal; ``running_value`` is added where its option asks for it.
+      advantages: what follows from values that signals give, unless ``running_value`` is set.
+
+    Raises:
+      ConfigError: a signal adds a term to the loss.
     """
 
     def __init__(
-        self, config: BigramConfig, files: RunFiles, *, steps: int, seed: int, temperature: float
+        self,
+        config: BigramConfig,
+        files: RunFiles,
+        *,
+        steps: int,
+        seed: int,
+        temperature: float,
+        signals: Mapping[str, BatchSignal] = MappingProxyType({}),
+        advantages: AdvantageSlot = less_value,
     ):
         self._config, self._steps = config, steps
         self._seed, self._temperature = seed, temperature
         self._checkpoints = Checkpoints(files)
-        rate = config.running_value
-        self._signals: SignalChain[policy.Weights] = SignalChain(
-            [RunningValue(rate)] if rate else [],
+        own = {"running_value": RunningValue(rate)} if (rate := config.running_value) else {}
+        self._signals = SignalChain(
+            own | dict(signals),
             files,
-            less_value,
+            less_value if own else advantages,
             checkpoints=self._checkpoints.names,
         )
+        if terms := self._signals.terms:
+            reason = f"add {sorted(terms)} to the loss, which trainer bigram cannot"
+            raise ConfigError("rlax.signals", sorted(signals), reason)
         self._descent: Descent | None = None
 
     @classmethod
@@ -122,12 +144,19 @@ class BigramTrainer(Trainer):
           ConfigError: see ``check``.
         """
         cls.check(config, context)
+        signals: dict[str, BatchSignal] = {}
+        advantages = less_value
+        if context.section.signals:
+            advantages = resolve(context.section, context.part).advantages
+            signals = chosen_signals(context, advantages)
         return cls(
             config,
             RunFiles(context.run_url),
             steps=int(context.maxtext["steps"]),
             seed=context.seed,
             temperature=context.section.rollouts.temperature,
+            signals=signals,
+            advantages=advantages,
         )
 
     @staticmethod
@@ -151,10 +180,12 @@ class BigramTrainer(Trainer):
 
     def run(self, port: TrainerPort) -> None:
         start, weights = self._checkpoints.newest() or (0, self.first_weights())
-        self._signals.start(weights, start)
+        model = BigramView(weights, start, self._temperature)
+        self._signals.start(model, start)
         _publish(port, start, weights)
         for step in range(start + 1, self._steps + 1):
-            batch = self._signals.complete(weights, step, port.next_batch(step))
+            model.show(weights, step - 1)
+            batch = self._signals.complete(model, step, port.next_batch(step))
             if step == self._config.fail_at:
                 raise RuntimeError("the trainer broke")
             weights, metrics = self._update(weights, batch)

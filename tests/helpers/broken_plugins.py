@@ -65,6 +65,29 @@ def build(context):
     return Store()
 """
 
+_SIGNAL = """
+import numpy as np
+
+from rlax_plugin.api import ADVANTAGE_INPUTS, BatchSignal
+
+
+class Signal(BatchSignal):
+    arrays = {"rl_values": ADVANTAGE_INPUTS["rl_values"]}
+    seen = 0
+
+    def complete(self, model, step, batch):
+        zeros = np.zeros(batch["rl_mask"].shape)
+        return {"rl_values": %(returns)s}
+
+    def learn(self, model, step, batch):
+        self.seen += 1
+        %(spoils)s
+
+
+def build(context):
+    return Signal()
+"""
+
 BROKEN: dict[str, Broken] = {
     "hook_misspelt": Broken(
         _HEAD + "\n\n@hookimpl\ndef rlax_register_rewards():\n    return {}\n",
@@ -356,6 +379,24 @@ BROKEN: dict[str, Broken] = {
         """,
         "processes are left after stop",
         "end and await each in stop",
+    ),
+    "signal_that_forgets": source_of(
+        "signal",
+        _SIGNAL % {"returns": "zeros + self.seen", "spoils": "pass"},
+        "rl_values of step 3 is not what it was without a restart",
+        "save in save() whatever a later step depends on",
+    ),
+    "signal_that_adds_another_dtype": source_of(
+        "signal",
+        _SIGNAL % {"returns": "zeros.astype('f4')", "spoils": "pass"},
+        "rl_values of signal 'tried' is float32[8, 16], expected float64[8, 16]",
+        "the shape [rows, length, *trailing] and the dtype of its spec",
+    ),
+    "signal_that_changes_batches": source_of(
+        "signal",
+        _SIGNAL % {"returns": "zeros", "spoils": "batch['rl_rewards'][0, 5:] += 1"},
+        "it changed rl_rewards",
+        "work on copies",
     ),
     "observer_that_answers": Broken(
         _HEAD + "\n\n@hookimpl\ndef rlax_on_step_end(step, metrics):\n    return metrics\n",

@@ -11,7 +11,9 @@ import pytest
 from compiling import compilations
 from flax import nnx
 from rlax_maxtext.batch_signals import signals_of
+from rlax_maxtext.model_view import MaxTextView
 from rlax_maxtext.options import TrainerOptions
+from rlax_maxtext.policies import OldPolicy, ReferencePolicy
 
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
@@ -21,6 +23,8 @@ from rlax_plugin.config.loading import resolve as resolve_config
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.objective.loss import ObjectiveSlots, make_loss
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.records.files import RunFiles
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
 ROWS, LENGTH, VOCAB = 8, 16, 64
@@ -80,12 +84,25 @@ IN_REWARD = slots(2, old_policy="proximal", kl=KL_REWARD)
 REPREFILL = slots(2, old_policy="reprefill")
 
 
-def policies(config, directory):
+def chain_of(slots, section, directory, **options):
+    """The chain of a run whose objective is not of the config."""
+
+    def part(kind, choice, key):
+        assert (kind, key) == ("signal", "rlax.signals")
+        if choice.name == "reference":
+            path = section.objective.reference.path
+            return ReferencePolicy(slots, path, RunFiles(str(directory)), **choice.options)
+        return OldPolicy(slots, section.staleness.reload_every, **choice.options)
+
+    context = BuildContext(Path(directory), 0, section, run_url=str(directory), part=part)
+    return signals_of(context, slots, TrainerOptions(**options), lambda: ())
+
+
+def policies(directory):
     """Three that differ in all they can; what only one of them needs is kept by that one only."""
 
     def policies_of(slots, section, name, **options):
-        given = TrainerOptions(**options)
-        return signals_of(config, slots, section, given, f"{directory}/{name}", lambda: ())
+        return chain_of(slots, section, f"{directory}/{name}", **options)
 
     twice = section(epochs=2)
     return {
@@ -132,21 +149,25 @@ def run(tmp_path, on_start, stop_after, weights):
         steps=4,
     )
     found = SimpleNamespace(batches={}, reported={}, metrics={})
-    every = policies(config, tmp_path)
+    every, found.model = policies(tmp_path), MaxTextView(config, TEMPERATURE)
 
     def start(loop):
         found.loop, found.logits = loop, compiled_logits(loop.graph)
         weights[loop.completed] = fresh_weights(loop)
+        found.model.show(loop)
         for each in every.values():
-            each.start(loop, loop.completed)
-        on_start(loop, config)
+            each.start(found.model, loop.completed)
+        on_start(loop, found.model)
 
     def batches(step):
         data = batch(step)
         reference_bt = logprobs(found, weights[0], data)
         behaviour_bt = (reference_bt + ABOVE_REFERENCE) * data["rl_mask"]
         data["rl_behaviour_logprobs"] = behaviour_bt.astype(np.float32)
-        found.batches[step] = {n: p.complete(found.loop, step, data) for n, p in every.items()}
+        found.model.show(found.loop)
+        found.batches[step] = {n: p.complete(found.model, step, data) for n, p in every.items()}
+        if step == 2:
+            found.outputs = found.model.forward(data, "features", "logprobs", "entropy")
         found.reported[step] = {name: p.metrics for name, p in every.items()}
         return found.batches[step]["in_loss"]
 
@@ -180,19 +201,19 @@ def weights():
 def three_steps(tmp, weights):
     (tmp / "in_loss" / "reference").mkdir(parents=True)  # as a killed start may leave it
     (tmp / "in_loss" / "reference" / "half").write_text("written")
-    return run(tmp, lambda loop, config: None, 3, weights)
+    return run(tmp, lambda loop, model: None, 3, weights)
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp, weights, three_steps):
     rejections = {}
 
-    def rejected(loop, config):
+    def rejected(loop, model):
         def start(name, directory, loop=loop, **reference):
+            model.show(loop)
             with pytest.raises(ConfigError) as error:
-                given = section(reference=reference)
-                chain = signals_of(config, IN_LOSS, given, TrainerOptions(), str(directory), dict)
-                chain.start(loop, loop.completed)
+                chain = chain_of(IN_LOSS, section(reference=reference), directory)
+                chain.start(model, loop.completed)
             rejections[name] = str(error.value)
 
         start("absent", tmp / "elsewhere")
@@ -219,7 +240,25 @@ def test_each_adds_what_its_objective_reads(three_steps):
         "reprefill": old,
     }
     # The signals of a batch share one program, for any weights and both parts of the batch.
-    assert sum("logprobs_bt" in name for name in three_steps.compiled) == 3
+    # Another one gives all that a signal asked for at step 2.
+    assert sum("scores_of_batch" in name for name in three_steps.compiled) == 2
+
+
+def test_the_models_outputs_are_those_of_its_own_graph(three_steps, weights):
+    data, found = three_steps.batches[2]["in_loss"], three_steps.outputs
+    everywhere = np.ones((ROWS, LENGTH), bool)
+    close(found["logprobs"], logprobs(three_steps, weights[1], data), everywhere)
+    # The output head: features times the tied embedding, over the root of its width.
+    table_ve = np.asarray(weights[1]["token_embedder.embedding"], np.float64)
+    logits_btv = found["features"].astype(np.float64) @ table_ve.T / np.sqrt(table_ve.shape[1])
+    scaled_btv = logits_btv / TEMPERATURE
+    log_p_btv = scaled_btv - np.log(np.exp(scaled_btv).sum(-1, keepdims=True))
+    chosen_bt = np.take_along_axis(log_p_btv, data["targets"][..., None], -1)[..., 0]
+    np.testing.assert_allclose(found["logprobs"], chosen_bt, rtol=1e-5, atol=1e-5)
+    entropy_bt = -(np.exp(log_p_btv) * log_p_btv).sum(-1)
+    np.testing.assert_allclose(found["entropy"], entropy_bt, rtol=1e-5, atol=1e-5)
+    for name, spec in three_steps.model.outputs.items():
+        assert not spec.mismatch(found[name], ROWS, LENGTH)
 
 
 def test_reference_stays_what_training_started_from(three_steps, resumed, weights):

@@ -64,11 +64,12 @@ LOSS = (
 OUTPUT_HEAD = (
     Override(
         symbol="maxtext.layers.nnx_decoders.NNXDecoder.apply_output_head",
-        use="called",
+        use="wrapped",
         signature="(self, shared_embedding, y, deterministic, model_mode, normalize_y=True)",
         sha256="5476cfa81728072f4bd9cb54d6bc243954a972e91cad0329199e8439f4363314",
-        why="called with a stand-in for the decoder that has one tile of the head's weights",
-        delete_when="MaxText tiles its logits along the vocabulary",
+        why="called with a stand-in for the decoder that has one tile of the head's weights, and "
+        "wrapped while a forward pass is traced that is to show its hidden states",
+        delete_when="MaxText tiles its logits along the vocabulary, and returns hidden states",
         relies_on="of self it reads config, mesh, logits_dense and dropout",
     ),
     Override(

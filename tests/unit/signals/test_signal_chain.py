@@ -7,14 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlax_plugin.api import ArraySpec, BatchSignal, RunFiles, SignalChain, TrainingError
+from rlax_plugin.api import (
+    ArraySpec,
+    BatchSignal,
+    LossTerm,
+    RunFiles,
+    SignalChain,
+    TrainingError,
+)
 from rlax_plugin.testing import make_arrays, make_batch, make_group
 
 FLAGS = ArraySpec(np.dtype(np.int8), (2,))
 FLOAT64 = ArraySpec(np.dtype(np.float64))
 
 
-class Signal(BatchSignal[str]):
+class Signal(BatchSignal):
     """Adds what it is told to, and notes what it is shown."""
 
     def __init__(self, name: str, arrays: dict[str, ArraySpec], found: dict[str, Any], log: list):
@@ -51,7 +58,8 @@ def returns(outcomes):
 
 
 def chain_of(tmp_path, *signals, advantages=returns, **options):
-    return SignalChain(signals, RunFiles(tmp_path), advantages, checkpoints=tuple, **options)
+    named = {signal.name: signal for signal in signals}
+    return SignalChain(named, RunFiles(tmp_path), advantages, checkpoints=tuple, **options)
 
 
 def test_every_signal_sees_what_came_before_and_learns_after_the_advantages(tmp_path):
@@ -125,7 +133,6 @@ def test_without_an_input_of_theirs_the_advantages_stay_the_recorded_ones(tmp_pa
 @pytest.mark.parametrize(
     ("signals", "expected"),
     [
-        ([("a", {"flags": FLAGS}), ("a", {})], "a signal is named 'a': names consist of"),
         ([("../a", {})], r"a signal is named '\.\./a'"),
         (
             [("a", {"flags": FLAGS}), ("b", {"flags": FLAGS})],
@@ -138,6 +145,17 @@ def test_without_an_input_of_theirs_the_advantages_stay_the_recorded_ones(tmp_pa
 def test_signals_that_do_not_go_together_are_rejected(signals, expected, tmp_path):
     with pytest.raises(TrainingError, match=expected):
         chain_of(tmp_path, *(Signal(name, arrays, {}, []) for name, arrays in signals))
+
+
+def test_two_signals_do_not_add_one_term(tmp_path):
+    signals = [Signal(name, {}, {}, []) for name in "ab"]
+    term = LossTerm(lambda scores, data: 0.0, lambda data: 1.0)
+    signals[0].terms = {"one": term}
+    signals[1].terms = {"two": term}
+    assert list(chain_of(tmp_path, *signals).terms) == ["one", "two"]
+    signals[1].terms = {"one": term}
+    with pytest.raises(TrainingError, match="signal 'b' adds the term 'one' to the loss, as anoth"):
+        chain_of(tmp_path, *signals)
 
 
 @pytest.mark.parametrize(

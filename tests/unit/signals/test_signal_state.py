@@ -14,10 +14,8 @@ BATCH = make_arrays(make_batch())
 FILE = "signals/00000005/counter/state.npz"
 
 
-class Counter(BatchSignal[None]):
+class Counter(BatchSignal):
     """Counts what it learnt from."""
-
-    name = "counter"
 
     def __init__(self):
         self.seen = np.zeros(2, np.uint64)
@@ -33,7 +31,7 @@ class Counter(BatchSignal[None]):
 
 
 def chain_of(files, signal, checkpoints=()):
-    return SignalChain([signal], files, None, checkpoints=lambda: checkpoints)
+    return SignalChain({"counter": signal}, files, None, checkpoints=lambda: checkpoints)
 
 
 @pytest.fixture(params=["disk", "objects"])

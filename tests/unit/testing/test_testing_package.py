@@ -45,6 +45,7 @@ def test_a_config_that_lists_it_is_valid_and_brings_the_object_store() -> None:
         "prompt_source": ["numbers"],
         "reward": ["even"],
         "rollout_engine": ["scripted"],
+        "signal": ["running_value"],
         "trainer": ["bigram"],
         "weight_store": ["npz"],
     }

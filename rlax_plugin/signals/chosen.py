@@ -1,0 +1,62 @@
+"""The signals of a config: those that its objective needs, then those that it lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlax_plugin.config import Choice
+from rlax_plugin.errors import PluginError
+from rlax_plugin.objective.advantages import AdvantageSlot, probe
+from rlax_plugin.objective.loss import ObjectiveSlots
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.signals.signal import VALUES, BatchSignal
+
+_KEY = "rlax.signals"
+
+
+def needed_signals(slots: ObjectiveSlots) -> tuple[str, ...]:
+    """Names of the signals without which an objective cannot be computed, in their order."""
+    needs = {"reference": slots.needs_reference, "old_policy": slots.needs_old_logprobs}
+    return tuple(name for name, needed in needs.items() if needed)
+
+
+def chosen_signals(
+    context: BuildContext,
+    advantages: AdvantageSlot,
+    needed: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, BatchSignal]:
+    """Builds the signals of a run.
+
+    Args:
+      context: of the trainer.
+      advantages: the slot of the objective.
+      needed: name -> options of signals that the run needs, whether or not the config lists them;
+        see ``needed_signals``. If it does, the options of the list hold.
+
+    Returns:
+      name -> signal, in the order in which they run: the needed ones, then the others as listed.
+
+    Raises:
+      ConfigError: an unknown name or option, with its key; the config lists signals, none of them
+        gives values, and the advantages need them.
+      PluginError: a plug-in built something else.
+    """
+    needed = needed or {}
+    listed = {
+        choice.plain_name: (f"{_KEY}.{index}", choice)
+        for index, choice in enumerate(context.section.signals)
+    }
+    own = {name: (_KEY, Choice(name=name, **options)) for name, options in needed.items()}
+    found: dict[str, BatchSignal] = {}
+    for name, (key, choice) in (own | listed).items():
+        signal = context.part("signal", choice, key)
+        if not isinstance(signal, BatchSignal):
+            raise PluginError(
+                f"{key}: signal {choice.name!r} built {signal!r}, expected an instance of a "
+                "subclass of rlax_plugin.api.BatchSignal"
+            )
+        found[name] = signal
+    if listed and not any(VALUES in signal.arrays for signal in found.values()):
+        probe(advantages, context.section.rollouts.group_size)
+    return found

@@ -1,0 +1,118 @@
+"""Parameters that a signal learns by itself, such as the head of a critic, and their optimizer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rlax_plugin.config import Section
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.signals.state import SignalState
+
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+_FILE = "learner"
+_COUNT = "count"
+_KINDS = ("params", "mean", "square")
+
+
+class Optimizer(Section):
+    """AdamW for parameters of a signal (https://arxiv.org/abs/1711.05101).
+
+    It is a field of the options of a signal that learns.
+    """
+
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=1e-3, description="size of a step, constant"
+    )
+    b1: _Decay = Field(default=0.9, description="decay of the mean of the gradients")
+    b2: _Decay = Field(default=0.999, description="decay of the mean of their squares")
+    epsilon: Annotated[float, Field(gt=0)] = Field(
+        default=1e-8, description="number that is added to the root of the mean square"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="share of a parameter that is subtracted, times learning_rate"
+    )
+    max_norm: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="largest norm of the gradient of all parameters together; a larger gradient "
+        "is scaled down to it. 0: no limit",
+    )
+
+
+class Learner:
+    """Parameters, and the moments of their gradients. It belongs into a signal's state.
+
+    All of it is in the memory of the host, as numpy arrays, so that a resumed process computes the
+    same bits. A function that JAX traces takes them as they are.
+
+    Args:
+      optimizer: of the signal's options.
+      params: name -> array of float32 or float64, what learning begins with.
+
+    Attributes:
+      params: name -> array, as they are now.
+    """
+
+    def __init__(self, optimizer: Optimizer, params: Arrays):
+        self._optimizer = optimizer
+        self.params = {name: np.array(array) for name, array in params.items()}
+        self._mean = {name: np.zeros_like(array) for name, array in self.params.items()}
+        self._square = dict(self._mean)
+        self._count = 0
+
+    def update(self, gradient: Arrays) -> None:
+        """Takes one step against a gradient.
+
+        Args:
+          gradient: of what is to become small, for every parameter; of numpy or JAX.
+
+        Raises:
+          TrainingError: it is of other names or shapes.
+        """
+        slopes = {name: np.asarray(array) for name, array in gradient.items()}
+        shapes = {name: array.shape for name, array in self.params.items()}
+        found = {name: array.shape for name, array in slopes.items()}
+        if found != shapes:
+            raise TrainingError(f"a gradient has the shapes {found}, expected {shapes}")
+        given = self._optimizer
+        self._count += 1
+        scale = 1.0
+        if given.max_norm:
+            norm = float(sum((slope.astype(np.float64) ** 2).sum() for slope in slopes.values()))
+            scale = given.max_norm / max(norm**0.5, given.max_norm)
+        first, second = 1 - given.b1**self._count, 1 - given.b2**self._count
+        for name, param in self.params.items():
+            slope = slopes[name].astype(param.dtype) * scale
+            self._mean[name] = mean = given.b1 * self._mean[name] + (1 - given.b1) * slope
+            square = given.b2 * self._square[name] + (1 - given.b2) * slope**2
+            self._square[name] = square
+            move = (mean / first) / (np.sqrt(square / second) + given.epsilon)
+            self.params[name] = param - given.learning_rate * (move + given.weight_decay * param)
+
+    def save(self, state: SignalState) -> None:
+        """Writes all of it; to be called by the signal's ``save``."""
+        kinds = zip(_KINDS, (self.params, self._mean, self._square), strict=True)
+        arrays = {f"{k}/{name}": a for k, of in kinds for name, a in of.items()}
+        state.put({**arrays, _COUNT: np.array(self._count)}, _FILE)
+
+    def restore(self, state: SignalState) -> None:
+        """Goes back to what ``save`` wrote; to be called by the signal's ``restore``.
+
+        Raises:
+          TrainingError: it is missing, damaged, or of other parameters.
+        """
+        found = state.get(_FILE)
+        self._count = int(found.pop(_COUNT))
+        wanted = {f"{k}/{n}": a.shape for k in _KINDS for n, a in self.params.items()}
+        if {name: array.shape for name, array in found.items()} != wanted:
+            where = state.location(f"{_FILE}.npz")
+            raise TrainingError(
+                f"{where} holds {sorted(found)}, which are not the parameters of this config: keep "
+                "the options of the signal with which the run was started"
+            )
+        self.params, self._mean, self._square = (
+            {name: found[f"{kind}/{name}"] for name in self.params} for kind in _KINDS
+        )

@@ -1,0 +1,115 @@
+"""A trainer's model, as it shows it to signals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlax_plugin.errors import TrainingError, alternatives
+from rlax_plugin.objective.arrays import ArraySpec
+
+
+class Part(NamedTuple):
+    """Some rows of a batch, and what the model says of them.
+
+    Attributes:
+      rows: which rows of the batch these are.
+      batch: their arrays.
+      outputs: name -> [rows, length, ...], of the model's own arrays: where it runs on
+        accelerators, they still lie there.
+    """
+
+    rows: slice
+    batch: Mapping[str, np.ndarray]
+    outputs: Mapping[str, Any]
+
+
+class ModelView:
+    """The model with the weights that a step begins with; a trainer derives its own from it.
+
+    Attributes:
+      outputs: name -> spec of what the model can be asked for, all without gradient. ``logprobs``
+        and ``entropy`` are of the target tokens, at the temperature of the samples, nats;
+        ``features`` are those of the last layer, to which the output head is applied.
+      version: of the weights: ``step - 1`` in ``complete`` and ``learn`` of a step, and the last
+        trained step in ``start``.
+      resumable: whether the trainer writes checkpoints, from which a run may go on.
+    """
+
+    outputs: Mapping[str, ArraySpec] = MappingProxyType({})
+    version: int = 0
+    resumable: bool = True
+
+    def parts(
+        self, batch: Mapping[str, np.ndarray], names: Sequence[str], weights: Any = None
+    ) -> Iterator[Part]:
+        """Runs the model over a batch, a part after the other; all rows come in their order.
+
+        No more than one part's outputs need to be in memory, so this is the way to large outputs.
+
+        Args:
+          batch: whole, of ``objective.batches``.
+          names: of ``outputs``.
+          weights: of ``keep`` or ``load``; None: the present ones.
+
+        Raises:
+          TrainingError: the trainer has no such output.
+        """
+        for name in names:
+            if name not in self.outputs:
+                raise TrainingError(
+                    f"a signal asks the model for {name!r}, which this trainer does not show; "
+                    f"{alternatives(name, self.outputs)}"
+                )
+        return self._parts(batch, tuple(names), weights)
+
+    def forward(
+        self, batch: Mapping[str, np.ndarray], *names: str, weights: Any = None
+    ) -> dict[str, np.ndarray]:
+        """The outputs for a whole batch, in the memory of the host; see ``parts``.
+
+        Returns:
+          name -> [rows, length, ...], of the specs in ``outputs``.
+        """
+        found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        for part in self.parts(batch, names, weights):
+            for name, arrays in found.items():
+                arrays.append(np.asarray(part.outputs[name]))
+        return {name: np.concatenate(arrays) for name, arrays in found.items()}
+
+    def _parts(
+        self, batch: Mapping[str, np.ndarray], names: tuple[str, ...], weights: Any
+    ) -> Iterator[Part]:
+        """What a trainer with outputs computes; see ``parts``."""
+        raise NotImplementedError
+
+    def keep(self, *, offload: bool = False) -> Any:
+        """A copy of the present weights, for ``weights`` of ``parts``; no update changes it.
+
+        Args:
+          offload: it rests in the memory of the host between uses.
+        """
+        raise TrainingError("this trainer keeps no copies of its weights for signals")
+
+    def save(self, path: str) -> None:
+        """Writes the present weights where ``load`` finds them, in place of what is there.
+
+        Args:
+          path: a directory, path or URL.
+        """
+        raise TrainingError("this trainer writes no weights for signals")
+
+    def load(self, path: str, key: str, *, offload: bool = False) -> Any:
+        """Reads weights, as ``keep`` returns them.
+
+        Args:
+          path: of ``save``, or whatever else the trainer can read.
+          key: of the config, to name in an error.
+
+        Raises:
+          ConfigError: there are none, or they are another model's.
+        """
+        raise TrainingError("this trainer reads no weights for signals")

@@ -1,0 +1,135 @@
+"""Contract of signals: the arrays that they declare, batches left alone, and a state that is whole.
+
+They see the toy policy, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.objective.inputs import Scores
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.signals.chain import SignalChain
+from rlax_plugin.signals.signal import BatchSignal
+from rlax_plugin.testing import policy
+from rlax_plugin.testing.builders import make_arrays, make_batch, make_group, make_prompt
+from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.testing.contracts.trial import STEPS, Trial
+from rlax_plugin.testing.model import BigramView
+
+_NAME = "tried"
+_PART_ROWS = 3  # of 8: the last part is smaller
+_SAVED = 2  # of the steps
+_METRIC = re.compile(r"objective/\S+")
+
+
+def check_signal(trial: Trial, part: Inspection) -> None:
+    """Completes the batches of a few steps, and goes on from the state of one of them."""
+    signal = trial.built(part)
+    files = RunFiles(trial.run_dir)
+    chain: SignalChain | None = None
+    with part.rule(
+        "adds arrays with names of its own, or rl_token_rewards and rl_values as they are defined",
+        "derive from rlax_plugin.api.BatchSignal, and set arrays to {name: ArraySpec(dtype)}",
+    ):
+        require(isinstance(signal, BatchSignal), f"it is {signal!r}, and no BatchSignal")
+        chain = _chain(files, signal)
+    if chain is None:
+        return
+    completed: dict[str, np.ndarray] = {}
+    with part.rule(
+        "completes every batch with the arrays that it declares, and leaves the batch as it is",
+        "return {name: array} with the shape [rows, length, *trailing] and the dtype of its spec, "
+        "and work on copies",
+    ):
+        chain.start(_model(0), 0)
+        for step in range(1, STEPS + 1):
+            batch = _batch(step)
+            before = {name: array.copy() for name, array in batch.items()}
+            completed = chain.complete(_model(step - 1), step, batch)
+            for name, array in before.items():
+                require(np.array_equal(array, batch[name]), f"it changed {name}")
+            if step == _SAVED:
+                chain.save(step)
+    if not part.sound:
+        return
+    with part.rule(
+        "its metrics are finite sums, named objective/<name>",
+        "set metrics to {'objective/<name>': sum over the trained tokens} in complete or learn",
+    ):
+        for name, total in signal.metrics.items():
+            require(_METRIC.fullmatch(name), f"one is named {name!r}")
+            require(math.isfinite(total), f"{name} is {total}")
+    if signal.terms:
+        _check_terms(signal, completed, part)
+    with part.rule(
+        "continues from its saved state: the next batch is completed with the same bits",
+        "save in save() whatever a later step depends on, and read it back in restore()",
+    ):
+        again = trial.build()
+        second = _chain(files, again)
+        second.start(_model(_SAVED), _SAVED)
+        found = second.complete(_model(_SAVED), STEPS, _batch(STEPS))
+        for name in signal.arrays:
+            require(
+                np.array_equal(found[name], completed[name], equal_nan=True),
+                f"{name} of step {STEPS} is not what it was without a restart",
+            )
+        require(again.metrics == signal.metrics, f"{again.metrics} is not {signal.metrics}")
+
+
+def _chain(files: RunFiles, signal: BatchSignal) -> SignalChain:
+    return SignalChain({_NAME: signal}, files, lambda outcomes: outcomes.totals_n, checkpoints=dict)
+
+
+def _model(version: int) -> BigramView:
+    return BigramView(policy.initial_weights(version), version, 1.0, _PART_ROWS)
+
+
+def _batch(step: int) -> dict[str, np.ndarray]:
+    """Two groups with rewards 0 and 1, of two prompts, that are the same in every step."""
+    groups = [
+        make_group((1.0, 0.0, 1.0, 0.0), id=number, lengths=(2, 3, 4, 5), prompt=make_prompt(text))
+        for number, text in enumerate(("12", "34"))
+    ]
+    return make_arrays(make_batch(step, groups), length=16)
+
+
+def _check_terms(
+    signal: BatchSignal, completed: Mapping[str, np.ndarray], part: Inspection
+) -> None:
+    """On log-probs, entropies and features as they are, and with something else on padding."""
+    import jax
+    import jax.numpy as jnp
+
+    told = _model(STEPS - 1).forward(completed, "logprobs", "entropy", "features")
+    data = {name: completed[name] for name in (*ARRAYS, *signal.arrays)}
+    scores = Scores(
+        jnp.asarray(told["logprobs"]),
+        jnp.asarray(told["entropy"]),
+        {"features": jnp.asarray(told["features"])},
+    )
+    trained_bt = completed["rl_mask"] > 0
+
+    def spoilt(array: jax.Array) -> jax.Array:
+        mask = trained_bt.reshape(trained_bt.shape + (1,) * (array.ndim - 2))
+        return jnp.where(mask, array, jnp.nan)
+
+    changed = jax.tree.map(spoilt, scores)
+    for name, term in signal.terms.items():
+        with part.rule(
+            f"term {name}: a finite sum that padding does not change, and a count as its weight",
+            "select the trained tokens with jnp.where before any arithmetic, and return from "
+            "weight() a count, 0 or at least 1",
+        ):
+            total = float(term.sum(scores, data))
+            require(math.isfinite(total), f"its sum is {total}")
+            other = float(term.sum(changed, data))
+            require(other == total, f"NaN on padding changes its sum from {total} to {other}")
+            weight = float(term.weight(data))
+            require(weight == 0 or weight >= 1, f"its weight is {weight}")

@@ -1,0 +1,95 @@
+"""The bigram policy, as its trainer shows it to signals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.packing import pack, unpack
+from rlax_plugin.signals.model import ModelView, Part
+from rlax_plugin.testing import policy
+
+_FLOAT32 = np.dtype(np.float32)
+_FILE = "weights.npz"
+
+
+class BigramView(ModelView):
+    """All outputs of the bigram policy; its features are the previous token's row of the table.
+
+    Args:
+      weights: the first ones.
+      version: of them.
+      temperature: of the samples.
+      part_rows: rows that are computed at once; 0: all of a batch.
+    """
+
+    def __init__(
+        self, weights: policy.Weights, version: int, temperature: float, part_rows: int = 0
+    ):
+        self._weights, self.version = weights, version
+        self._temperature, self._part_rows = temperature, part_rows
+        self.outputs = {
+            "logprobs": ArraySpec(_FLOAT32),
+            "entropy": ArraySpec(_FLOAT32),
+            "features": ArraySpec(_FLOAT32, policy.SHAPES["table"][1:]),
+        }
+
+    def show(self, weights: policy.Weights, version: int) -> None:
+        """Replaces the weights by newer ones."""
+        self._weights, self.version = weights, version
+
+    def _parts(
+        self, batch: Mapping[str, np.ndarray], names: tuple[str, ...], weights: Any
+    ) -> Iterator[Part]:
+        rows = len(batch["inputs"])
+        for start in range(0, rows, self._part_rows or rows):
+            which = slice(start, start + (self._part_rows or rows))
+            part = {name: array[which] for name, array in batch.items()}
+            outputs = self._outputs(weights or self._weights, part)
+            yield Part(which, part, {name: outputs[name] for name in names})
+
+    def _outputs(
+        self, weights: policy.Weights, batch: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        shape = batch["inputs"].shape
+        previous_n = batch["inputs"].reshape(-1)
+        logprobs_nv = policy.log_probs(weights, previous_n, self._temperature)
+        target_n = batch["targets"].reshape(-1, 1)
+        found = {
+            "logprobs": np.take_along_axis(logprobs_nv, target_n, axis=-1),
+            "entropy": -(np.exp(logprobs_nv) * logprobs_nv).sum(axis=-1),
+            "features": weights["table"][previous_n],
+        }
+        return {
+            name: array.reshape(self.outputs[name].shape(*shape)).astype(_FLOAT32)
+            for name, array in found.items()
+        }
+
+    def keep(self, *, offload: bool = False) -> dict[str, np.ndarray]:
+        """See ``ModelView``; everything is in the memory of the host anyway."""
+        return {name: array.copy() for name, array in self._weights.items()}
+
+    def save(self, path: str) -> None:
+        """See ``ModelView``."""
+        RunFiles(path).put(_FILE, pack(self._weights))
+
+    def load(self, path: str, key: str, *, offload: bool = False) -> dict[str, np.ndarray]:
+        """See ``ModelView``.
+
+        Raises:
+          ConfigError: there are none, or they are damaged or another model's.
+        """
+        try:
+            found = unpack(RunFiles(path).get(_FILE))
+        except (OSError, ValueError, RlaxError) as error:
+            raise ConfigError(key, path, f"cannot be read: {error}") from error
+        shapes = {name: array.shape for name, array in found.items()}
+        if shapes != policy.SHAPES:
+            reason = f"holds another model's weights: {shapes}, expected {policy.SHAPES}"
+            raise ConfigError(key, path, reason)
+        return found
