@@ -18,7 +18,7 @@ from rlax_plugin.errors import DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.evaluation.problems import RunPrompts, problem_sets
 from rlax_plugin.ports.environment import Environment
-from rlax_plugin.ports.protocols import BuildContext, Launcher
+from rlax_plugin.ports.protocols import BuildContext, Launcher, TimedLauncher
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.capabilities import Needs
 from rlax_plugin.rollouts.dispatch import Dispatcher
@@ -159,13 +159,14 @@ class Generation:
         told_s = (self._deadlines.heartbeats_lost + 2) * heartbeat_s
         key = "rlax.deadlines.heartbeat_s"
         closing.ends("telling the workers", key, self.fleet.dismiss, told_s)
-        stop_s = getattr(self.launcher, "stop_s", PART_S)
-        closing.ends("the launcher", "rlax.launcher", self.launcher.stop, stop_s)
+        launcher = self.launcher
+        stop_s = launcher.stop_s if isinstance(launcher, TimedLauncher) else PART_S
+        closing.ends("the launcher", "rlax.launcher", launcher.stop, stop_s)
         closing.push_async_callback(self.dispatcher.close)
         run_dir = self._context.run_dir
         await asyncio.gather(
             *(pool.start() for pool in self._pools),
-            self.launcher.start(self.address, run_dir, self.secrets.worker_file),
+            launcher.start(self.address, run_dir, self.secrets.worker_file),
         )
         supervision.spawn(self.fleet.watch())
 

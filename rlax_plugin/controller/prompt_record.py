@@ -21,6 +21,7 @@ from rlax_plugin.curation.kept import ONLY, file_digest
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.problems import RunPrompts
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.ports.source_abilities import IdentifiedSource
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.text.harmless import one_line
@@ -147,8 +148,7 @@ def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) 
 
 def _files(source: PromptSource) -> dict[str, Any]:
     """The files that a source over a data set reads."""
-    identity = getattr(source, "identity", None)
-    return {} if identity is None else identity()
+    return dict(source.identity()) if isinstance(source, IdentifiedSource) else {}
 
 
 def _difference(

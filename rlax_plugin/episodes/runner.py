@@ -14,7 +14,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.episodes.playing import NoLog, Playing, TurnLog
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.ports.environment import Environment, Outcome
+from rlax_plugin.ports.environment import Environment, Outcome, is_deterministic
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS, Dispatcher
@@ -62,7 +62,7 @@ def check_environment(section: RlaxSection, environment: Environment) -> None:
     Raises:
       ConfigError: ``rlax.deterministic`` needs an environment that is.
     """
-    if section.deterministic and not getattr(environment, "deterministic", False):
+    if section.deterministic and not is_deterministic(environment):
         reason = "must be deterministic with rlax.deterministic, and does not say that it is"
         raise ConfigError("rlax.environment", section.environment.name, reason)
 

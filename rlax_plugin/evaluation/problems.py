@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from rlax_plugin.config import Choice, EvaluationSet, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.measures import Outcomes
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.ports.source_abilities import AnswerReader
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.requests import (
@@ -106,10 +107,10 @@ class ProblemSet:
         key = Key("evaluate", number)
         return Request(key, 1, context, seeds, self.sampling, version, exactly=exactly)
 
-    def answer(self, completion: str) -> str | None:
-        """What votes in majority@k: the source's reading of a completion, if it has one."""
-        read: Callable[[str], str | None] = getattr(self.source, "answer", str.strip)
-        return read(completion)
+    def answers(self, completions: Iterable[str]) -> list[str | None]:
+        """What votes in majority@k: the source's reading of completions, if it reads them."""
+        read = self.source.answer if isinstance(self.source, AnswerReader) else str.strip
+        return [read(completion) for completion in completions]
 
     def outcomes(self, answered: Sequence[Answered]) -> Outcomes:
         """What came of the problems, whose groups are given in their order."""

@@ -174,3 +174,8 @@ def test_an_answer_that_came_while_the_trainer_was_paused_is_read(section, tmp_p
 
     ((score,), replaced) = asyncio.run(asyncio.wait_for(main(), 240))
     assert isinstance(score, Score) and score.parts == (0.5, 1.25) and replaced == 0
+
+
+def test_a_reward_that_has_no_form_is_named() -> None:
+    with pytest.raises(PluginError, match=r"rlax.rewards.0: a dict cannot be called, and has"):
+        form_of({}, name="rlax.rewards.0")
