@@ -13,7 +13,7 @@ from late_rewards import HeldClock, late_at_once, noted
 from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import RlaxError
+from rlax_plugin.errors import PluginError, RlaxError
 from rlax_plugin.rewards.forms import form_of
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rewards.scoring import Failures, scores_of
