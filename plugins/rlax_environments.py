@@ -14,6 +14,7 @@ from rlax_plugin.api import (
     Environment,
     EpisodeLimit,
     Extension,
+    MessageEncoder,
     NoOptions,
     Outcome,
     PositiveInt,
@@ -118,12 +119,12 @@ def _check(config: CalculatorConfig, context: BuildContext) -> None:
         return
     key, choice = "rlax.prompt_source", context.section.prompt_source
     source = context.part("prompt_source", choice, key)
-    encode = getattr(source, "encode_messages", None)
-    if encode is None:
+    if not isinstance(source, MessageEncoder):
         reason = f"must be empty: the prompt source {choice.name!r} has no encode_messages"
         raise ConfigError("rlax.environment.role", config.role, reason)
     try:
-        encode([{"role": config.role, "content": "0"}], np.array(source.stop_ids[:1], np.int32))
+        messages = [{"role": config.role, "content": "0"}]
+        source.encode_messages(messages, np.array(source.stop_ids[:1], np.int32))
     except ValueError as error:
         raise ConfigError("rlax.environment.role", config.role, str(error)) from error
 

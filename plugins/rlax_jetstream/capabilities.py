@@ -23,7 +23,5 @@ def capabilities(rollouts: Rollouts, vocabulary: int, max_context: int) -> Capab
         seeded=True,
         logprobs=True,
         resumes=True,
-        scores=True,
         stop_strings=True,
-        verification="canary",
     )

@@ -26,6 +26,7 @@ from rlax_plugin.api import (
     Rollouts,
     Sampled,
     SamplingParams,
+    TextEncoder,
     WorkerError,
     completion_text,
     stop_strings_of,
@@ -176,13 +177,13 @@ class JetStreamDriver:
         return Job(group, deliver, fail, abandoned=channel.cancelled)
 
     def _encode(self, text: str) -> list[int]:
-        encode = getattr(self._engine.prompt_source(), "encode", None)
-        if encode is None:
+        source = self._engine.prompt_source()
+        if not isinstance(source, TextEncoder):
             raise RequestError(
                 "text_content needs a prompt source with encode(); send token_content instead"
             )
         try:
-            return list(encode(text))
+            return list(source.encode(text))
         except ValueError as error:
             raise RequestError(f"text_content cannot be encoded: {error}") from error
 

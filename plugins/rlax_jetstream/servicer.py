@@ -23,7 +23,7 @@ import grpc
 from rlax_jetstream.capabilities import SERVICE
 from rlax_jetstream.driver import DrivenEngine, DriverOfOne, JetStreamDriver, RequestError
 from rlax_jetstream.later_fields import samples_asked
-from rlax_plugin.api import DatasetSource, PromptSource, WorkerError
+from rlax_plugin.api import DatasetSource, PromptSource, TextEncoder, WorkerError
 
 log = logging.getLogger("rlax.jetstream")
 
@@ -149,7 +149,7 @@ def client_example(
       token_file: of the server; None: it wants no token.
     """
     known = isinstance(source, DatasetSource)
-    if hasattr(source, "encode"):
+    if isinstance(source, TextEncoder):
         text = _EXAMPLE if known else source.prompts("train")[0].text
         content = f"text_content=pb.DecodeRequest.TextContent(text={json.dumps(text)})"
     else:

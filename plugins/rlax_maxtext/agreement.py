@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlax_plugin.api import BuildContext, ConfigError, ResolvedConfig, RlaxSection
+from rlax_plugin.api import AnsweredPrompts, BuildContext, ConfigError, ResolvedConfig, RlaxSection
 
 
 def given_config(context: BuildContext) -> ResolvedConfig:
@@ -26,13 +26,9 @@ def answered_prompts(context: BuildContext) -> Any:
     """
     choice = context.section.prompt_source
     source = context.part("prompt_source", choice, "rlax.prompt_source")
-    for name in ("answer_tokens", "pad_id"):
-        if not hasattr(source, name):
-            raise ConfigError(
-                "rlax.trainer.warm_start.enabled",
-                True,
-                f"must be false: prompt source {choice.name!r} has no {name}, which it needs",
-            )
+    if not isinstance(source, AnsweredPrompts):
+        lacks = f"prompt source {choice.name!r} lacks answer_tokens or pad_id, which it needs"
+        raise ConfigError("rlax.trainer.warm_start.enabled", True, f"must be false: {lacks}")
     return source
 
 

@@ -16,6 +16,7 @@ from rlax_plugin.api import (
     Tokenizer,
     in_bytes,
     resolve,
+    tokenizer_of,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def check_vocabulary(config: Config, context: BuildContext) -> None:
     """
     choice, key = context.section.prompt_source, "rlax.prompt_source"
     source = context.part("prompt_source", choice, key)
-    if (tokenizer := getattr(source, "tokenizer", None)) is not None:
+    if (tokenizer := tokenizer_of(source)) is not None:
         _check_tokenizer(config, tokenizer, choice.name)
         return
     ids = [int(prompt.tokens.max()) for prompt in source.prompts("train") if len(prompt.tokens)]

@@ -19,6 +19,8 @@ from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, Loop, r
 from rlax_maxtext.options import WarmStart
 from rlax_plugin.api import (
     PREPARED,
+    AnsweredPrompts,
+    AnsweredTurns,
     ConfigError,
     Prompt,
     PromptSource,
@@ -32,22 +34,12 @@ _RECORD = "warm_start.json"
 _LOGITS_AT_ONCE = 2**28  # bytes, float32
 
 
-class AnsweredPrompts(PromptSource, Protocol):
-    """A prompt source that knows the right completions."""
-
-    def answer_tokens(self, prompt: Prompt) -> np.ndarray:
-        """int32 [answer_length], stop token included."""
-        ...
-
-    @property
-    def pad_id(self) -> int: ...
+class AnsweredSource(PromptSource, AnsweredPrompts, Protocol):
+    """A prompt source that knows the right completions; of several turns if ``AnsweredTurns``."""
 
 
 def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dict[str, np.ndarray]:
     """MaxText's arrays, one problem per row; ``targets_segmentation`` is 1 on answer tokens only.
-
-    A source whose right answers take several turns has ``answer_turns(prompt)``: what is given
-    before each answer, and the answer, int32 arrays; nothing is given before the first.
 
     Returns:
       name -> int32 [len(prompts), length].
@@ -77,10 +69,9 @@ def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dic
 
 def _answer_turns(source: AnsweredPrompts, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
     """What is given before each answer of the right one, and that answer; the prompt first."""
-    turns = getattr(source, "answer_turns", None)
-    if turns is None:
+    if not isinstance(source, AnsweredTurns):
         return [(prompt.tokens, source.answer_tokens(prompt))]
-    (nothing, first), *later = turns(prompt)
+    (nothing, first), *later = source.answer_turns(prompt)
     return [(np.concatenate((prompt.tokens, nothing)), first), *later]
 
 
@@ -168,7 +159,7 @@ def warm_start(
     given: ResolvedConfig,
     rl_config: Config,
     warm: WarmStart,
-    source: AnsweredPrompts,
+    source: AnsweredSource,
     on_progress: Callable[[int, float], None] = lambda step, pass_at_1: None,
 ) -> str:
     """Trains on right answers until validation pass@1 is in the config's window.

@@ -92,6 +92,7 @@ def check_plugin(
     table = Table("kind", "name", "what holds", title=f"plug-in {name}", title_justify="left")
     for one in checked:
         holds = "\n".join(f"- {rule}" for rule in one.rules) or one.note
+        holds += f"\n{one.abilities}" * bool(one.abilities)
         table.add_row(one.kind, one.name, Text(holds))  # no markup: "[rows, length]" is a shape
     Console().print(table)
 

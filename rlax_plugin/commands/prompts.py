@@ -15,6 +15,7 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
+from rlax_plugin.ports.source_abilities import tokenizer_of
 from rlax_plugin.prompts.reading import read_prompts, splits_of
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.text.harmless import harmless, one_line
@@ -145,7 +146,7 @@ def _chosen(prompts: Sequence[Prompt], wanted: Wanted) -> Sequence[int]:
 def _of_prompt(
     source: PromptSource, split: str, prompts: Sequence[Prompt], index: int
 ) -> dict[str, Any]:
-    prompt, tokenizer = prompts[index], getattr(source, "tokenizer", None)
+    prompt, tokenizer = prompts[index], tokenizer_of(source)
     rendered = tokenizer.decode(prompt.tokens, special=True) if tokenizer else None
     place = prompts.place_of(index) if isinstance(prompts, PromptTable) else ""
     return {

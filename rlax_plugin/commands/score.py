@@ -20,6 +20,7 @@ from rlax_plugin.config import SINGLE_TURN, Choice, RewardChoice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
+from rlax_plugin.ports.source_abilities import TextEncoder
 from rlax_plugin.prompts.reading import splits_of
 from rlax_plugin.prompts.table import with_ids
 from rlax_plugin.rewards.pool import RewardPool
@@ -140,15 +141,14 @@ class _Source:
         """Returns the tokens of a completion, int32 [length]."""
         if line.tokens is not None:
             return np.array(line.tokens, np.int32)
-        encode = getattr(self.source, "encode", None)
-        if encode is None:
+        if not isinstance(self.source, TextEncoder):
             reason = (
                 "a reward of this config sees tokens, and the prompt source cannot make them from "
                 "text: give a list of token ids"
             )
             raise ConfigError(f"{line.place}: tokens", None, reason)
         try:
-            return np.array(encode(line.completion), np.int32)
+            return np.array(self.source.encode(line.completion), np.int32)
         except (LookupError, TypeError, ValueError) as error:
             reason = f"cannot be encoded by the prompt source: {one_line(str(error))}"
             shown = one_line(line.completion, _SHOWN)

@@ -114,8 +114,9 @@ class Evaluator:
             )
             trusted = all(worker.trusted for worker in found.workers)
         # Group by group: reading all answers at once would hold up heartbeats.
+        texts = [episode.text for episode in found.episodes]
         votes = self._section.evaluation.majority_k
-        answers = [problems.answer(e.text) if votes else None for e in found.episodes]
+        answers = problems.answers(texts) if votes else [None] * len(texts)
         return Answered.of(found.episodes, found.scores, answers)
 
     def _measured(self, outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.evaluation.measures import Outcomes
 from rlax_plugin.fleet.requests import sample_seed, sampling_params
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.ports.source_abilities import AnswerReader
 from rlax_plugin.prompts.of_run import AskedSet
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.types import Episode, Key, Prompt, Request, SamplingParams, Score, Unscored
@@ -96,10 +97,10 @@ class ProblemSet:
         key = Key("evaluate", number)
         return Request(key, 1, context, seeds, self.sampling, version, exactly=exactly)
 
-    def answer(self, completion: str) -> str | None:
-        """Returns the answer that votes in majority@k, as the prompt source reads it; or None."""
-        read: Callable[[str], str | None] = getattr(self.source, "answer", str.strip)
-        return read(completion)
+    def answers(self, completions: Iterable[str]) -> list[str | None]:
+        """Returns the answers that vote in majority@k, as the prompt source reads them."""
+        read = self.source.answer if isinstance(self.source, AnswerReader) else str.strip
+        return [read(completion) for completion in completions]
 
     def outcomes(self, answered: Sequence[Answered]) -> Outcomes:
         """Returns the outcomes of the problems, whose groups are given in their order."""

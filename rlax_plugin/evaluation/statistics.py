@@ -80,27 +80,6 @@ def pass_at_k(n: int, correct_b: ArrayLike, k: int) -> np.ndarray:
     return 1.0 - factors_bk.prod(axis=1)
 
 
-def exact_pass_at_k(p_b: ArrayLike, k: int) -> float:
-    """Returns the mean of ``1 - (1 - p)^k`` over problems with known success probabilities.
-
-    Args:
-      p_b: float [problems], probability of a correct sample, in [0, 1].
-      k: samples allowed, at least 1.
-
-    Raises:
-      ValueError: there are no problems, or k or a probability is out of range.
-    """
-    p_b = np.asarray(p_b, dtype=np.float64)
-    if k < 1:
-        raise ValueError(f"pass@k needs k >= 1, got {k}")
-    if p_b.ndim != 1 or p_b.size == 0:
-        raise ValueError(f"expected probabilities [problems], at least one, got shape {p_b.shape}")
-    if not (p_b.min() >= 0.0 and p_b.max() <= 1.0):  # also rejects NaN
-        raise ValueError("probabilities must lie in [0, 1]")
-    with np.errstate(divide="ignore"):  # p = 1 gives log 0 = -inf and exp -inf = 0, as it should
-        return float(np.mean(-np.expm1(k * np.log1p(-p_b))))
-
-
 def majority_at_k(answers: Sequence[Hashable | None], passed: Sequence[bool], k: int) -> float:
     """Returns the probability that the majority answer of k of the n samples is correct.
 

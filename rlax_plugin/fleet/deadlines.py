@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rlax_plugin.config import Assume, RlaxSection
 from rlax_plugin.errors import DeadlineError
+from rlax_plugin.ports.engine_abilities import PreparableEngine
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.text.amounts import in_bytes, in_seconds
 from rlax_plugin.types import WeightVersion
@@ -126,7 +127,8 @@ def while_loading(
     Args:
       figures: see ``loading_s``.
     """
-    first = engine.version < 0 and not hasattr(engine, "prepare")  # else it is compiled by now
+    # One that was prepared is compiled by now.
+    first = engine.version < 0 and not isinstance(engine, PreparableEngine)
     try:
         yield
     except DeadlineError as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from rlax_plugin.errors import PluginError
+from rlax_plugin.ports.engine_abilities import TokenScorer
 from rlax_plugin.types import SideSpec
 
 Verification = Literal["none", "checksums", "fingerprints", "canary"]
@@ -26,10 +27,12 @@ class Capabilities:
       logprobs: a sample's log-probs are those of its tokens; training needs them.
       resumes: it goes on behind the tokens of ``Request.resume``. Other engines are sent such
         a group without them.
-      scores: it computes the log-probs of given tokens.
+      scores: it computes the log-probs of given tokens. Need not be declared: it is so if the
+        engine is a ``TokenScorer``.
       stop_strings: it ends a sample at ``SamplingParams.stop_strings``.
-      verification: how thoroughly its worker can verify new weights; ``canary`` includes the
-        others.
+      verification: how thoroughly its worker can verify new weights. Need not be declared by a
+        ``TokenScorer``, whose worker verifies the ``canary`` of each version; of other engines it
+        is ``fingerprints`` at most.
       side: name -> side channel that its samples have.
     """
 
@@ -46,7 +49,7 @@ class Capabilities:
 
 
 def capabilities_of(engine: object) -> Capabilities:
-    """What an engine declares, now.
+    """What an engine can do, now: what it declares, and what follows from its methods.
 
     Raises:
       PluginError: it declares nothing.
@@ -55,4 +58,6 @@ def capabilities_of(engine: object) -> Capabilities:
     if not isinstance(found, Capabilities):
         what = f"rollout engine {type(engine).__name__}: capabilities is {found!r}"
         raise PluginError(f"{what}, expected an rlax_plugin.api.Capabilities")
-    return found
+    scores = isinstance(engine, TokenScorer)
+    declared = "fingerprints" if found.verification == "canary" else found.verification
+    return replace(found, scores=scores, verification="canary" if scores else declared)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from rlax_plugin.types import EMPTY, Finish, Prompt
 
 Given = Sequence[int] | str | Sequence[Mapping[str, Any]]
-"""Tokens; or a text (``PromptSource.encode_given``); or messages of a chat, each a mapping with
-``role`` and ``content`` (``PromptSource.encode_messages``)."""
+"""Tokens; or a text (``GivenTextEncoder``); or messages of a chat, each a mapping with
+``role`` and ``content`` (``MessageEncoder``)."""
 
 
 def messages_of(given: Given) -> Sequence[Mapping[str, Any]] | None:
@@ -109,8 +109,7 @@ class Session(Protocol):
 class Environment(Protocol):
     """Plays episodes; many of one process at a time, so it waits with ``await`` only.
 
-    May also have ``deterministic``, a bool: whether an episode depends on the prompt and on the
-    policy's answers alone. Without it, or where it is False, ``rlax.deterministic`` is rejected.
+    It may be a ``DeterministicEnvironment``; else ``rlax.deterministic`` is rejected.
     """
 
     def first(self, prompt: Prompt) -> np.ndarray:
@@ -127,6 +126,23 @@ class Environment(Protocol):
         returns what was sampled before.
         """
         ...
+
+
+@runtime_checkable
+class DeterministicEnvironment(Protocol):
+    """An environment that says whether its episodes can be repeated.
+
+    Attributes:
+      deterministic: whether an episode depends on the prompt and on the policy's answers alone.
+    """
+
+    @property
+    def deterministic(self) -> bool: ...
+
+
+def is_deterministic(environment: Environment) -> bool:
+    """Whether an environment says that its episodes can be repeated."""
+    return isinstance(environment, DeterministicEnvironment) and environment.deterministic
 
 
 class PlayedEpisode(Protocol):

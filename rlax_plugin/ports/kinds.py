@@ -10,6 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlax_plugin.ports.abilities import Ability
+from rlax_plugin.ports.engine_abilities import ENGINE_ABILITIES
+from rlax_plugin.ports.environment import DeterministicEnvironment
+from rlax_plugin.ports.protocols import EpisodeReward, GroupReward, Reward, TimedLauncher
+from rlax_plugin.ports.source_abilities import SOURCE_ABILITIES
+from rlax_plugin.ports.training import TRAINER_ABILITIES
+
 NAME = "NAME"  # stands for a name that the config chooses
 _MANY = "[]"
 _SLOTS = "objective."
@@ -30,6 +37,7 @@ class Kind:
       contract: the module of ``rlax_plugin.testing.contracts`` that has ``check_<name>``.
       toy: the part that stands in for it where an author tries parts of other kinds; empty where
         none is needed.
+      abilities: protocols that a part may implement besides, of which ``rlax check-plugin`` tells.
     """
 
     name: str
@@ -38,6 +46,7 @@ class Kind:
     places: tuple[str, ...]
     contract: str
     toy: str = ""
+    abilities: tuple[Ability, ...] = ()
 
     @property
     def hook(self) -> str:
@@ -84,6 +93,7 @@ ALL = (
         places=("prompt_source", f"evaluation.sets.{NAME}.prompt_source"),
         contract="task",
         toy="numbers",
+        abilities=SOURCE_ABILITIES,
     ),
     Kind(
         name="reward",
@@ -92,6 +102,7 @@ ALL = (
         places=("rewards[]", f"evaluation.sets.{NAME}.rewards[]"),
         contract="task",
         toy="even",
+        abilities=(GroupReward, EpisodeReward, Reward),
     ),
     Kind(
         name="environment",
@@ -100,6 +111,7 @@ ALL = (
         places=("environment",),
         contract="environment",
         toy="single_turn",
+        abilities=(DeterministicEnvironment,),
     ),
     Kind(
         name="rollout_engine",
@@ -108,6 +120,7 @@ ALL = (
         places=("rollouts.engine",),
         contract="engine",
         toy="scripted",
+        abilities=ENGINE_ABILITIES,
     ),
     Kind(
         name="sampler",
@@ -180,6 +193,7 @@ ALL = (
         process=_CONTROLLER,
         places=("launcher",),
         contract="launcher",
+        abilities=(TimedLauncher,),
     ),
     Kind(
         name="tracker",
@@ -202,6 +216,7 @@ ALL = (
         places=("trainer",),
         contract="trainer",
         toy="bigram",
+        abilities=TRAINER_ABILITIES,
     ),
     Kind(
         name="signal",

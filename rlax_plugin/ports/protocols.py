@@ -6,10 +6,10 @@ of the controller; deadlines and retries belong to the controller, parts raise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -18,7 +18,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, WeightVersion
+from rlax_plugin.types import Episode, Key, Prompt, Request, Sampled, Score, WeightVersion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,22 +129,8 @@ class BuildContext:
 class PromptSource(Protocol):
     """Owns what a prompt is. Deterministic: the same config gives the same prompts everywhere.
 
-    May also have ``encode(text) -> list[int]``, a prompt's tokens: other programs can then ask a
-    worker with text. It raises a ValueError for text that it cannot encode. And it may have
-    ``answer(completion) -> str | None``, the answer that a completion gives, if any, for
-    majority@k; without it a completion is its own answer. ``encode_given(text) -> list[int]`` gives
-    the tokens of a text that an environment gives the policy behind a completion, such as the
-    result of a tool, with whatever the model expects around it; what was sampled before is not
-    encoded again. ``encode_messages(messages, after) -> list[int]`` does so for messages of a chat
-    behind a completion with the tokens ``after``, up to where the policy answers next; where
-    ``after`` is None, the messages begin a sequence. Both raise a ValueError for what they cannot
-    encode.
-
-    ``stop_strings``, a tuple of texts, ends samples as ``stop_ids`` do: with the first token at
-    which ``decode`` of all tokens contains one of them. That token trains; the text that rewards
-    and people read ends before the string. ``tokenizer``, an ``rlax_plugin.api.Tokenizer``, says
-    whose ids these are, and is held against the model's. ``rlax_plugin.api.TextSource`` has all of
-    this.
+    It may have abilities beyond this, such as to encode texts: see ``source_abilities``.
+    ``rlax_plugin.api.TextSource`` has most of them.
     """
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -165,16 +151,11 @@ class PromptSource(Protocol):
         ...
 
 
+@runtime_checkable
 class Reward(Protocol):
     """Scores completions. Runs in a process of its own, without JAX. May be slow, may raise.
 
-    It may have another form, told by its methods, the first of which counts:
-
-    - ``score_group(prompt, episodes) -> Sequence[float | Score]`` sees all episodes of a prompt at
-      once, in the order of their ``index``, and scores each of them;
-    - ``score(prompt, episode) -> float | Score`` sees an ``Episode``: its turns with their tokens,
-      and how it ended. Log-probs, versions and side channels are empty, seeds 0, workers unnamed;
-    - ``__call__(prompt, completion)``, as below.
+    Or it is a ``GroupReward`` or an ``EpisodeReward``: the first of the three that it is counts.
 
     Each may be an ``async def``: then many samples are scored at the same time in one process, and
     it must not block. Any may return a ``Score``: its ``total`` is the reward, ``metrics`` are
@@ -182,54 +163,40 @@ class Reward(Protocol):
     ``parts`` are ignored. ``prompt.metadata`` is as JSON has it: lists in place of tuples.
     """
 
-    def __call__(self, prompt: Prompt, completion: str) -> float | Score: ...
+    def __call__(
+        self, prompt: Prompt, completion: str
+    ) -> float | Score | Awaitable[float | Score]: ...
 
 
-class RolloutEngine(Protocol):
-    """Generates completions. Lives in a worker process; safe to call from the worker's event loop.
+@runtime_checkable
+class EpisodeReward(Protocol):
+    """A reward that sees episodes; see ``Reward``."""
 
-    May also have ``progress()``, see below; ``close()``;
-    ``services``, names of gRPC services for other programs, with
-    ``add_services(server, engine) -> concurrent.futures.Future``, which adds them to the worker's
-    server and is done once they answer; and ``client_example(address, token_file) -> str``, a shell
-    command that asks such a service (``token_file`` is None where no token is wanted).
+    def score(self, prompt: Prompt, episode: Episode) -> float | Score | Awaitable[float | Score]:
+        """The reward of an episode: its turns with their tokens, and how it ended.
 
-    ``progress() -> Mapping[tuple[Key, int], int]`` gives a number for each request on its way, by
-    its key and attempt: such as its tokens so far, or while it waits for a slot or a swap of
-    weights, what the engine has generated in all. A request whose number stays the same for
-    ``rlax.deadlines.group_s`` is sent to another worker. It must not block. Without it, a request
-    counts as going on while ``tokens_total`` grows, replies are sent, or weights are loaded.
-
-    A worker awaits ``prepare()``, if there is such a coroutine, before it registers with its
-    controller: it returns once the engine is built and its programs are compiled.
-
-    ``decode_greedy(tokens, count, loaded)``, a coroutine, decodes at most ``count`` tokens at
-    temperature 0 behind ``tokens``, with the weights of ``loaded`` and by the programs that samples
-    are decoded with. It returns the tokens, int32 [n], and their log-probs at temperature 1,
-    float32 [n], which the worker compares with those of ``score``; or None where decoding differs
-    from prefill on purpose, as with quantised caches. It may wait until the running samples have
-    made way for new weights, and keep others from beginning until ``use`` or ``discard``. Without
-    it, decoding is not verified.
-
-    ``give_up(unwanted, oldest) -> Mapping[Attempt, Sequence[int]]`` stops what cannot train any
-    more; see ``docs/plugin_hooks.md``. Without it, such requests are generated to their end.
-    """
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do: told when its worker registers, and again when it has changed."""
+        Log-probs, versions and side channels are empty, seeds 0, workers unnamed.
+        """
         ...
 
-    async def generate(
-        self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
-    ) -> None:
-        """Generates; calls ``on_reply(key, samples)`` on the event loop as each request ends.
 
-        Requests wait inside the engine until it holds their ``min_version``. One that stood still
-        is asked for again with another ``attempt``, perhaps while the first one goes on. With
-        ``on_new_weights: continue`` the engine also reports unfinished ones every ``progress_s``:
-        then some of the samples have no ``finish``, and the request goes on.
-        """
+@runtime_checkable
+class GroupReward(Protocol):
+    """A reward that sees all episodes of a prompt at once; see ``Reward``."""
+
+    def score_group(
+        self, prompt: Prompt, episodes: Sequence[Episode]
+    ) -> Sequence[float | Score] | Awaitable[Sequence[float | Score]]:
+        """The rewards of the episodes, which are in the order of their ``index``."""
+        ...
+
+
+class WeightLoader(Protocol):
+    """The half of a rollout engine that takes up weights."""
+
+    @property
+    def version(self) -> int:
+        """The weight version in use; -1 before the first."""
         ...
 
     async def load(self, version: WeightVersion) -> Loaded:
@@ -255,25 +222,29 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
-        """Log-probs by prefill, as the engine computes them for a prompt, of tokens[1:].
 
-        Args:
-          tokens: int32 [n + 1].
-          loaded: whose weights are scored with; None: those in use.
+class RolloutEngine(WeightLoader, Protocol):
+    """Generates completions. Lives in a worker process; safe to call from the worker's event loop.
 
-        Returns:
-          float32 [n], nats at temperature 1; element t belongs to ``tokens[t + 1]`` given
-          ``tokens[: t + 1]``.
-
-        Raises:
-          ValueError: the engine cannot take so many tokens, or so few.
-        """
-        ...
+    It may have abilities beyond this, such as to score given tokens or to end requests early: see
+    ``engine_abilities``.
+    """
 
     @property
-    def version(self) -> int:
-        """The weight version in use; -1 before the first."""
+    def capabilities(self) -> Capabilities:
+        """What it can do: told when its worker registers, and again when it has changed."""
+        ...
+
+    async def generate(
+        self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
+    ) -> None:
+        """Generates; calls ``on_reply(key, samples)`` on the event loop as each request ends.
+
+        Requests wait inside the engine until it holds their ``min_version``. One that stood still
+        is asked for again with another ``attempt``, perhaps while the first one goes on. With
+        ``on_new_weights: continue`` the engine also reports unfinished ones every ``progress_s``:
+        then some of the samples have no ``finish``, and the request goes on.
+        """
         ...
 
     def health(self) -> dict[str, float]:
@@ -329,7 +300,7 @@ class WeightStore(Protocol):
 class Launcher(Protocol):
     """Brings worker processes up. Called on the controller's event loop.
 
-    May also have ``stop_s``, the seconds that ``stop`` takes at most; without it that is 60.
+    It may be a ``TimedLauncher``; else ``stop`` may take 60 seconds.
     """
 
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
@@ -353,6 +324,18 @@ class Launcher(Protocol):
     def restarts(self) -> int:
         """How often a worker was started again after it ended by itself."""
         ...
+
+
+@runtime_checkable
+class TimedLauncher(Protocol):
+    """A launcher that knows how long it takes to end its processes.
+
+    Attributes:
+      stop_s: seconds that ``stop`` takes at most.
+    """
+
+    @property
+    def stop_s(self) -> float: ...
 
 
 class Tracker(Protocol):

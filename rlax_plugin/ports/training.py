@@ -189,6 +189,15 @@ class ModelExporter(Protocol):
         ...
 
 
+TRAINER_ABILITIES = (
+    CheckpointReader,
+    FirstWeightsReader,
+    CheckpointStarter,
+    ModelConverter,
+    ModelExporter,
+)
+
+
 class Decision(NamedTuple):
     """What a trainer must do at the end of a step.
 

@@ -10,6 +10,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.ports.source_abilities import SplitSource, StopStringSource
 from rlax_plugin.prompts.identity import contradiction
 from rlax_plugin.prompts.kept import only_kept
 from rlax_plugin.prompts.table import PromptTable
@@ -26,7 +27,7 @@ def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
     Raises:
       ConfigError: they cannot be used.
     """
-    found = getattr(source, "stop_strings", ())
+    found = source.stop_strings if isinstance(source, StopStringSource) else ()
     if problem := problem_of(found):
         raise ConfigError("rlax.prompt_source", type(source).__name__, f"has {problem}")
     return found
@@ -34,12 +35,14 @@ def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
 
 def completion_text(source: PromptSource, tokens: np.ndarray) -> str:
     """What sampled tokens say, without the stop string that ended them and what is behind it."""
-    return cut(source.decode(tokens), getattr(source, "stop_strings", ()))
+    text = source.decode(tokens)
+    return cut(text, source.stop_strings) if isinstance(source, StopStringSource) else text
 
 
 def splits_of(source: PromptSource) -> tuple[str, ...]:
     """The splits that a source says it has, else the usual ones, of which some may be missing."""
-    return tuple(getattr(source, "splits", ("train", "validation", "test")))
+    usual = ("train", "validation", "test")
+    return tuple(source.splits) if isinstance(source, SplitSource) else usual
 
 
 def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequence[Prompt]:

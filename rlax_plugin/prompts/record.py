@@ -18,6 +18,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.ports.source_abilities import IdentifiedSource
 from rlax_plugin.prompts.kept import ONLY, file_digest
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.table import PromptTable
@@ -146,8 +147,7 @@ def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) 
 
 def _files(source: PromptSource) -> dict[str, Any]:
     """The files that a source over a data set reads."""
-    identity = getattr(source, "identity", None)
-    return {} if identity is None else identity()
+    return dict(source.identity()) if isinstance(source, IdentifiedSource) else {}
 
 
 def _difference(

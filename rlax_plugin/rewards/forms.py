@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlax_plugin.errors import PluginError
+from rlax_plugin.ports.protocols import EpisodeReward, GroupReward, Reward
 from rlax_plugin.types import Episode, Prompt
 
 What = Literal["text", "episode", "group"]
-_METHODS: tuple[tuple[What, str], ...] = (("group", "score_group"), ("episode", "score"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,23 @@ class Form:
 def form_of(
     reward: Any, weight: float = 1.0, name: str = "the reward", limit: float = math.inf
 ) -> Form:
-    """Returns the form of a reward: ``score_group``, ``score``, or else the reward itself."""
-    for what, attribute in _METHODS:
-        if callable(method := getattr(reward, attribute, None)):
-            return Form(what, method, _waits(method), weight, name, limit)
-    return Form("text", reward, _waits(reward), weight, name, limit)
+    """Returns the form of a reward, the first of ``score_group``, ``score`` and ``__call__``.
+
+    Raises:
+      PluginError: it has none of them.
+    """
+    what: What
+    if isinstance(reward, GroupReward):
+        what, method = "group", reward.score_group
+    elif isinstance(reward, EpisodeReward):
+        what, method = "episode", reward.score
+    elif isinstance(reward, Reward):
+        what, method = "text", reward
+    else:
+        kind = type(reward).__name__
+        reason = "cannot be called, and has neither score_group nor score"
+        raise PluginError(f"{name}: a {kind} {reason}")
+    return Form(what, method, _waits(method), weight, name, limit)
 
 
 def _waits(function: Any) -> bool:

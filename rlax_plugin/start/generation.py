@@ -23,7 +23,7 @@ from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.environment import Environment
-from rlax_plugin.ports.protocols import Launcher
+from rlax_plugin.ports.protocols import Launcher, TimedLauncher
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -147,7 +147,7 @@ class GenerationStart:
         told_s = (deadlines.heartbeats_lost + 2) * deadlines.heartbeat_s
         key = "rlax.deadlines.heartbeat_s"
         closing.ends("telling the workers", key, made.fleet.dismiss, told_s)
-        stop_s = getattr(launcher, "stop_s", PART_S)
+        stop_s = launcher.stop_s if isinstance(launcher, TimedLauncher) else PART_S
         closing.ends("the launcher", "rlax.launcher", launcher.stop, stop_s)
         closing.part().push_async_callback(made.dispatcher.close)
         await asyncio.gather(

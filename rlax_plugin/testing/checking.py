@@ -42,6 +42,7 @@ class Checked:
       name: what the config would choose; of a hook, its own.
       rules: what holds, one phrase each; empty if nothing could be tried.
       note: why nothing could be tried.
+      abilities: optional ones that it has, and that it does not have, in words.
     """
 
     plugin: str
@@ -49,6 +50,7 @@ class Checked:
     name: str
     rules: tuple[str, ...]
     note: str = ""
+    abilities: str = ""
 
 
 def check_plugin(
@@ -97,7 +99,7 @@ def check_engine(
       decode: that of the engine's prompt source; without it, stop strings are not tried.
 
     Returns:
-      What was tried.
+      What was tried; and last, which optional abilities were found.
 
     Raises:
       ContractError: a promise is broken.
@@ -112,7 +114,7 @@ def check_engine(
         deadline_s=deadline_s,
         decode=decode,
     )
-    return part.close()
+    return *part.close(), part.abilities
 
 
 def check_store(weight_store: WeightStore) -> tuple[str, ...]:
@@ -190,7 +192,7 @@ class _Check:
             self._check_options(kind, name)
         checked, findings = [], []
         for one, part in [*self._parts(offered), *self._hooks()]:
-            checked.append(replace(one, rules=tuple(part.rules)))
+            checked.append(replace(one, rules=tuple(part.rules), abilities=part.abilities))
             findings += part.findings
         if findings:
             raise ContractError(findings)

@@ -174,7 +174,7 @@ class ScriptedEngine(RolloutEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See ``RolloutEngine``: what the options say, and all of the rest."""
+        """See ``RolloutEngine``: what the options say, and what follows from its methods."""
         return Capabilities(
             slots=self._rollouts.slots,
             vocabulary=VOCABULARY,
@@ -184,8 +184,6 @@ class ScriptedEngine(RolloutEngine):
             logprobs=self._config.logprobs,
             stop_strings=self._config.stop_strings,
             resumes=True,
-            scores=True,
-            verification="canary",
         )
 
     def progress(self) -> dict[Attempt, int]:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.ports.engine_abilities import GreedyDecoder, TokenScorer
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.ports.protocols import WeightLoader
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.verification import (
     check_canary,
@@ -62,13 +63,16 @@ class Reading:
 
 
 async def take_version(
-    engine: RolloutEngine,
+    engine: WeightLoader,
     version: WeightVersion,
     *,
     max_new_tokens: int = _DECODED,
     reading: Reading | None = None,
 ) -> None:
     """Has an engine load a version and, once it is proved to be what was published, use it.
+
+    What is verified follows from the engine's abilities: the canary of a ``TokenScorer``, and its
+    decoding if it is a ``GreedyDecoder`` too.
 
     Args:
       max_new_tokens: that a sample of the engine may have.
@@ -99,7 +103,7 @@ async def take_version(
         raise
 
 
-async def _verify(engine: RolloutEngine, version: WeightVersion, loaded: Loaded) -> None:
+async def _verify(engine: WeightLoader, version: WeightVersion, loaded: Loaded) -> None:
     if loaded.version != version.version:
         raise WeightsMismatchError(
             f"the engine has loaded version {loaded.version} instead of {version.version}"
@@ -107,7 +111,7 @@ async def _verify(engine: RolloutEngine, version: WeightVersion, loaded: Loaded)
     check_variables(version, loaded.arrays)
     if (compute := loaded.fingerprints) is not None:
         await asyncio.to_thread(lambda: check_fingerprints(version, compute(), loaded.held))
-    if version.canary is None:
+    if version.canary is None or not isinstance(engine, TokenScorer):
         return
     try:
         found = await engine.score(version.canary.tokens, loaded)
@@ -118,20 +122,21 @@ async def _verify(engine: RolloutEngine, version: WeightVersion, loaded: Loaded)
 
 
 async def _verify_decoding(
-    engine: RolloutEngine, version: WeightVersion, loaded: Loaded, max_new_tokens: int
+    engine: WeightLoader, version: WeightVersion, loaded: Loaded, max_new_tokens: int
 ) -> None:
     """Decodes behind the canary's first tokens.
 
     As many tokens as the whole canary has, at most: that many the engine can score, and a compiled
     program for them exists already.
     """
-    decode_greedy = getattr(engine, "decode_greedy", None)
-    if decode_greedy is None or version.canary is None:
+    if version.canary is None or not isinstance(engine, TokenScorer):
+        return
+    if not isinstance(engine, GreedyDecoder):
         return
     tokens = np.asarray(version.canary.tokens, np.int32)
     count = min(_DECODED, len(tokens) - 1, max_new_tokens)
     context = tokens[: len(tokens) - count]
-    if (answer := await decode_greedy(context, count, loaded)) is None:
+    if (answer := await engine.decode_greedy(context, count, loaded)) is None:
         return
     decoded, logprobs = (np.asarray(array) for array in answer)
     scored = await engine.score(np.concatenate([context, decoded]).astype(np.int32), loaded)

@@ -17,6 +17,7 @@ from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.handing import FROM_RUN, MAX_BYTES, of_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
+from rlax_plugin.ports.engine_abilities import PreparableEngine
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -63,10 +64,10 @@ async def prepare(engine: RolloutEngine, deadline_s: float) -> None:
     Raises:
       DeadlineError: it was not built and compiled in time.
     """
-    if (build := getattr(engine, "prepare", None)) is None:
+    if not isinstance(engine, PreparableEngine):
         return
     try:
-        await asyncio.wait_for(build(), deadline_s)
+        await asyncio.wait_for(engine.prepare(), deadline_s)
     except TimeoutError:
         what = "building the rollout engine and compiling its programs"
         raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None

@@ -19,6 +19,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.metrics.prometheus import Exporter
 from rlax_plugin.metrics.worker_metrics import WorkerMetrics
+from rlax_plugin.ports.engine_abilities import ClosableEngine, ServiceProvider, TokenScorer
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Caller, Callers, Role
@@ -88,7 +89,7 @@ class Endpoint:
         client_roles: tuple[Role, ...] = ("client",),
         token_file: Path | None = None,
     ):
-        self._engine, self._clients, self._client_roles = engine, clients, client_roles
+        self._engine, self._client_roles = engine, client_roles
         self._service: RolloutService | None = None
         self.reading = Reading()
         self._exporter: Exporter | None = None
@@ -97,7 +98,10 @@ class Endpoint:
         self._identity = None if clients == "open" else new_identity()
         self.callers = Callers(Caller(frozenset({"client"})) if clients == "open" else None)
         self._tokens: list[str] = []  # with which the trainer may call, the newest last
-        front_ends = () if clients == "none" else getattr(engine, "services", ())
+        self._provider: ServiceProvider | None = None
+        if clients != "none" and isinstance(engine, ServiceProvider):
+            self._provider = engine
+        front_ends = () if self._provider is None else self._provider.services
         door = Door(self.callers, self._identity, front_ends)
         self.server, self.address = listen(host, port, door, "--port", interceptors)
         self._closing = contextlib.ExitStack()
@@ -155,9 +159,8 @@ class Endpoint:
         self._service = service
         rpc.add_RolloutServicer_to_server(service, self.server)
         answers: Future[object] = Future()
-        add_services = getattr(self._engine, "add_services", None)
-        if add_services is not None and self._clients != "none":
-            answers = add_services(self.server, self._engine)
+        if self._provider is not None:
+            answers = self._provider.add_services(self.server, self._engine)
         else:
             answers.set_result(None)
         await self.server.start()
@@ -205,6 +208,9 @@ def run(config: ResolvedConfig, name: str, life: Life) -> None:
     engine: RolloutEngine = build_part(
         "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
     )
+    if not isinstance(engine, TokenScorer):
+        what = "%s cannot score tokens: no canary of a weight version is verified"
+        log.warning(what, section.rollouts.engine.name)
 
     async def until_told() -> None:
         terminated = asyncio.Event()
@@ -215,5 +221,5 @@ def run(config: ResolvedConfig, name: str, life: Life) -> None:
     try:
         asyncio.run(until_told())
     finally:
-        if (close := getattr(engine, "close", None)) is not None:
-            close()
+        if isinstance(engine, ClosableEngine):
+            engine.close()

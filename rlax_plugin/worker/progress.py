@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlax_plugin.ports.engine_abilities import ProgressReporter
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_to_proto
@@ -24,7 +25,7 @@ class _Seen:
 class ProgressReport:
     """Counts how often each open request was seen to have come further, once per heartbeat.
 
-    An engine with ``progress()`` says it of each request. Of another one it is only seen whether it
+    A ``ProgressReporter`` says it of each request. Of another one it is only seen whether it
     generates anything at all, or delivers: then all of its requests count as having come further,
     and also while it loads weights, which may keep it from generating. A request whose weights are
     being loaded comes further: the loading has deadlines of its own.
@@ -32,6 +33,7 @@ class ProgressReport:
 
     def __init__(self, engine: RolloutEngine):
         self._engine = engine
+        self._reporter = engine if isinstance(engine, ProgressReporter) else None
         self._seen: dict[tuple[Key, int], _Seen] = {}
 
     def take(
@@ -50,8 +52,7 @@ class ProgressReport:
           delivered: answers and reports so far.
           loading: whether weights are being loaded.
         """
-        progress = getattr(self._engine, "progress", None)
-        own = None if progress is None else progress()
+        own = None if self._reporter is None else self._reporter.progress()
         common = (*_generated(health), delivered)
         seen: dict[tuple[Key, int], _Seen] = {}
         for request in requests:

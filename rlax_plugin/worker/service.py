@@ -17,6 +17,7 @@ from rlax_plugin.batching.slots import MAX_STOP_IDS
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
+from rlax_plugin.ports.engine_abilities import RequestCanceller
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -175,6 +176,7 @@ class RolloutService(rpc.RolloutServicer):
         has_weights: Callable[[], bool] = lambda: True,
     ):
         self._engine, self._section, self._on_wanted = engine, section, on_wanted
+        self._canceller = engine if isinstance(engine, RequestCanceller) else None
         self._has_weights = has_weights
         self.draining = False
         self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what generates it
@@ -241,8 +243,7 @@ class RolloutService(rpc.RolloutServicer):
     async def GiveUp(
         self, request: pb.GiveUpRequest, context: grpc.aio.ServicerContext
     ) -> pb.GiveUpReply:
-        give_up = getattr(self._engine, "give_up", None)
-        if give_up is None:
+        if self._canceller is None:
             return pb.GiveUpReply()
         try:
             unwanted = {(key_from_proto(one.key), one.attempt) for one in request.unwanted}
@@ -252,7 +253,7 @@ class RolloutService(rpc.RolloutServicer):
             reason = f"oldest version {request.oldest}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         self._on_wanted(request.oldest)
-        found = give_up(unwanted, request.oldest)
+        found = self._canceller.give_up(unwanted, request.oldest)
         for call in self._calls:
             for key, asked in list(call.unanswered.items()):
                 if (tokens := found.get((key, asked.attempt))) is None:

@@ -18,6 +18,7 @@ from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsUnreadableError
+from rlax_plugin.ports.engine_abilities import ExampleProvider
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
@@ -193,9 +194,10 @@ async def greeting(
     line = f"version {version.version} of {files.url} is served on {address}"
     if token_file is not None:
         line += f", to clients with the token in {token_file}"
-    if (client_example := getattr(engine, "client_example", None)) is None:
+    if not isinstance(engine, ExampleProvider):
         return line
     try:
-        return f"{line}; try:\n{await asyncio.to_thread(client_example, address, token_file)}"
+        example = await asyncio.to_thread(engine.client_example, address, token_file)
+        return f"{line}; try:\n{example}"
     except Exception as error:  # noqa: BLE001  a plug-in reads its prompts, which may be elsewhere
         return f"{line} (no example, as there is no prompt: {type(error).__name__}: {error})"

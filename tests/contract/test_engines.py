@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rlax_orbax.store import OrbaxStore
 
 from rlax_plugin.errors import ContractError
+from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
 from rlax_plugin.testing import FakeEngine, FakeWeightStore, check_engine, check_store, make_request
 from rlax_plugin.testing import policy as toy
 from rlax_plugin.testing.builders import publish_version
@@ -48,7 +50,11 @@ def test_the_jetstream_engine_keeps_the_contract(scripted, mode: str) -> None:
 
     versions = [scripted.version(3), scripted.version(4)]
     rules = check_engine(make_engine, versions, decode=scripted.Source().decode)
-    assert len(rules) == 9
+    assert len(rules) == 13
+    assert rules[-1] == (
+        "found: score, decode_greedy, progress, give_up, prepare, close, services and "
+        "add_services, client_example"
+    )
 
 
 def test_an_engine_that_generates_by_slot_is_found(scripted) -> None:
@@ -82,7 +88,49 @@ def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
     store = FakeWeightStore()
     assert len(check_store(store)) == 8
     versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
-    assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 9
+    rules = check_engine(lambda: FakeEngine(store), versions, make_request())
+    assert len(rules) == 13
+    missing = "prepare, close, services and add_services, client_example"
+    assert rules[-1] == (
+        f"found: score, decode_greedy, progress, give_up; not implemented: {missing}"
+    )
+
+
+def test_an_engine_without_abilities_keeps_the_contract_and_says_so() -> None:
+    class Plain:
+        """Has the six members of ``RolloutEngine`` and no others."""
+
+        def __init__(self) -> None:
+            engine = FakeEngine(store)
+            self.generate, self.health = engine.generate, engine.health
+            self.load, self.use = engine.load, engine.use
+            self._engine = engine
+
+        @property
+        def version(self) -> int:
+            return self._engine.version
+
+        @property
+        def capabilities(self) -> Capabilities:
+            return self._engine.capabilities
+
+    store = FakeWeightStore()
+    versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
+    rules = check_engine(Plain, versions, make_request())
+    assert rules[-1].startswith("not implemented: score, decode_greedy, progress, give_up, ")
+    plain = capabilities_of(Plain())
+    assert (plain.scores, plain.verification) == (False, "none")
+    both = capabilities_of(FakeEngine(store))
+    assert (both.scores, both.verification) == (True, "canary")
+
+    class Liar(Plain):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, scores=True, verification="canary")
+
+    assert capabilities_of(Liar()).verification == "fingerprints"
+    with pytest.raises(ContractError, match="without score, it declares"):
+        check_engine(Liar, versions, make_request())
 
 
 def test_the_orbax_store_keeps_the_contract() -> None:

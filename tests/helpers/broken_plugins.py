@@ -251,6 +251,38 @@ BROKEN: dict[str, Broken] = {
         "a seed decides a sample's tokens",
         "make the random key from the request's seed",
     ),
+    "engine_that_cannot_be_asked_to_give_up": source_of(
+        "rollout_engine",
+        """
+        from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+
+        class Engine(ScriptedEngine):
+            def give_up(self, unwanted):
+                return super().give_up(unwanted, -1)
+
+        def build(context):
+            store = context.part("weight_store", context.section.weights.store, "store")
+            return Engine(ScriptedConfig(), store, context.section)
+        """,
+        "optional abilities are implemented as they are called",
+        "give_up(unwanted) is called as give_up(unwanted, oldest)",
+    ),
+    "engine_that_is_not_prepared": source_of(
+        "rollout_engine",
+        """
+        from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+
+        class Engine(ScriptedEngine):
+            def prepare(self):
+                return True
+
+        def build(context):
+            store = context.part("weight_store", context.section.weights.store, "store")
+            return Engine(ScriptedConfig(), store, context.section)
+        """,
+        "prepare and close, if it has them, return",
+        "can't be used in 'await' expression",
+    ),
     "engine_that_trusts": source_of(
         "rollout_engine",
         """

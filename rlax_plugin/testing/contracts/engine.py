@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
+from rlax_plugin.ports.capabilities import capabilities_of
+from rlax_plugin.ports.engine_abilities import (
+    ENGINE_ABILITIES,
+    GreedyDecoder,
+    PreparableEngine,
+    ProgressReporter,
+    RequestCanceller,
+    TokenScorer,
+)
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.testing.builders import make_request
+from rlax_plugin.testing.contracts.generating import TriedEngine, check_group, generated
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
     eventually,
@@ -23,7 +32,7 @@ from rlax_plugin.testing.contracts.inspection import (
 from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.tokens.defects import defect
 from rlax_plugin.tokens.stopping import Decode, problem_of
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
+from rlax_plugin.types import Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.taking import take_version
 
 _FIGURES = ("slots", "active", "waiting", "tokens_total")
@@ -58,7 +67,20 @@ def check_generation(
 ) -> None:
     """Generates with two published versions; see ``check_engine``."""
     scenarios = _Scenarios(make_engine, versions, request, tolerance, decode)
+    built: list[RolloutEngine] = []
+    with part.rule("can be built", _LOADS):
+        built.append(make_engine())
+    for engine in built:
+        part.look(engine, ENGINE_ABILITIES)
+    if not part.sound:
+        return
     for scenario, expected, mend in (
+        (
+            functools.partial(scenarios.prepares, built[0]),
+            "prepare and close, if it has them, return, and what it declares fits its methods",
+            "return from prepare once programs are compiled; implement score, or declare neither "
+            "scores nor verification 'canary'; decode_greedy needs score",
+        ),
         (
             scenarios.loads,
             "holds no weights at first (version -1), loads a version, tells its health, and "
@@ -101,7 +123,8 @@ def check_generation(
         ),
         (
             scenarios.scores,
-            "score gives the log-probs of generation, with the given weights or those in use",
+            "score, if it has it, gives the log-probs of generation, with the given weights or "
+            "those in use",
             "compute log-probs at temperature 1 of tokens[1:], with the weights of loaded or, "
             "without one, those in use",
         ),
@@ -139,8 +162,18 @@ class _Scenarios:
         self._old, self._new = versions
         self._request = request
 
+    async def prepares(self, engine: RolloutEngine) -> None:
+        async with TriedEngine(lambda: engine):
+            if isinstance(engine, PreparableEngine):
+                await engine.prepare()
+            declared = engine.capabilities
+            if not isinstance(engine, TokenScorer):
+                scores = declared.scores or declared.verification == "canary"
+                require(not scores, f"without score, it declares {declared}")
+                require(not isinstance(engine, GreedyDecoder), "it has decode_greedy, and no score")
+
     async def loads(self) -> None:
-        async with _Engine(self._make_engine) as engine:
+        async with TriedEngine(self._make_engine) as engine:
             require(engine.version == -1, f"version is {engine.version} before the first load")
             await take_version(engine, self._old)
             found, expected = engine.version, self._old.version
@@ -152,76 +185,79 @@ class _Scenarios:
             require(figures["slots"] == slots >= 1, f"it declares {slots} slots")
 
     async def generates(self) -> None:
-        async with _Engine(self._make_engine) as engine:
+        async with TriedEngine(self._make_engine) as engine:
             await take_version(engine, self._old)
             one, two = self._group(0), self._group(1, seeds=(91, 92))
             before = engine.health()["tokens_total"]
-            groups = await _generated(engine, one, two)
+            groups = await generated(engine, one, two)
             for request in (one, two):
                 has = capabilities_of(engine)
-                _check_group(request, groups[request.key.group], self._old.version, has)
+                check_group(request, groups[request.key.group], self._old.version, has)
             tokens = sum(len(s.tokens) for samples in groups.values() for s in samples)
             counted = engine.health()["tokens_total"] - before
             require(counted >= tokens, f"tokens_total grew by {counted:g} for {tokens} tokens")
             await take_version(engine, self._new)
-            (samples,) = (await _generated(engine, self._group(2))).values()
-            _check_group(self._group(2), samples, self._new.version, has)
+            (samples,) = (await generated(engine, self._group(2))).values()
+            check_group(self._group(2), samples, self._new.version, has)
 
     async def seeds(self) -> None:
-        async with _Engine(self._make_engine) as engine, _Engine(self._make_engine) as other:
+        async with (
+            TriedEngine(self._make_engine) as engine,
+            TriedEngine(self._make_engine) as other,
+        ):
             if not capabilities_of(engine).seeded:
                 return
             await take_version(engine, self._old)
             await take_version(other, self._old)
-            groups = await _generated(engine, self._group(0), self._group(1, seeds=(91, 92)))
+            groups = await generated(engine, self._group(0), self._group(1, seeds=(91, 92)))
             among = groups[0]
             last = _SEEDS[-1]
-            alone = (await _generated(other, self._group(5, seeds=(last,))))[5][0]
+            alone = (await generated(other, self._group(5, seeds=(last,))))[5][0]
             self._require_same(among[-1], alone, "beside others and alone")
-            again = (await _generated(engine, self._group(0)))[0]
+            again = (await generated(engine, self._group(0)))[0]
             self._require_same(among[0], again[0], "the first time and the second")
             different = {tuple(r.tokens.tolist()) for r in among}
             require(len(different) > 1, f"seeds {_SEEDS} all generate {among[0].tokens.tolist()}")
 
     async def stops(self) -> None:
-        async with _Engine(self._make_engine) as engine:
+        async with TriedEngine(self._make_engine) as engine:
             has, decode = capabilities_of(engine), self._decode
             if not has.stop_strings or decode is None:
                 return
             await take_version(engine, self._old)
-            free = (await _generated(engine, self._group(0)))[0]
+            free = (await generated(engine, self._group(0)))[0]
             texts = [decode(s.tokens[len(s.tokens) // 2 :])[:3] for s in free[:2]]
             stop_strings = tuple(text for text in texts if problem_of((text,)) is None)
             sampling = replace(self._request.sampling, stop_strings=stop_strings)
             if not stop_strings:
                 return
-            ended = (await _generated(engine, self._group(0, sampling=sampling)))[0]
+            ended = (await generated(engine, self._group(0, sampling=sampling)))[0]
             problem = defect(ended, sampling, has.vocabulary, side=has.side, decode=decode)
             tokens = [s.tokens.tolist() for s in ended]
             require(problem is None, f"{problem}; tokens {tokens}, stop strings {stop_strings}")
 
     async def min_version(self) -> None:
-        async with _Engine(self._make_engine) as engine:
+        async with TriedEngine(self._make_engine) as engine:
             await take_version(engine, self._old)
             wanted = self._group(0, min_version=self._new.version)
-            waiting = asyncio.ensure_future(_generated(engine, wanted))
+            waiting = asyncio.ensure_future(generated(engine, wanted))
             try:
-                await _generated(engine, self._group(1))
+                await generated(engine, self._group(1))
                 done, _ = await asyncio.wait([waiting], timeout=_WAIT_S)
                 require(not done, f"it was generated with version {engine.version}")
-                if (progress := getattr(engine, "progress", None)) is not None:
-                    key = wanted.key, wanted.attempt
-                    require(key in progress(), f"progress() says nothing of {key}: {progress()}")
+                if isinstance(engine, ProgressReporter):
+                    key, found = (wanted.key, wanted.attempt), engine.progress()
+                    require(key in found, f"progress() says nothing of {key}: {found}")
                 await take_version(engine, self._new)
                 (samples,) = (await waiting).values()
-                _check_group(wanted, samples, self._new.version, capabilities_of(engine))
+                check_group(wanted, samples, self._new.version, capabilities_of(engine))
             finally:
                 waiting.cancel()
 
     async def rejects(self) -> None:
-        async with _Engine(self._make_engine) as engine:
+        async with TriedEngine(self._make_engine) as engine:
             await take_version(engine, self._old)
-            expected = (await _generated(engine, self._group(0)))[0]
+            expected = (await generated(engine, self._group(0)))[0]
             name, spec = min(self._new.tensors.items())
             wrong = {
                 "another fingerprint": {name: replace(spec, fingerprint=spec.fingerprint ^ 1)},
@@ -242,14 +278,16 @@ class _Scenarios:
                     require(found == held, f"version is {found} after {what} was rejected")
                 else:
                     require(False, f"weights with {what} than published were loaded")
-            found = (await _generated(engine, self._group(0)))[0]
+            found = (await generated(engine, self._group(0)))[0]
             if capabilities_of(engine).seeded:
                 self._require_same(expected[0], found[0], "before and after weights were rejected")
 
     async def scores(self) -> None:
-        async with _Engine(self._make_engine) as engine:
+        async with TriedEngine(self._make_engine) as engine:
+            if not isinstance(engine, TokenScorer):
+                return
             await take_version(engine, self._old)
-            before = await self._require_scored(engine, self._old)
+            before = await self._require_scored(engine, engine, self._old)
             loaded = await engine.load(self._new)
             by_loaded = await engine.score(before, loaded)
             await engine.use(loaded)
@@ -257,15 +295,17 @@ class _Scenarios:
             apart = float(np.abs(by_loaded - found).max())
             same = apart <= self._tolerance
             require(same, f"with loaded weights, before and after use, it is {apart:.2g} apart")
-            await self._require_scored(engine, self._new)
+            await self._require_scored(engine, engine, self._new)
 
-    async def _require_scored(self, engine: RolloutEngine, version: WeightVersion) -> np.ndarray:
+    async def _require_scored(
+        self, engine: RolloutEngine, scorer: TokenScorer, version: WeightVersion
+    ) -> np.ndarray:
         """Returns what was scored."""
         greedy = SamplingParams(temperature=0.0, max_new_tokens=1)
-        (samples,) = (await _generated(engine, self._group(0, sampling=greedy))).values()
+        (samples,) = (await generated(engine, self._group(0, sampling=greedy))).values()
         (token,), (expected,) = samples[0].tokens, samples[0].logprobs
         tokens = np.append(self._request.context, token).astype(np.int32)
-        found = await engine.score(tokens)
+        found = await scorer.score(tokens)
         shape = np.shape(found)
         require(shape == (len(tokens) - 1,), f"of {len(tokens)} tokens it gives {list(shape)}")
         apart = abs(float(found[-1]) - float(expected))
@@ -278,10 +318,10 @@ class _Scenarios:
         return tokens
 
     async def cancels(self) -> None:
-        async with _Engine(self._make_engine) as engine:
+        async with TriedEngine(self._make_engine) as engine:
             await take_version(engine, self._old)
             never = self._group(0, min_version=self._new.version + 1)
-            tasks = [asyncio.ensure_future(_generated(engine, r)) for r in (never, self._group(1))]
+            tasks = [asyncio.ensure_future(generated(engine, r)) for r in (never, self._group(1))]
             await asyncio.sleep(0)
             for task in tasks:
                 task.cancel()
@@ -292,11 +332,11 @@ class _Scenarios:
                 return figures["active"] == figures["waiting"] == 0
 
             require(await eventually(idle, 10.0), f"health() stays at {engine.health()}")
-            await _generated(engine, self._group(2))
+            await generated(engine, self._group(2))
 
     async def gives_up(self) -> None:
-        async with _Engine(self._make_engine) as engine:
-            if (give_up := getattr(engine, "give_up", None)) is None:
+        async with TriedEngine(self._make_engine) as engine:
+            if not isinstance(engine, RequestCanceller):
                 return
             await take_version(engine, self._old)
             never = self._group(0, min_version=self._new.version + 1)
@@ -307,7 +347,7 @@ class _Scenarios:
             )
             for _ in range(10):  # until it has taken them, however many tasks it makes for that
                 await asyncio.sleep(0)
-            given_up = give_up({(never.key, never.attempt)}, self._new.version)
+            given_up = engine.give_up({(never.key, never.attempt)}, self._new.version)
             expected = {(never.key, never.attempt): [0] * len(never.seeds)}
             found = {attempt: list(tokens) for attempt, tokens in given_up.items()}
             require(found == expected, f"it gave up {found}, and was asked to give up {expected}")
@@ -325,54 +365,3 @@ class _Scenarios:
         require(same, f"{when}, seed {one.seed} generates {tokens}")
         apart = float(np.abs(one.logprobs - other.logprobs).max())
         require(apart <= self._tolerance, f"{when}, its log-probs are {apart:.2g} apart")
-
-
-class _Engine:
-    """An engine that is closed, where it can be."""
-
-    def __init__(self, make_engine: Callable[[], RolloutEngine]):
-        self._engine = make_engine()
-
-    async def __aenter__(self) -> RolloutEngine:
-        return self._engine
-
-    async def __aexit__(self, *error: object) -> None:
-        close = getattr(self._engine, "close", None)
-        if close is not None:
-            await asyncio.to_thread(close)
-
-
-async def _generated(engine: RolloutEngine, *requests: Request) -> dict[int, Sequence[Sampled]]:
-    """Group -> samples; each request must be answered once."""
-    finished: dict[int, Sequence[Sampled]] = {}
-
-    def on_reply(key: Key, samples: Sequence[Sampled]) -> None:
-        if any(s.finish is None for s in samples):
-            return  # a report on the way
-        require(key.group not in finished, f"{key} was answered twice")
-        finished[key.group] = samples
-
-    await engine.generate(requests, on_reply)
-    missing = {r.key.group for r in requests} - finished.keys()
-    require(not missing, f"generate returned without groups {sorted(missing)}")
-    return finished
-
-
-def _check_group(
-    request: Request, samples: Sequence[Sampled], version: int, has: Capabilities
-) -> None:
-    seeds = [s.seed for s in samples]
-    require(seeds == list(request.seeds), f"seeds {seeds} for {list(request.seeds)}")
-    for s in samples:
-        dtypes = [a.dtype.name for a in (s.tokens, s.logprobs, s.versions)]
-        right = dtypes == ["int32", "float32", "int32"]
-        require(right, f"tokens, log-probs and versions are {dtypes}")
-    length, known = len(request.context), has.vocabulary
-    if problem := defect(samples, request.sampling, known, context_length=length, side=has.side):
-        tokens = [s.tokens.tolist() for s in samples]
-        require(False, f"{problem}; tokens {tokens}, stop ids {request.sampling.stop_ids}")
-    for s in samples:
-        for values in (s.logprobs, s.side.get(TRUNCATED_LOGPROBS, s.logprobs)):
-            require(values.max() <= 1e-6, f"a log-prob is {values.max():.4g}")
-        found = sorted({int(v) for v in s.versions})
-        require(found == [version], f"generated with version {version}, it says {found}")

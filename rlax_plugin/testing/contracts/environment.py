@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
+from rlax_plugin.ports.environment import (
+    Answer,
+    Environment,
+    EpisodeLimit,
+    Outcome,
+    Session,
+    is_deterministic,
+)
 from rlax_plugin.testing.builders import make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
@@ -99,7 +106,7 @@ def check_environment(trial: Trial, part: Inspection) -> None:
         for seed in range(10):
             outcome, session = _played(environment, prompts[seed % len(prompts)], seed, most=1)
             _check(outcome, session.turns)
-    if getattr(environment, "deterministic", False):
+    if is_deterministic(environment):
         with part.rule(
             "deterministic: the same answers lead to the same episode",
             "keep no state between episodes and use no randomness; or do not set deterministic",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlax_plugin.errors import ContractError, Finding
+from rlax_plugin.ports.abilities import Abilities, Ability, abilities_of
 
 _POLL_S = 0.02
 
@@ -33,11 +34,13 @@ class Inspection:
       where: plug-in, hook and name, for messages.
       rules: what was tried, one phrase each.
       findings: what does not hold.
+      abilities: optional ones of its kind that it has and does not have; "" if its kind has none.
     """
 
     where: str
     rules: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    abilities: str = ""
 
     @contextmanager
     def rule(self, expected: str, mend: str) -> Iterator[None]:
@@ -54,6 +57,21 @@ class Inspection:
             self.findings.append(Finding(self.where, expected, str(broken), mend))
         except Exception as error:  # noqa: BLE001  it becomes a finding
             self.findings.append(Finding(self.where, expected, f"it raised {told(error)}", mend))
+
+    def look(self, built: object, known: Sequence[Ability]) -> None:
+        """Looks for optional abilities in a part, and tries whether they fit their protocols."""
+        if known:
+            self.note_abilities(abilities_of(built, known))
+
+    def note_abilities(self, abilities: Abilities) -> None:
+        """Takes what was found by ``abilities_of``, perhaps in another process."""
+        self.abilities = str(abilities)
+        if abilities.found or abilities.problems:
+            with self.rule(
+                "optional abilities are implemented as they are called",
+                "give each method the arguments of its protocol in rlax_plugin.api, or remove it",
+            ):
+                require(not abilities.problems, "; ".join(abilities.problems))
 
     @property
     def sound(self) -> bool:

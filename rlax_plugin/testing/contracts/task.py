@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.ports.abilities import Abilities
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.ports.source_abilities import StopStringSource, TextEncoder
 from rlax_plugin.prompts.identity import contradiction
 from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
@@ -89,15 +91,14 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
         "leave out stop_ids and padding in decode; stop_ids is a tuple of ints",
     ):
         _check_decode(source, splits["train"][0])
-    if hasattr(source, "stop_strings"):
+    if isinstance(source, StopStringSource):
         with part.rule(
             "stop_strings is a tuple of texts",
             "return at most 8 texts, of 1 to 256 characters each; () where there are none",
         ):
-            problem = problem_of(getattr(source, "stop_strings"))  # noqa: B009  it is optional
+            problem = problem_of(source.stop_strings)
             require(problem is None, str(problem))
-    encode = getattr(source, "encode", None)
-    if encode is not None:
+    if isinstance(source, TextEncoder):
         with part.rule(
             "encode gives the tokens of a prompt's text",
             "return a list of whole numbers, the ids of prompts(...), those in front of the text "
@@ -106,7 +107,7 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
             # The text of several messages does not say where one ends.
             texts = [p for p in splits["train"] if "messages" not in p.metadata]
             for prompt in texts[:3]:
-                found, expected = list(encode(prompt.text)), prompt.tokens.tolist()
+                found, expected = list(source.encode(prompt.text)), prompt.tokens.tolist()
                 for token in found:
                     whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
                     odd = f"{token!r} ({type(token).__name__})"
@@ -152,6 +153,7 @@ def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> 
         answer = fresh_process.ask(trial.lean, "reward", trial.choice, {"cases": cases}, _PROCESS_S)
     if not answer:
         return
+    part.note_abilities(Abilities(*map(tuple, answer["abilities"])))
     scored = dict(zip(completions, answer["scored"], strict=True))
     with part.rule(
         "a right, a wrong and an empty completion get a finite number",

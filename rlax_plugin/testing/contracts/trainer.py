@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlax_plugin.ports.training import CheckpointReader, FirstWeightsReader, Trainer
+from rlax_plugin.ports.training import (
+    TRAINER_ABILITIES,
+    CheckpointReader,
+    FirstWeightsReader,
+    Trainer,
+)
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import STEPS, Trial
 from rlax_plugin.testing.fakes import FakeTrainerPort
@@ -38,6 +43,7 @@ def check_training(
       steps: the run's, at least 3.
     """
     first = make_trainer()
+    part.look(first, TRAINER_ABILITIES)
     if isinstance(first, FirstWeightsReader):
         with part.rule(
             "publishes what it starts from, and trains nothing",

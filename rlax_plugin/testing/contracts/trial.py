@@ -9,6 +9,7 @@ from typing import Any
 
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.builders import make_prompt, publish_version
@@ -56,7 +57,7 @@ class Trial:
         return self.registry.part(self.kind, self.choice, self.kind, self.context)
 
     def built(self, part: Inspection) -> Any:
-        """A fresh part, of which it is a rule that it can be built.
+        """A fresh part, of which it is a rule that it can be built, and that its abilities fit.
 
         Raises:
           Unbuilt: it cannot.
@@ -67,6 +68,7 @@ class Trial:
             require(built is not None, "build returned None")
         if built is None:
             raise Unbuilt
+        part.look(built, BY_NAME[self.kind].abilities)
         return built
 
     def prompts(self) -> Sequence[Prompt]:

@@ -12,7 +12,6 @@ from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.statistics import (
     Estimate,
     bootstrap_interval,
-    exact_pass_at_k,
     pass_at_k,
 )
 
@@ -72,15 +71,6 @@ def test_pass_at_k_is_unbiased():
 def test_pass_at_k_rejects_what_makes_no_sense(n, correct_b, k):
     with pytest.raises(ValueError):
         pass_at_k(n, correct_b, k)
-
-
-def test_exact_pass_at_k_by_hand():
-    # (1 - .5^2, 1, 0) = (.75, 1, 0)
-    assert exact_pass_at_k([0.5, 1.0, 0.0], 2) == pytest.approx(1.75 / 3)
-    assert exact_pass_at_k([1e-12], 8) == pytest.approx(8e-12, rel=1e-9)  # no cancellation
-    for bad in ([], [1.5], [float("nan")]):
-        with pytest.raises(ValueError):
-            exact_pass_at_k(bad, 1)
 
 
 def test_bootstrap_interval_matches_the_normal_interval_of_a_mean():

@@ -13,7 +13,7 @@ from late_rewards import HeldClock, late_at_once, noted
 from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import RlaxError
+from rlax_plugin.errors import PluginError, RlaxError
 from rlax_plugin.rewards.forms import form_of
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rewards.scoring import Failures, scores_of
@@ -174,3 +174,8 @@ def test_an_answer_that_came_while_the_trainer_was_paused_is_read(section, tmp_p
 
     ((score,), replaced) = asyncio.run(asyncio.wait_for(main(), 240))
     assert isinstance(score, Score) and score.parts == (0.5, 1.25) and replaced == 0
+
+
+def test_a_reward_that_has_no_form_is_named() -> None:
+    with pytest.raises(PluginError, match=r"rlax.rewards.0: a dict cannot be called, and has"):
+        form_of({}, name="rlax.rewards.0")

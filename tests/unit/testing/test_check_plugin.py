@@ -48,6 +48,34 @@ def test_a_reward_may_see_the_group_or_turns_and_be_async(folder: Path) -> None:
     assert [one.name for one in checked] == ["best", "judge", "turns"]
     waits = "an async reward lets others run while it waits"
     assert [waits in one.rules for one in checked] == [False, True, False]
+    assert [one.abilities for one in checked] == [
+        "found: score_group; not implemented: score, __call__",
+        "found: __call__; not implemented: score_group, score",
+        "found: score; not implemented: score_group, __call__",
+    ]
+
+
+def test_the_command_tells_which_abilities_were_found(folder: Path) -> None:
+    source = """
+        from rlax_plugin.api import Environment, Extension, NoOptions, Outcome, hookimpl
+
+        class Once(Environment):
+            %s
+
+            def first(self, prompt):
+                return prompt.tokens
+
+            async def play(self, prompt, session):
+                return Outcome()
+
+        @hookimpl
+        def rlax_register_environment():
+            return {"once": Extension(NoOptions, lambda config, context: Once())}
+    """
+    write(folder, "tb_once", source % "deterministic = False")
+    write(folder, "tb_never", source % "pass")
+    told = [" ".join(rlax("check-plugin", name).stdout.split()) for name in ("tb_once", "tb_never")]
+    assert "found: deterministic" in told[0] and "not implemented: deterministic" in told[1]
 
 
 def test_all_findings_of_all_parts_are_told(folder: Path) -> None:

@@ -206,3 +206,18 @@ def test_a_load_that_is_given_up_is_discarded() -> None:
 
     asyncio.run(run())
     assert engine.calls[-1] == "discard"
+
+
+def test_what_is_verified_follows_from_what_an_engine_can_do() -> None:
+    class WithoutDecoding(Engine):
+        decode_greedy = None
+
+    class WithoutScoring(Engine):
+        score = None
+
+    assert take(WithoutDecoding()) == ["load", "score", "use"]
+    assert take(WithoutScoring()) == ["load", "use"]
+    wrong = WithoutScoring(fingerprints=lambda: {"w": 8})
+    with pytest.raises(WeightsMismatchError, match="fingerprint"):
+        take(wrong)
+    assert wrong.calls == ["load", "discard"]
