@@ -17,11 +17,11 @@ from typing import Any
 
 import jax
 
-from maxtext_overrides.upstream.declared.layers import FOLDING
+from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
 
-OVERRIDES = FOLDING
+OVERRIDES = BY_MODULE["maxtext_overrides/folding.py"]
 
 
 def pays() -> bool:

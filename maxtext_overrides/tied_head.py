@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_overrides import folding
-from maxtext_overrides.upstream.declared.layers import TIED_HEAD
+from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
 
-OVERRIDES = TIED_HEAD
+OVERRIDES = BY_MODULE["maxtext_overrides/tied_head.py"]
 
 
 def install(allow_untested: bool = False) -> None:

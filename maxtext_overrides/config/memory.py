@@ -4,7 +4,7 @@ Numbers are bytes over all devices of a process, before padding and before what 
 Activations are not included, as they depend on the rematerialisation and on the compiler. The
 devices share one copy of the model; with data parallelism every replica holds another.
 
-The upstream symbols are in ``upstream/declared/config.py``. A change there is no reason to reject
+The upstream symbols are in ``upstream/declared.toml``. A change there is no reason to reject
 a run, because only the estimate fails.
 """
 

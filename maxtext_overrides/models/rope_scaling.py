@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_overrides.models.architecture import LLAMA3
-from maxtext_overrides.upstream.declared.layers import ROPE_SCALING
+from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
 
-OVERRIDES = ROPE_SCALING
+OVERRIDES = BY_MODULE["maxtext_overrides/models/rope_scaling.py"]
 
 
 def install(allow_untested: bool = False) -> None:

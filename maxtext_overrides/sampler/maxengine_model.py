@@ -25,7 +25,7 @@ from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.sampler import windows
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.upstream import jetstream_compat
-from maxtext_overrides.upstream.declared.sampler import MAXENGINE_MODEL
+from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import UNPUBLISHED, published
 
@@ -46,7 +46,7 @@ FASTEST_LAYOUT = {
     "compute_axis_order": "0,2,1,3",
 }
 
-OVERRIDES = MAXENGINE_MODEL
+OVERRIDES = BY_MODULE["maxtext_overrides/sampler/maxengine_model.py"]
 
 Weights = Mapping[str, jax.Array | LayerMajor]
 Path = tuple[Any, ...]

@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from maxtext_overrides.upstream.declared.sampler import WINDOWS
+from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
 
-OVERRIDES = WINDOWS
+OVERRIDES = BY_MODULE["maxtext_overrides/sampler/windows.py"]
 
 
 def install(allow_untested: bool = False) -> None:

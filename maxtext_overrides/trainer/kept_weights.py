@@ -10,12 +10,12 @@ from flax import nnx
 from jax.sharding import Sharding
 
 from maxtext_overrides.trainer.train_loop import Loop, fresh_weights
-from maxtext_overrides.upstream.declared.loss import KEPT_WEIGHTS
+from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import UNPUBLISHED, published
 from rlax_plugin.errors import ConfigError
 
-OVERRIDES = KEPT_WEIGHTS
+OVERRIDES = BY_MODULE["maxtext_overrides/trainer/kept_weights.py"]
 
 Weights = Mapping[str, jax.Array]  # as ``variables.published`` names them
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from maxtext_overrides.trainer import output_head
-from maxtext_overrides.upstream.declared.loss import LOSS, OUTPUT_HEAD, SCORING
+from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import OverrideError
 from maxtext_overrides.vocabulary import dense_scores
 from rlax_plugin.errors import ConfigError
@@ -35,7 +35,11 @@ Objective = Callable[[Scores, Mapping[str, jax.Array]], tuple[Any, Any, dict[str
 LossFn = Callable[..., tuple[Any, dict[str, Any]]]  # with MaxText's signature
 ScoresFn = Callable[[Any, Mapping[str, jax.Array]], Scores]
 
-OVERRIDES = (*LOSS, *OUTPUT_HEAD, *SCORING)
+OVERRIDES = tuple(
+    override
+    for name in ("loss", "output_head", "scoring")
+    for override in BY_MODULE[f"maxtext_overrides/trainer/{name}.py"]
+)
 
 
 OUTPUTS = ("features",)

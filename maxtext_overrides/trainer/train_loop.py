@@ -32,7 +32,7 @@ from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports
-from maxtext_overrides.upstream.declared.train_loop import TRAIN_LOOP
+from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published
@@ -49,7 +49,7 @@ MAXTEXT_ARRAYS: dict[str, ArraySpec] = {
 
 _TRAIN = "maxtext.trainers.pre_train.train"
 
-OVERRIDES = TRAIN_LOOP
+OVERRIDES = BY_MODULE["maxtext_overrides/trainer/train_loop.py"]
 
 
 @dataclass(slots=True)
