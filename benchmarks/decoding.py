@@ -42,7 +42,7 @@ def measure(work: str, keys: Sequence[str], turns: int, prompt_tokens: int) -> T
 
     from maxtext_overrides.config.loading import load
     from maxtext_overrides.sampler.decode import FASTEST_LAYOUT, DecodeEngine
-    from rlax_plugin.batching.slots import Prefill
+    from rlax_plugin.batching.decode_engine import Prefill
     from rlax_plugin.config.loading import resolve
     from rlax_plugin.types import SamplingParams
 

@@ -52,8 +52,8 @@ def measure(dtype: str, nbytes: int, rounds: int) -> dict[str, Any]:
     """Returns seconds of the first call, of each later one, and their median."""
     import jax
 
-    from rlax_plugin.weights.fingerprint import fingerprint
-    from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+    from rlax_plugin.weights.device_fingerprint import fingerprint
+    from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
     arrays = random_arrays(dtype, nbytes)
     first_s = seconds(lambda: jax.block_until_ready(fingerprint(arrays)))

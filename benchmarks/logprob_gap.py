@@ -63,7 +63,7 @@ class Sampler:
 
     def batch(self, weights: Mapping[str, Any]) -> TrainBatch:
         """Returns completions of one random prompt each, always as long as possible."""
-        from rlax_plugin.batching.slots import Prefill
+        from rlax_plugin.batching.decode_engine import Prefill
 
         rng = np.random.default_rng(0)
         sampling = SamplingParams(TEMPERATURE, max_new_tokens=COMPLETION)

@@ -34,7 +34,7 @@ from drifting_rates import coverage, simulated
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.pass_rates.half_life import fitted_half_life
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.resume.run_state import RunState

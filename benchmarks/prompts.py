@@ -29,7 +29,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from rlax_plugin.api import Tokenizer
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.resume.run_state import RunState
 
 STEPS, PROMPTS = 100, 64

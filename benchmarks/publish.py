@@ -73,7 +73,7 @@ def read_versions(connection: Connection, spec: Spec) -> None:
     import jax.numpy as jnp
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.weights.fingerprint import fingerprint
+    from rlax_plugin.weights.device_fingerprint import fingerprint
 
     store, here = OrbaxStore(), jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = {
@@ -113,7 +113,7 @@ def publish(directory: Path, spec: Spec, rounds: int) -> list[dict[str, float]]:
     """Returns the seconds of each phase in rounds of fingerprint, save, load and verify."""
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.weights.fingerprint import fingerprint
+    from rlax_plugin.weights.device_fingerprint import fingerprint
 
     context = mp.get_context("spawn")
     readers = []
@@ -169,7 +169,7 @@ def latency_ms(directory: Path, rounds: int) -> dict[str, float]:
     import jax
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.weights.fingerprint import fingerprint
+    from rlax_plugin.weights.device_fingerprint import fingerprint
 
     store, arrays = OrbaxStore(), random_arrays(SMALL)
     jax.block_until_ready(fingerprint(arrays))

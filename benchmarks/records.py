@@ -62,7 +62,7 @@ def _fingerprint_s(files: RunFiles) -> float:
     import jax
     from rlax_orbax.layout import METADATA_FILE, decode
 
-    from rlax_plugin.weights.fingerprint import fingerprint
+    from rlax_plugin.weights.device_fingerprint import fingerprint
 
     name = files.names("weights")[-1]
     layouts = decode(name, files.get(f"weights/{name}/{METADATA_FILE}"))

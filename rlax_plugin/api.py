@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
+
 # Continuous batching, for rollout engines.
 from rlax_plugin.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.batching.scheduler import Scheduler
-from rlax_plugin.batching.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.batching.waited_for import AllWaitedFor, WaitedFor
 from rlax_plugin.config import (
     INT32_MAX,
@@ -67,7 +68,7 @@ from rlax_plugin.objective.loss import (
 from rlax_plugin.objective.presets import Preset, presets_from_yaml
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 from rlax_plugin.objective.terms import LossTerm, scale_names, whole_update
-from rlax_plugin.pass_rates.posterior import beta_interval, mixed_probability
+from rlax_plugin.pass_rates.intervals import beta_interval, mixed_probability
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.capabilities import Capabilities
@@ -139,12 +140,12 @@ from rlax_plugin.ports.training import (
 
 # Functions that an answer can make compute without end.
 from rlax_plugin.processes.limited import LimitedFunction, OverLimitError
-
-# Prompts of data sets.
-from rlax_plugin.prompts.columns import BrokenRow
+from rlax_plugin.prompts.checking import completion_text, stop_strings_of
 from rlax_plugin.prompts.config import DatasetConfig
 from rlax_plugin.prompts.files import matching_files, opened
-from rlax_plugin.prompts.reading import completion_text, stop_strings_of
+
+# Prompts of data sets.
+from rlax_plugin.prompts.row_columns import BrokenRow
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import Domains, PromptTable
 from rlax_plugin.prompts.text_source import TextRow, TextSource, model_tokenizer
@@ -164,10 +165,10 @@ from rlax_plugin.sandbox.sandbox import Ended, Sandbox, SandboxError
 # What a trainer adds to a batch.
 from rlax_plugin.signals.chain import SignalChain
 from rlax_plugin.signals.chosen import chosen_signals, needed_signals
-from rlax_plugin.signals.learning import Learner, Optimizer
-from rlax_plugin.signals.model import ModelView, Part
+from rlax_plugin.signals.learner import Learner, Optimizer
+from rlax_plugin.signals.model_view import ModelView, Part
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
-from rlax_plugin.signals.state import SignalState
+from rlax_plugin.signals.state_files import SignalState
 
 # Text from outside, and amounts in messages.
 from rlax_plugin.text.amounts import in_bytes
@@ -197,11 +198,11 @@ from rlax_plugin.types import (
 )
 
 # Weights.
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 
 if TYPE_CHECKING:
-    from rlax_plugin.weights.fingerprint import fingerprint
+    from rlax_plugin.weights.device_fingerprint import fingerprint
 
 __all__ = [
     "ADVANTAGE_INPUTS",
@@ -387,7 +388,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "fingerprint":  # the only one that needs JAX
-        from rlax_plugin.weights.fingerprint import fingerprint
+        from rlax_plugin.weights.device_fingerprint import fingerprint
 
         return fingerprint
     raise AttributeError(f"module 'rlax_plugin.api' has no attribute {name!r}")

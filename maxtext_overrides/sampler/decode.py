@@ -17,7 +17,7 @@ from maxtext_overrides.sampler import buckets, layer_major
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
 from maxtext_overrides.sampler.record import collect, packed
 from maxtext_overrides.sampler.sampling import sample, uniforms
-from rlax_plugin.batching.slots import MAX_STOP_IDS, Prefill, SlotOutput
+from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.types import SamplingParams
 
 __all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Prefill", "SlotOutput"]

@@ -20,7 +20,7 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
 
     def make_slots():
         # Importing MaxText takes 12 s; the engine calls this on its own thread.
-        from rlax_jetstream.slots import make_slots
+        from rlax_jetstream.building import make_slots
 
         return make_slots(config, context)
 
@@ -38,7 +38,7 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
 
 
 def _check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
-    from rlax_jetstream.slots import check
+    from rlax_jetstream.building import check
 
     return check(config, context)
 

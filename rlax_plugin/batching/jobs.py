@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rlax_plugin.batching.slots import MAX_STOP_IDS, Prefill, SlotOutput
+from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.config import Rollouts
 from rlax_plugin.tokens.defects import outside
 from rlax_plugin.tokens.stopping import problem_of

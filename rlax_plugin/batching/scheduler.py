@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.batching.decode_engine import DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.batching.jobs import Job
-from rlax_plugin.batching.slots import DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.tokens.stopping import Decode, StopFinder
 from rlax_plugin.types import Finish, Sampled
 

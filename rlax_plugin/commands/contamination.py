@@ -19,9 +19,9 @@ from rlax_plugin.curation.contaminated import write_contaminated
 from rlax_plugin.curation.contamination import KINDS, SAME_ID, WORDS, Match, Sets
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
+from rlax_plugin.prompts.checking import checked_prompts, read_prompts
 from rlax_plugin.prompts.ids import among, ids_of
 from rlax_plugin.prompts.of_run import asked_sets
-from rlax_plugin.prompts.reading import checked_prompts, read_prompts
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.places import check_new_file
 from rlax_plugin.text.harmless import harmless, one_line

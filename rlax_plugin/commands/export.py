@@ -25,7 +25,7 @@ from rlax_plugin.records.places import check_new_directory
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import check_fingerprints, read_weights
 
 Weights = str | Callable[[], dict[str, np.ndarray]]

@@ -16,7 +16,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.ports.source_abilities import tokenizer_of
-from rlax_plugin.prompts.reading import read_prompts, splits_of
+from rlax_plugin.prompts.checking import read_prompts, splits_of
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Prompt

@@ -33,7 +33,7 @@ from rlax_plugin.records.read_samples import as_batch
 from rlax_plugin.start import descent
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.types import BASE, EMPTY, Canary
-from rlax_plugin.weights.host_fingerprint import digest
+from rlax_plugin.weights.fingerprint import digest
 from rlax_plugin.weights.publisher import fingerprints
 
 log = logging.getLogger("rlax.replay")

@@ -21,7 +21,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.ports.source_abilities import TextEncoder
-from rlax_plugin.prompts.reading import splits_of
+from rlax_plugin.prompts.checking import splits_of
 from rlax_plugin.prompts.table import with_ids
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.text.harmless import harmless, one_line

@@ -21,7 +21,7 @@ from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
 from rlax_plugin.pass_rates.files import About
-from rlax_plugin.pass_rates.table import RateColumns
+from rlax_plugin.pass_rates.pass_rate_table import RateColumns
 from rlax_plugin.ports.protocols import Tracker
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
@@ -32,7 +32,7 @@ from rlax_plugin.resume.retention import Retaining
 from rlax_plugin.resume.snapshots import snapshot, write_snapshot
 from rlax_plugin.rewards.play_jobs import PlayCounts
 from rlax_plugin.types import Descent, TrainBatch, WeightVersion
-from rlax_plugin.weights.host_fingerprint import digest
+from rlax_plugin.weights.fingerprint import digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.limits import ALL_FAILED
 from rlax_plugin.episodes.runner import ScoredEpisodes
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.pass_rates.posterior import mixed_probability
+from rlax_plugin.pass_rates.intervals import mixed_probability
 from rlax_plugin.resume.run_state import Open
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.types import Request, Score, ScoredGroup, Unscored

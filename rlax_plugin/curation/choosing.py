@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.pass_rates.posterior import beta_interval
+from rlax_plugin.pass_rates.intervals import beta_interval
 from rlax_plugin.prompts.ids import among
 from rlax_plugin.prompts.kept import schema
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rlax_plugin.config import Stage
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.pass_rates.domains import DomainRates
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.types import Prompt
 

@@ -18,7 +18,7 @@ from rlax_plugin.ports.environment import (
 )
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.ports.source_abilities import GivenTextEncoder, MessageEncoder
-from rlax_plugin.prompts.reading import completion_text
+from rlax_plugin.prompts.checking import completion_text
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.tokens.defects import outside
 from rlax_plugin.types import Episode, Key, Sampled, Trajectory, Turn

@@ -12,7 +12,7 @@ import grpc
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
-from rlax_plugin.fleet.choosing import (
+from rlax_plugin.fleet.choosing_worker import (
     choose,
     goes_on,
     missing_worker,

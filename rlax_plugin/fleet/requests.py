@@ -9,7 +9,7 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.prompts.reading import completion_text, stop_strings_of
+from rlax_plugin.prompts.checking import completion_text, stop_strings_of
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.types import Episode, Sampled, SamplingParams, Trajectory, Turn
 

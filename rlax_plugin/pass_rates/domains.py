@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 
 _UNITS = 1_000_000  # per 1; in whole numbers a sum does not depend on its order
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.processes.inside import Lines
-from rlax_plugin.prompts.preparing import prepare
+from rlax_plugin.prompts.rows_to_table import prepare
 from rlax_plugin.tokens.rendering import RenderLimits
 from rlax_plugin.tokens.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 from rlax_plugin.config import Choice, EvaluationSet, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.prompts.reading import (
+from rlax_plugin.prompts.checking import (
     checked_prompts,
     first_of,
     read_prompts,

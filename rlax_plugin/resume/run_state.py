@@ -19,7 +19,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.curation.stages import Stages
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.pass_rates.table import PassRateTable, RateColumns
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable, RateColumns
 from rlax_plugin.ports.curation import Sampler
 from rlax_plugin.prompts.table import id_at, indices_of
 from rlax_plugin.records import events as ev

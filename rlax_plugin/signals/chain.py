@@ -14,9 +14,9 @@ from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, TOKEN_REWARDS
 from rlax_plugin.objective.terms import LossTerm
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.signals.model import ModelView
+from rlax_plugin.signals.model_view import ModelView
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, VALUES, BatchSignal
-from rlax_plugin.signals.state import SignalState, prune
+from rlax_plugin.signals.state_files import SignalState, prune
 
 
 class SignalChain:

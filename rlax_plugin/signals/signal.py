@@ -11,8 +11,8 @@ from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import TOKEN_REWARDS
 from rlax_plugin.objective.terms import LossTerm
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.signals.model import ModelView
-from rlax_plugin.signals.state import SignalState
+from rlax_plugin.signals.model_view import ModelView
+from rlax_plugin.signals.state_files import SignalState
 
 VALUES = "rl_values"
 

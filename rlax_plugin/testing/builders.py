@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.objective.batches import build_arrays
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.types import (
     BASE,
@@ -35,7 +35,7 @@ from rlax_plugin.types import (
     VersionPart,
     WeightVersion,
 )
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 
 def make_prompt(text: str = "7", reference: str = "7", **changes: Any) -> Prompt:

@@ -24,7 +24,7 @@ from rlax_plugin.testing.task import VOCABULARY, decode
 from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
 from rlax_plugin.tokens.stopping import Decode, StopFinder
 from rlax_plugin.types import Attempt, Key, Request, Sampled, SamplingParams, WeightVersion
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 
 WORKER = "RLAX_WORKER"

@@ -11,7 +11,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import pack, unpack
-from rlax_plugin.signals.model import ModelView, Part
+from rlax_plugin.signals.model_view import ModelView, Part
 from rlax_plugin.testing import policy
 
 _FLOAT32 = np.dtype(np.float32)

@@ -1,99 +1,79 @@
-"""The fingerprint that ``host_fingerprint`` defines, computed on the weights' own devices."""
+"""A uint32 per tensor that tells whether a device holds the weights that were published.
+
+For a tensor called ``name`` with elements ``x_i``, i the row-major flat index::
+
+    fingerprint = odd(hash(name)) * sum_i word(x_i) * odd(i)   (mod 2^32)
+
+``word`` maps an element's bits one-to-one to 32 bits and ``odd`` always yields an odd number, so
+any change of a single element changes the sum: an odd factor is invertible modulo 2^32. Swapped
+elements, swapped tensors and renamed tensors change it too, up to collisions of 2^-32 or so. A
+64-bit element counts as two neighbouring 32-bit elements, low half first.
+
+The sum is associative in integers, so the value does not depend on sharding, order or backend.
+``device_fingerprint.py`` computes it where the weights are; this module imports no JAX.
+"""
 
 from __future__ import annotations
 
-import functools
+import zlib
 from collections.abc import Mapping
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from rlax_plugin.weights.host_fingerprint import NARROW, VIEWS, name_factor, weight, word
+_GOLDEN = np.uint32(0x9E3779B1)  # 2^32 / golden ratio, odd: scatters neighbouring indices
+VIEWS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}  # by bytes of an element
+NARROW = ("int2", "int4", "uint2", "uint4")  # stored one to a byte on the host
 
-_BLOCK = 1 << 16  # elements; the running sums of one block stay in a core's second-level cache
 
-
-def fingerprint(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Fingerprints on device, one pass over memory, no host copy.
-
-    Launches one computation: call it where JAX work may be launched.
+def fingerprint_numpy(arrays: Mapping[str, np.ndarray]) -> dict[str, np.uint32]:
+    """Fingerprints of arrays on the host, by the definition.
 
     Args:
-      arrays: name -> array of any shape, sharding and boolean, integer or floating dtype.
-
-    Returns:
-      name -> uint32 scalar, replicated over the arrays' devices.
+      arrays: name -> array of any shape and boolean, integer or floating dtype, ml_dtypes' too.
 
     Raises:
       TypeError: a dtype without a bit view of 1, 2, 4 or 8 bytes.
     """
-    # XLA's CPU backend does not vectorise a reduction fused with what it reduces (2 ns an
-    # element); adding block after block in a loop takes a tenth. Elsewhere, and where the flat
-    # array is spread over devices, the plain form is the right one.
-    blocked = all(
-        len(a.sharding.device_set) == 1 and next(iter(a.sharding.device_set)).platform == "cpu"
-        for a in arrays.values()
-    )
-    return _fingerprint(dict(arrays), blocked)
+    return {
+        name: np.uint32(_numpy_sum(np.asarray(a)) * int(name_factor(name)) & 0xFFFFFFFF)
+        for name, a in arrays.items()
+    }
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _fingerprint(arrays: dict[str, jax.Array], blocked: bool) -> dict[str, jax.Array]:
-    total = _blocked_sum if blocked else _whole_sum
-    return {name: total(a) * name_factor(name) for name, a in arrays.items()}
+def name_factor(name: str) -> np.uint32:
+    """odd(hash(name))."""
+    return np.uint32(zlib.crc32(name.encode()) | 1)
 
 
-def _bits(array: jax.Array) -> jax.Array:
-    """Unsigned view: uint8, uint16 or uint32 of the same shape; [..., 2] for 64-bit dtypes."""
-    dtype = np.dtype(array.dtype)
-    if dtype == np.bool_ or dtype.name in NARROW:
-        return lax.bitcast_convert_type(array.astype(jnp.int8), jnp.uint8)
-    view = VIEWS.get(dtype.itemsize)
-    if view is None or dtype.kind == "c":
-        raise TypeError(f"no fingerprint for {dtype}")
-    return lax.bitcast_convert_type(array, view)
+def weight(index: Any) -> Any:
+    """Odd factors for uint32 indices; scattered, so that moved blocks do not cancel."""
+    mixed = index * _GOLDEN
+    return (mixed ^ (mixed >> np.uint32(15))) | np.uint32(1)
 
 
-def _terms(values: jax.Array, index: jax.Array | np.ndarray) -> jax.Array:
-    """What the sum adds up: uint32, of the shape of ``values`` ([..., 2] for 64-bit dtypes)."""
-    bits = _bits(values)
-    if bits.ndim > values.ndim:
-        index = jnp.stack([2 * index, 2 * index + 1], axis=-1)
-    return word(bits.astype(jnp.uint32)) * weight(index)
+def word(bits: Any) -> Any:
+    """uint32 to uint32, one to one. Folds the high half in: float32 values that came from
+    bfloat16 have 16 zero bits below, and a multiplication would push most of the rest out."""
+    return bits ^ (bits >> np.uint32(16))
 
 
-def _whole_sum(array: jax.Array) -> jax.Array:
-    """One fused reduction; the flat index is built per axis, so that it shards like the array."""
-    index, stride = jnp.zeros(array.shape, jnp.uint32), 1
-    for axis in reversed(range(array.ndim)):
-        along = lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-        index, stride = index + along * np.uint32(stride & 0xFFFFFFFF), stride * array.shape[axis]
-    return jnp.sum(_terms(array, index), dtype=jnp.uint32)
+def _numpy_sum(array: np.ndarray) -> int:
+    if array.dtype == np.bool_ or array.dtype.name in NARROW:
+        array = array.astype(np.int8)
+    view = VIEWS.get(array.dtype.itemsize)
+    if view is None or array.dtype.kind == "c":
+        raise TypeError(f"no fingerprint for {array.dtype}")
+    bits = np.ascontiguousarray(array).reshape(-1).view(view)  # a 64-bit element becomes two
+    total = 0
+    for start in range(0, bits.size, 1 << 20):
+        block = word(bits[start : start + (1 << 20)].astype(np.uint32))
+        index = np.arange(start, start + block.size, dtype=np.uint64).astype(np.uint32)
+        total += int(np.sum(block * weight(index), dtype=np.uint32))
+    return total & 0xFFFFFFFF
 
 
-def _blocked_sum(array: jax.Array) -> jax.Array:
-    """The same sum, block after block, for an array that one device holds.
-
-    The bit view is taken inside the loop: XLA would write a view of the whole array to memory.
-    """
-    if array.size >= 2**31:  # beyond an int32 counter
-        return _whole_sum(array)
-    flat = array.reshape(-1)
-    count = flat.size // _BLOCK
-    rest = np.arange(count * _BLOCK, flat.size, dtype=np.uint32)
-    total = jnp.sum(_terms(flat[count * _BLOCK :], rest), dtype=jnp.uint32)
-    if count == 0:
-        return total
-    offsets = lax.iota(jnp.uint32, _BLOCK)
-
-    def add(i: jax.Array, sums: jax.Array) -> jax.Array:
-        start = i * _BLOCK
-        terms = _terms(
-            lax.dynamic_slice(flat, (start,), (_BLOCK,)), start.astype(jnp.uint32) + offsets
-        )
-        return sums + (terms if terms.ndim == 1 else jnp.sum(terms, axis=-1, dtype=jnp.uint32))
-
-    sums = lax.fori_loop(0, count, add, jnp.zeros(_BLOCK, jnp.uint32))
-    return total + jnp.sum(sums, dtype=jnp.uint32)
+def digest(fingerprints: Mapping[str, int]) -> str:
+    """8 hex digits that sum up a version: equal for equal names and fingerprints."""
+    lines = "".join(f"{name} {int(fingerprints[name])}\n" for name in sorted(fingerprints))
+    return f"{zlib.crc32(lines.encode()):08x}"

@@ -23,7 +23,7 @@ from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import BASE, EMPTY, Canary, TensorSpec, VersionPart, WeightVersion
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 log = logging.getLogger("rlax.controller")
 
@@ -35,7 +35,7 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
     """Where the arrays are: on their device, as a launched computation, or on the host."""
     if all(isinstance(a, np.ndarray) for a in arrays.values()):  # a trainer without JAX
         return fingerprint_numpy(arrays)
-    from rlax_plugin.weights.fingerprint import fingerprint
+    from rlax_plugin.weights.device_fingerprint import fingerprint
 
     return fingerprint(arrays)
 

@@ -126,7 +126,7 @@ def check_fingerprints(
     """Compares fingerprints, name by name.
 
     Args:
-      found: name -> uint32, see ``rlax_plugin.weights.host_fingerprint``.
+      found: name -> uint32, see ``rlax_plugin.weights.fingerprint``.
       held: names of parts that were verified with an earlier version.
 
     Raises:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
+from rlax_plugin.batching.decode_engine import MAX_STOP_IDS
 from rlax_plugin.batching.jobs import context_problem
-from rlax_plugin.batching.slots import MAX_STOP_IDS
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities, capabilities_of

@@ -12,8 +12,8 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rlax_orbax.store import OrbaxStore
-from rlax_plugin.weights.fingerprint import fingerprint
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.device_fingerprint import fingerprint
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 assert jax.device_count() == 8
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tensor"))

@@ -16,8 +16,8 @@ from small_tokenizers import CHATML, byte_level
 
 from rlax_plugin.api import DatasetConfig, DatasetSource, PromptTable, Tokenizer
 from rlax_plugin.prompts import source as dataset_source
-from rlax_plugin.prompts.preparation import Progress, open_tables
-from rlax_plugin.prompts.preparing import prepare
+from rlax_plugin.prompts.prepared_cache import Progress, open_tables
+from rlax_plugin.prompts.rows_to_table import prepare
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []  # until this process ends
 

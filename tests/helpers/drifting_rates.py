@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import betaincinv, ndtr
 
 from rlax_plugin.pass_rates.half_life import Observations
-from rlax_plugin.pass_rates.posterior import beta_interval
+from rlax_plugin.pass_rates.intervals import beta_interval
 
 
 class Simulated(NamedTuple):

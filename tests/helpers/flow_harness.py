@@ -30,7 +30,7 @@ from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.requests import sample_seed, sampling_params
 from rlax_plugin.fleet.tickets import GivenUp
 from rlax_plugin.objective.advantages import per_group
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.ports.environment import Outcome
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles

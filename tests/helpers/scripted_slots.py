@@ -8,7 +8,7 @@ import numpy as np
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 
-from rlax_plugin.batching.slots import Prefill, SlotOutput
+from rlax_plugin.batching.decode_engine import Prefill, SlotOutput
 from rlax_plugin.config import Rollouts
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec

@@ -10,7 +10,7 @@ from rlax_plugin.testing import policy
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60, 9], np.int32)
 

@@ -11,7 +11,7 @@ from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.types import Canary, VersionPart, WeightVersion
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60, 9], np.int32)
 BASE = {name: a for name, a in policy.initial_weights(0).items() if name != "bias"}

@@ -141,7 +141,7 @@ async def _worker(directory: Path) -> None:
     from sections import section_with
 
     from rlax_plugin.testing.task import Numbers, NumbersConfig
-    from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+    from rlax_plugin.weights.fingerprint import fingerprint_numpy
     from rlax_plugin.worker.process import Endpoint, Scrapes
     from rlax_plugin.worker.service import RolloutService
 

@@ -12,7 +12,7 @@ from test_recovery import train
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.store import NpzStore
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.kept import kept_version
 from rlax_plugin.weights.verification import check_fingerprints
 

@@ -37,7 +37,7 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
     """The server in a process of its own; versions come as fast as they can, one is kept."""
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+    from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
     last, store = 20, OrbaxStore()
     like = {f"w{i}": np.zeros((64, 64), np.float32) for i in range(8)}

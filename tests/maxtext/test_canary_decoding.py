@@ -15,7 +15,7 @@ from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WeightsMismatchError
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
-from rlax_plugin.weights.fingerprint import fingerprint
+from rlax_plugin.weights.device_fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
 
 DEADLINE_S = 120

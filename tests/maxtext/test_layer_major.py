@@ -7,7 +7,7 @@ from tiny_engine import MOE, NEW, Case, prompts_of, reference_logprobs
 from maxtext_overrides.sampler.decode import Prefill
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from rlax_plugin.types import SamplingParams
-from rlax_plugin.weights.fingerprint import fingerprint
+from rlax_plugin.weights.device_fingerprint import fingerprint
 
 SAMPLING = SamplingParams(max_new_tokens=NEW)
 

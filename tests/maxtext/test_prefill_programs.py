@@ -7,18 +7,18 @@ import jax
 import numpy as np
 from compiling import compilations
 from rlax_jetstream import JetstreamConfig
+from rlax_jetstream.building import make_slots
 from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.engine import JetstreamEngine
-from rlax_jetstream.slots import make_slots
 from tiny_engine import NEW, TINY, VOCAB, random_weights
 
-from rlax_plugin.batching.slots import Prefill
+from rlax_plugin.batching.decode_engine import Prefill
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
-from rlax_plugin.weights.fingerprint import fingerprint
+from rlax_plugin.weights.device_fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
 
 SLOTS, PROMPT, GROUP = 6, 20, 2  # no powers of two: samples are read 1, 2, 4 or 6 at once

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rlax_jetstream import JetstreamConfig
-from rlax_jetstream import slots as worker_slots
+from rlax_jetstream import building as worker_slots
 from tiny_engine import (
     NEW,
     PROMPT,

@@ -14,8 +14,8 @@ from rlax_plugin.curation.stages import check_stages
 from rlax_plugin.episodes.runner import check_environment
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
+from rlax_plugin.prompts.checking import longest_prompt
 from rlax_plugin.prompts.of_run import Part, RunPrompts
-from rlax_plugin.prompts.reading import longest_prompt
 from rlax_plugin.rewards.forms import Needs, form_of
 from rlax_plugin.start.preflight import check_places, check_start
 

@@ -20,9 +20,9 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.pass_rates.files import MeasuredRates, read_table
 from rlax_plugin.pass_rates.joining import domains_of, joined
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
+from rlax_plugin.prompts.checking import checked_prompts, read_prompts
 from rlax_plugin.prompts.ids import among, ids_of
 from rlax_plugin.prompts.kept import write_kept
-from rlax_plugin.prompts.reading import checked_prompts, read_prompts
 from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_new_file
 from rlax_plugin.text.harmless import one_line

@@ -18,7 +18,7 @@ from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.start.generation import GenerationStart
 from rlax_plugin.start.running import Running
 from rlax_plugin.types import Prompt, WeightVersion
-from rlax_plugin.weights.host_fingerprint import digest
+from rlax_plugin.weights.fingerprint import digest
 from rlax_plugin.weights.service import ParameterServer
 
 _BACKLOG = 2  # a worker is sent twice its slots, so that it always has something to go on with

@@ -35,9 +35,9 @@ from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, write_table
 from rlax_plugin.pass_rates.joining import domains_of
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.checking import training_prompts
 from rlax_plugin.prompts.ids import ids_of
 from rlax_plugin.prompts.of_run import Part, RunPrompts
-from rlax_plugin.prompts.reading import training_prompts
 from rlax_plugin.prompts.record import identity
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles

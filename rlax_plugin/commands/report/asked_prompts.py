@@ -11,7 +11,7 @@ import numpy as np
 from rlax_plugin.commands.report.newest_rates import ONE_DOMAIN, NewestRates
 from rlax_plugin.commands.report.recorded_groups import GroupAt, read_rows
 from rlax_plugin.commands.report.section import ShownPrompt, ShownSample, shortened
-from rlax_plugin.pass_rates.posterior import beta_interval
+from rlax_plugin.pass_rates.intervals import beta_interval
 from rlax_plugin.records.files import RunFiles
 
 _EXAMPLES = 6  # of each kind

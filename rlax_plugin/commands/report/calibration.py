@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlax_plugin.pass_rates.posterior import beta_interval
+from rlax_plugin.pass_rates.intervals import beta_interval
 
 BINS = 10
 """Number of equal ranges of predicted pass rate; exactly 0 and exactly 1 are separate bins."""

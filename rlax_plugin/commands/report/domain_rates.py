@@ -6,7 +6,7 @@ import numpy as np
 
 from rlax_plugin.commands.report.scored_groups import ScoredGroups
 from rlax_plugin.pass_rates.domains import DomainRates
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 
 
 def domain_rates(

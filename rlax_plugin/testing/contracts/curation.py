@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.ports.curation import Filter, Sampler
 from rlax_plugin.testing.builders import make_episode, make_group, make_prompt, make_rates
 from rlax_plugin.testing.contracts.inspection import Inspection, require

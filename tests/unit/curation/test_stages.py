@@ -17,7 +17,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.curation.stages import check_stages
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.domains import DomainRates
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.records import events as ev
 from rlax_plugin.resume.run_state import RunState
 from rlax_plugin.testing import make_prompt, make_rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlax_plugin.pass_rates.table import BINS, PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import BINS, PassRateTable
 from rlax_plugin.testing import make_rates
 
 

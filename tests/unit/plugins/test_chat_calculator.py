@@ -16,7 +16,7 @@ from small_tokenizers import CHATML, byte_level
 
 from rlax_plugin.api import ConfigError, Outcome, TextRow, TextSource, Tokenizer
 from rlax_plugin.episodes.playing import NoLog, Playing
-from rlax_plugin.prompts.reading import completion_text
+from rlax_plugin.prompts.checking import completion_text
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.types import Episode, Key, Sampled, Turn
 

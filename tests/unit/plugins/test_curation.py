@@ -8,7 +8,7 @@ import rlax_curation as curation
 from scored_groups import scored_group
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.types import Prompt, ScoredGroup
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]

@@ -12,7 +12,7 @@ from data_sets import listed, tables
 
 from rlax_plugin.api import Prompt, PromptTable, Sampler
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.testing import make_rates
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.prompts.checking import training_prompts
 from rlax_plugin.prompts.identity import contradiction
 from rlax_plugin.prompts.of_run import asked_sets
-from rlax_plugin.prompts.reading import training_prompts
 from rlax_plugin.testing.builders import make_prompt
 
 

@@ -13,7 +13,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.pass_rates.files import About, measured, write_table
-from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.preflight import check_places
 from rlax_plugin.start.prior import about_rates, first_rates

@@ -30,7 +30,7 @@ from rlax_plugin.config import Deadlines, Rollouts
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.requests import single_turn
-from rlax_plugin.prompts.reading import checked_prompts
+from rlax_plugin.prompts.checking import checked_prompts
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2 as pb

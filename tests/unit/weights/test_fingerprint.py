@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlax_plugin.weights.fingerprint import fingerprint
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.device_fingerprint import fingerprint
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 RNG = np.random.default_rng(0)
 

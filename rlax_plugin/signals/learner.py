@@ -10,7 +10,7 @@ from pydantic import Field
 from rlax_plugin.config import Section
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.signals.state import SignalState
+from rlax_plugin.signals.state_files import SignalState
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 _FILE = "learner"

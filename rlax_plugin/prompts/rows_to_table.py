@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.prompts.columns import BrokenRow, BrokenRowError, Columns, Row
 from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
+from rlax_plugin.prompts.row_columns import BrokenRow, BrokenRowError, Columns, Row
 from rlax_plugin.prompts.table import ELSEWHERE, Skipped
 from rlax_plugin.prompts.text_source import prompt_id
 from rlax_plugin.prompts.writing import TableWriter
