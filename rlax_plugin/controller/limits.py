@@ -79,7 +79,7 @@ def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> st
 
 
 def _example(scored: Sequence[Judged]) -> str:
-    """Returns the best sample of the newest rejected group, because this step is not recorded."""
+    """Shows the best sample of the newest rejected group, as this step will not be recorded."""
     for one in reversed(scored):
         if isinstance(one, Rejected) and not np.isnan(one.group.rewards).all():
             best = int(np.nanargmax(one.group.rewards))

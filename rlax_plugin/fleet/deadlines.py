@@ -164,7 +164,7 @@ def _size(version: WeightVersion) -> int | None:
 
 
 def _group(section: RlaxSection, rates: Rates, slots: int, silent_tokens: int | None) -> Need:
-    """Minimum of ``group_s``: a group expires if its worker reports no progress for this long."""
+    """Returns the minimum of ``group_s``, after which a group without progress expires."""
     most = section.rollouts.max_new_tokens
     tokens = most if silent_tokens is None else min(silent_tokens, most)
     # The fewer samples of a prompt, the more prompts are prefilled for all slots.
@@ -183,7 +183,7 @@ def _group(section: RlaxSection, rates: Rates, slots: int, silent_tokens: int | 
 def _batch(
     section: RlaxSection, rates: Rates, slots: Sequence[int], weights_bytes: int | None
 ) -> Need:
-    """Minimum of ``batch_s``: the trainer waits for a batch once it has handed over a version.
+    """Returns the minimum of ``batch_s``, the trainer's wait from a new version to a batch.
 
     In lockstep no group is begun before workers hold that version. Further ahead, and with
     ``finish``, running samples end first. Groups that filters reject are not counted.
@@ -217,7 +217,7 @@ def _weights(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
 
 
 def _startup(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
-    """Minimum of ``startup_s``: from the handover of the first version to the first worker."""
+    """Returns the minimum of ``startup_s``, from the first version to the first ready worker."""
     pull_s = 2 * weights_bytes / rates.bytes_per_s
     needed_s = rates.startup_s + pull_s
     why = (

@@ -74,7 +74,7 @@ class Worker:
         return self.version >= 0 and not self.draining
 
     def serves(self, exactly: int | None) -> bool:
-        """True if it takes groups that need this exact version, or (None) the usual groups."""
+        """True if it takes groups of exactly this version, or (None) of any recent enough one."""
         if exactly is None:
             return self.ready and self.keep < 0 and self.kept < 0
         return self.ready and self.keep == self.kept == exactly

@@ -1,6 +1,6 @@
 """Checks before a run starts, beyond a valid config; ``rlax check`` makes the same checks.
 
-They start and write no part of a run. ``rlax eval`` and ``rlax serve RUN`` do not train: their
+They start no process and write no results. ``rlax eval`` and ``rlax serve RUN`` do not train: their
 sampling may be truncated, and a run's own directories exist already.
 """
 
