@@ -1,4 +1,4 @@
-"""What goes into a decode engine's slots and what comes out. Imports no JAX."""
+"""The inputs and outputs of a decode engine's slots. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Prefill:
     """One prompt and the slots its samples go to.
 
     Attributes:
-      tokens: int32 [prompt_length], or [prompt_length + generated] where a sample goes on.
+      tokens: int32 [prompt_length], or [prompt_length + generated] where a sample continues.
       slots: free slots, one per sample.
       seeds: 64-bit seeds, one per sample.
       sampling: the same for all samples; its ``max_new_tokens`` counts all of a sample's tokens.
-      generated: how many of ``tokens``, the last ones, were generated earlier for this sample.
+      generated: the number of ``tokens``, at their end, generated earlier for this sample.
     """
 
     tokens: np.ndarray
@@ -33,7 +33,7 @@ class Prefill:
     generated: int = 0
 
     def misfit(self, max_prompt_tokens: int, max_new_tokens: int) -> str | None:
-        """Why slots with these limits cannot hold it; None if they can."""
+        """Returns the reason slots with these limits cannot hold it; None if they can."""
         length, most = len(self.tokens), self.sampling.max_new_tokens
         if not 1 <= length <= max_prompt_tokens:
             return f"a prompt of {length} tokens; 1 to {max_prompt_tokens} fit"
@@ -55,8 +55,8 @@ class Prefill:
 class SlotOutput:
     """A slot's tokens since it was filled, [length] each.
 
-    ``logprobs`` is as in ``rlax_plugin.types.Sampled``; ``truncated_logprobs`` of the truncated
-    distribution that the token was sampled from.
+    ``logprobs`` is as in ``rlax_plugin.types.Sampled``; ``truncated_logprobs`` are those of the
+    truncated distribution that the token was sampled from.
     """
 
     slot: int
@@ -66,11 +66,11 @@ class SlotOutput:
 
 
 class DecodeSlots(Protocol):
-    """What a scheduler needs of an engine.
+    """The decode engine, as a scheduler uses it.
 
     Attributes:
-      rounds_caches: whether what decoding reads of earlier tokens is rounded further than what
-        prefill computes, so that their log-probs differ.
+      rounds_caches: True if decoding reads the keys and values of earlier tokens with less
+        precision than prefill computes them, so that their log-probs differ.
     """
 
     slots: int
@@ -91,11 +91,11 @@ class DecodeSlots(Protocol):
     def variables_like(self) -> Mapping[str, Any]: ...
 
     def lay_out(self, arrays: dict[str, Any]) -> None:
-        """Replaces a version's arrays by what is read fastest; their shapes stay as they are."""
+        """Replaces a version's arrays by the layout that decoding reads fastest; shapes stay."""
         ...
 
     def fingerprints(self, arrays: Arrays, made_by: Callable[[Arrays], Arrays]) -> Arrays:
-        """Name -> uint32 of what was laid out, as it was before."""
+        """Returns name -> uint32 fingerprint of each array in its layout before ``lay_out``."""
         ...
 
     def insert(self, weights: Mapping[str, Any], requests: Sequence[Prefill]) -> None: ...

@@ -1,8 +1,8 @@
-"""Requests on their way through the engine, with what has been generated of their samples so far.
+"""Requests on their way through the engine, with the samples generated so far.
 
-A sample is at all times a ``Sampled``: unfinished at first, with its tokens so far, perhaps none.
-New tokens are appended to it, so a sample that was interrupted here and one that another worker
-began go on in the same way.
+A sample is always a ``Sampled``: unfinished at first, with its tokens so far, perhaps none. New
+tokens are appended to it, so a sample that was interrupted here and one that another worker began
+continue in the same way.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SideSpec
 
 TRUNCATED_LOGPROBS = "truncated_logprobs"
-"""Side channel: log-probs [length] of the distribution after top-k and top-p, renormalised. Present
-where a request truncates it."""
+"""Side channel: log-probs [length] of the renormalised distribution after top-k and top-p.
+
+Present where a request truncates the distribution."""
 
 SIDE_CHANNELS = {TRUNCATED_LOGPROBS: SideSpec("float32")}
-"""Of every engine that generates with jobs."""
+"""The side channels of every engine that generates with jobs."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,15 +34,15 @@ class Job:
     """A request and its samples.
 
     Attributes:
-      request: what is to be generated.
+      request: the request to generate.
       deliver: takes the complete samples in order; called on the engine's thread.
-      fail: takes what ended the engine before the request was complete.
-      abandoned: whether nobody waits for its call any more.
+      fail: takes the error that ended the engine before the request was complete.
+      abandoned: returns True once its call has ended, so its result is not used.
       report: takes the samples so far, some unfinished; called on the engine's thread.
       samples: one per seed, in order.
       waiting: indices of the samples that wait for a slot, in order.
       min_version: the oldest weights to generate with; see ``Request.needs_version``.
-      given_up: nobody waits for it any more, whatever becomes of those it was asked with.
+      given_up: True once this request was cancelled, even if others of its call continue.
     """
 
     request: Request
@@ -66,24 +67,24 @@ class Job:
 
     @property
     def unwanted(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """True if its result is not used any more."""
         return self.given_up or self.abandoned()
 
     @property
     def started(self) -> bool:
-        """Whether anything has been generated."""
+        """True if any token has been generated."""
         return any(len(s.tokens) for s in self.samples)
 
     @property
     def trains(self) -> bool:
-        """Whether its samples train; those of evaluation and of other programs do not."""
+        """True if its samples train; those of evaluation and of other programs do not."""
         return self.request.key.purpose == "train"
 
     def admit(self, slots: Sequence[int]) -> tuple[list[int], list[Prefill]]:
         """Takes the first waiting samples off the list, one per slot.
 
         Returns:
-          Their indices, and what fills the slots: samples without tokens share one prefill.
+          Their indices, and the prefills for the slots: samples without tokens share one.
         """
         request, count = self.request, len(slots)
         indices, self.waiting = self.waiting[:count], self.waiting[count:]
@@ -103,7 +104,7 @@ class Job:
     def extended(
         self, index: int, generated: SlotOutput, version: int, finish: Finish | None
     ) -> Sampled:
-        """A sample with what a slot has generated of it since it was admitted."""
+        """Returns a sample with the tokens that its slot has generated since it was admitted."""
         before = self.samples[index]
         versions = np.full(len(generated.tokens), version, np.int32)
         side = EMPTY
@@ -121,7 +122,7 @@ class Job:
         )
 
     def interrupt(self, index: int, sampled: Sampled | None) -> None:
-        """Makes an admitted sample wait again: behind its tokens, or at the end of the context."""
+        """Makes an admitted sample wait again, with ``sampled`` kept; None: without tokens."""
         self.samples[index] = sampled or blank(self.request.seeds[index])
         if sampled is not None and len(sampled.versions):  # the new weights may be older ones
             self.min_version = max(self.min_version, int(sampled.versions[-1]))
@@ -135,12 +136,12 @@ def rejection(
     vocabulary: int = 0,
     max_context: int = 0,
 ) -> str | None:
-    """Why the slots cannot hold a request, with the config key that limits it; None if they can.
+    """Returns the reason the slots cannot hold a request, with its config key; None if they can.
 
     Args:
       max_context: longest context of turns after the prompt's (``RlaxSection.max_context_tokens``);
         0: there are none.
-      vocabulary: token ids are below it; 0: it is not known yet.
+      vocabulary: token ids are below it; 0: unknown.
     """
     sampling, length, samples = request.sampling, len(request.context), len(request.seeds)
     resume = request.resume
@@ -172,7 +173,7 @@ def rejection(
 
 
 class Place(Protocol):
-    """Tells which turn of an episode a request is for: a ``Key``, or its message."""
+    """The turn of an episode that a request is for: a ``Key``, or its message."""
 
     @property
     def trajectory(self) -> int: ...
@@ -184,9 +185,12 @@ class Place(Protocol):
 def context_problem(
     place: Place, length: int, limits: Rollouts, max_context: int
 ) -> dict[str, bool]:
-    """Says what is wrong with the length of a context, if it is; see ``rejection``.
+    """Returns the errors in the length of a context; see ``rejection``.
 
-    Behind the context of a further trajectory an environment may give more before its first turn.
+    An environment may add to the context of a further trajectory before its first turn.
+
+    Returns:
+      Error text -> True if the context has this error.
     """
     if place.trajectory or place.turn:
         return {
@@ -204,6 +208,6 @@ def context_problem(
 
 
 def blank(seed: int) -> Sampled:
-    """A sample that has no tokens yet."""
+    """Returns a sample without tokens."""
     none = np.zeros(0, np.int32)
     return Sampled(seed, none, np.zeros(0, np.float32), none, None)

@@ -1,4 +1,4 @@
-"""Continuous batching: which sample runs in which slot. No JAX, no threads."""
+"""Continuous batching: assigns samples to slots. No JAX, no threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Running:
         return self.job.extended(self.index, generated, self.version, None)
 
     def stop_place(self, generated: SlotOutput) -> int | None:
-        """How many tokens there are up to a stop string; None: none was found."""
+        """Returns the number of tokens up to a stop string; None if there is none."""
         if self.finder is None:
             return None
         looked_at = max(0, self.finder.seen - len(self.job.samples[self.index].tokens))
@@ -35,7 +35,7 @@ class _Running:
         return None if found is None else looked_at + found
 
     def end(self, generated: SlotOutput, place: int | None) -> None:
-        """The sample is complete, ``place`` tokens long where a stop string ends it."""
+        """Completes the sample; a stop string ends it after ``place`` tokens."""
         stopped = place is not None or (
             int(generated.tokens[-1]) in self.job.request.sampling.stop_ids
         )
@@ -61,7 +61,7 @@ def _no_text(tokens: np.ndarray) -> str:
 
 
 class Scheduler:
-    """Fills free slots with waiting samples, oldest group first, and collects what ends.
+    """Fills free slots with waiting samples, oldest group first, and collects those that end.
 
     Args:
       slots: the decode engine.
@@ -71,8 +71,8 @@ class Scheduler:
       longest_client_call: the same while a group is generated that does not train: its client
         may give up at any time, and its slots are to be free soon.
       decode: tokens to text, to find stop strings.
-      stop_string_steps: decode steps between looks for stop strings, where samples have some; what
-        was generated behind one is dropped.
+      stop_string_steps: decode steps between looks for stop strings, where samples have some;
+        tokens generated behind a stop string are dropped.
       deterministic: a training group is generated alone, from a fresh decode state, sample i in
         slot i: its samples then depend on weights and seeds only, to the last bit.
     """
@@ -107,7 +107,7 @@ class Scheduler:
         return list(dict.fromkeys(running.job for running in self._running.values()))
 
     def figures(self) -> dict[Job, int]:
-        """Tokens so far of each group with samples in slots, as the steps tell it. Any thread."""
+        """Returns the tokens so far of each group in slots, counted by decode steps. Any thread."""
         steps = self._slots.steps_total
         found: dict[Job, int] = {}
         for running in list(self._running.values()):  # copied at once: others may change it
@@ -118,9 +118,9 @@ class Scheduler:
         return found
 
     def in_slots(self) -> dict[Job, dict[int, tuple[int, int]]]:
-        """Of each group, index of a sample in a slot -> its version, its tokens there. Any thread.
+        """Returns group -> index of a sample in a slot -> its version, its tokens there.
 
-        The tokens are those that the steps tell.
+        The tokens are counted by decode steps. Any thread.
         """
         steps = self._slots.steps_total
         found: dict[Job, dict[int, tuple[int, int]]] = {}
@@ -151,8 +151,8 @@ class Scheduler:
     def advance(self, weights: Mapping[str, Any], more_waits: bool) -> list[Job]:
         """Decodes for a while and returns the groups that are complete now.
 
-        With ``more_waits``, or without a free slot, that is until a slot frees; otherwise a few
-        steps, so that arrivals get in quickly.
+        With ``more_waits``, or without a free slot, it decodes until a slot frees; otherwise for a
+        few steps, so that arrivals get in quickly.
         """
         done = self._decoded(weights, more_waits)
         return done + self._look() if self._watched else done
@@ -173,7 +173,7 @@ class Scheduler:
         return min(steps, self._stop_string_steps) if self._watched else steps
 
     def _look(self) -> list[Job]:
-        """Ends the samples that have come to a stop string; the groups that are complete now."""
+        """Ends the samples that have reached a stop string; returns the groups completed by it."""
         watched = [slot for slot in self._running if slot in self._watched]
         jobs, ended = [], []
         for generated in self._slots.read(watched) if watched else []:
@@ -208,7 +208,7 @@ class Scheduler:
         return jobs
 
     def progress(self, waiting: Iterable[Job]) -> list[tuple[Job, list[Sampled]]]:
-        """All begun groups with what has been generated so far; one read of the device.
+        """Returns all begun groups with their samples so far; reads the device once.
 
         Args:
           waiting: groups with samples that wait for a slot.
@@ -221,7 +221,7 @@ class Scheduler:
         return list(samples.items())
 
     def drop(self, jobs: Iterable[Job]) -> None:
-        """Frees the slots of groups nobody waits for."""
+        """Frees the slots of groups whose result is not used any more."""
         gone = set(jobs)
         self._release([slot for slot, running in self._running.items() if running.job in gone])
 

@@ -16,11 +16,11 @@ class WaitedFor:
     """Turns requests into jobs that report to the running event loop.
 
     Args:
-      on_reply: called on the loop with each request that is complete, or reports on its way.
+      on_reply: called on the loop with each request that is complete or reports its progress.
 
     Attributes:
       jobs: one per request, abandoned once ``ended`` is done.
-      ended: done once all are complete, or with the first error, also one of ``on_group``.
+      ended: done once all are complete, or with the first error, also an error of ``on_reply``.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class WaitedFor:
             self.ended.set_exception(error)
 
     def open(self) -> Iterator[Job]:
-        """The jobs that are waited for."""
+        """Returns the jobs that tasks still wait for."""
         return iter(() if self.ended.done() else tuple(self._open.values()))
 
     def give_up(self, job: Job) -> None:
-        """Waits for a job no more; the engine is to see that it is ``unwanted``."""
+        """Stops waiting for a job; the engine then finds it ``unwanted``."""
         job.given_up = True
         self._close(job.request.key)
 
@@ -100,10 +100,10 @@ class AllWaitedFor:
         oldest: int,
         in_slots: Mapping[Job, Mapping[int, tuple[int, int]]],
     ) -> dict[Attempt, tuple[int, ...]]:
-        """What ``RolloutEngine.give_up`` does.
+        """Implements ``RolloutEngine.give_up``.
 
         Args:
-          in_slots: see ``Scheduler.in_slots``; nothing may be admitted to slots meanwhile.
+          in_slots: see ``Scheduler.in_slots``; no sample may be admitted to a slot meanwhile.
         """
         found: dict[Attempt, tuple[int, ...]] = {}
         for waited_for in tuple(self._all):
@@ -126,7 +126,7 @@ def _too_old(job: Job, slots: Mapping[int, tuple[int, int]], oldest: int) -> boo
 
 
 def _tokens(job: Job, slots: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
-    """So far, of each sample that is not finished."""
+    """Returns the tokens so far of each sample that is not finished."""
     return tuple(
         len(s.tokens) + slots.get(index, (0, 0))[1]
         for index, s in enumerate(job.samples)

@@ -1,4 +1,4 @@
-"""Which of the accepted groups make a batch: so many groups or so many tokens, and what fits."""
+"""Chooses the accepted groups of a batch, by a number of groups or of tokens, and by its layout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlax_plugin.types import ScoredGroup
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """When groups, in issue order, make a batch, and how many of them.
+    """Decides when groups, in issue order, make a batch, and how many of them.
 
     A batch is complete with its last group or token, or once its groups hold more sequences or
     positions than it has. It then consists of as many of these groups as can be laid out, from the
-    first. So it depends on the groups and their order alone, not on when somebody looks.
+    first. So it depends on the groups and their order alone, not on the time of the check.
 
     Attributes:
       groups: groups of a batch; where ``tokens`` decide, as many as are expected to hold them.
@@ -34,7 +34,7 @@ class BatchRule:
 
     @classmethod
     def of(cls, section: RlaxSection) -> BatchRule:
-        """The rule that a config asks for."""
+        """Returns the rule of a config."""
         return cls(
             groups=section.rollouts.groups_per_step,
             tokens=section.batches.tokens,
@@ -44,10 +44,10 @@ class BatchRule:
         )
 
     def choose(self, groups: Sequence[ScoredGroup]) -> tuple[ScoredGroup, ...] | None:
-        """The next batch; None while it is not complete.
+        """Returns the next batch; None while it is not complete.
 
         Args:
-          groups: accepted ones in issue order. No older one is still to come.
+          groups: accepted ones in issue order. All older groups must be scored already.
 
         Raises:
           TrainingError: not even one group can be laid out.
@@ -65,13 +65,13 @@ class BatchRule:
         )
 
     def completes(self, groups: Sequence[ScoredGroup]) -> bool:
-        """Whether ``choose`` would find a batch, or a group that is too large for one."""
+        """True if ``choose`` would return a batch, or raise because a group is too large."""
         return self._complete(groups) is not None
 
     def worth(self, groups: Sequence[ScoredGroup]) -> int:
-        """How many groups these stand for, at ``self.groups`` to a batch.
+        """Converts groups to a count by which ``self.groups`` make a batch.
 
-        What does not complete a batch is worth less than ``self.groups``.
+        Groups that do not complete a batch count as less than ``self.groups``.
         """
         worth = 0
         while (count := self._complete(groups)) is not None:
@@ -82,13 +82,13 @@ class BatchRule:
         return worth + len(groups)
 
     def shortfall(self, groups: Sequence[ScoredGroup]) -> str:
-        """For messages: how much of a batch these are."""
+        """Returns the part of a batch that these groups fill, for messages."""
         if self.tokens:
             return f"{_tokens(groups)} of {self.tokens} tokens"
         return f"{len(groups)} of {self.groups}"
 
     def too_few(self, rejected: int) -> str:
-        """For messages: why there are too few, ``rejected`` groups having been rejected."""
+        """Explains why there are too few after ``rejected`` rejected groups, for messages."""
         if self.tokens and rejected < self.groups:
             return (
                 f"{self.groups} groups, rlax.rollouts.groups_per_step, are expected to hold "
@@ -97,7 +97,7 @@ class BatchRule:
         return "The task is too easy, too hard, or the filters are too strict"
 
     def _complete(self, groups: Sequence[ScoredGroup]) -> int | None:
-        """The number of groups, from the first, that complete a batch; perhaps more than fit."""
+        """Returns the number of first groups that complete a batch; perhaps more than fit."""
         tokens = sequences = positions = 0
         for count, group in enumerate(groups, 1):
             # Added up only where it decides: this is asked whenever a group is scored.

@@ -12,13 +12,14 @@ from rlax_plugin.types import ScoredGroup
 
 
 class Buffer:
-    """A view of the run state's ready groups, and what may become of them.
+    """Selects batches from the run state's ready groups, and drops groups that cannot train.
 
     Args:
       deterministic: a batch waits until all issued groups are scored.
 
     Attributes:
-      rule, staleness: which groups make a batch, and which are too old for it.
+      rule: decides which groups make a batch.
+      staleness: decides which groups are too old for it.
     """
 
     def __init__(
@@ -28,26 +29,26 @@ class Buffer:
         self._deterministic = deterministic
 
     def groups(self) -> list[ScoredGroup]:
-        """Accepted groups, in issue order."""
+        """Returns the accepted groups, in issue order."""
         ready = self._history.run_state.ready
         return [ready[group_id] for group_id in sorted(ready)]
 
     def batch(self) -> tuple[ScoredGroup, ...] | None:
-        """The first batch in issue order, or None while an older group is still out."""
+        """Returns the first batch in issue order; None while an older group is unfinished."""
         if self._deterministic and self._history.open:
             return None  # a batch may need fewer groups than were issued: see what becomes of all
         oldest_open = min(self._history.open, default=math.inf)
         return self.rule.choose([group for group in self.groups() if group.id < oldest_open])
 
     def drop_stale(self, step: int) -> bool:
-        """Drops what can train neither at ``step`` nor later; returns whether there was any."""
+        """Drops groups too stale to train at ``step`` or later; returns True if there were any."""
         stale = [group for group in self.groups() if self.staleness.excludes(group, step)]
         for group in stale:
             self._history.note(ev.Dropped(group.id, "too stale"))
         return bool(stale)
 
     def drop_samples_of(self, worker: str) -> None:
-        """Drops each group of which a quarantined worker has generated a part."""
+        """Drops each group to which a quarantined worker has contributed."""
         for group in self.groups():
             if any(worker in episode.workers for episode in group.episodes):
                 self._history.note(ev.Dropped(group.id, "its worker was quarantined"))

@@ -1,4 +1,4 @@
-"""Parts that a config chooses: built, and called so that what they raise names plug-in and key."""
+"""The parts that a config chooses, called so that their errors name plug-in and key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Builder:
 
     @classmethod
     def of(cls, config: ResolvedConfig, run_dir: Path, **more: Any) -> Builder:
-        """For a process that owns a directory.
+        """Returns a builder for a process that owns a directory.
 
         Args:
           more: further fields of ``BuildContext``.
@@ -47,7 +47,7 @@ class Builder:
         return self.context.section
 
     def part(self, kind: str, choice: Choice, key: str) -> Any:
-        """See ``Registry.part``."""
+        """Returns the built part, see ``Registry.part``."""
         return self.registry.part(kind, choice, key, self.context)
 
     def trainer(self) -> Trainer:
@@ -65,10 +65,10 @@ class Chosen[Part]:
     """A part of the config.
 
     Attributes:
-      key: where the config chooses it, such as ``rlax.observers.0``.
-      name: what it chooses there.
-      plugin: that offers it.
-      part: as it was built.
+      key: config key of the choice, such as ``rlax.observers.0``.
+      name: the part's name in the config.
+      plugin: the plug-in that offers it.
+      part: the built part.
     """
 
     key: str
@@ -78,7 +78,7 @@ class Chosen[Part]:
 
     @classmethod
     def build(cls, builder: Builder, kind: str, choice: Choice, key: str) -> Chosen[Any]:
-        """Builds what the config chooses.
+        """Builds the part that the config chooses.
 
         Raises:
           ConfigError: see ``Registry.part``.
@@ -98,7 +98,7 @@ class Chosen[Part]:
             raise self.error(f"failed in {method.__name__}: {told(error)}") from error
 
     def error(self, what: str) -> PluginError:
-        """An error that names plug-in and part."""
+        """Returns an error that names plug-in and part."""
         return PluginError(f"plug-in {self.plugin!r}: {self.key} = {self.name!r} {what}")
 
 

@@ -1,4 +1,4 @@
-"""The controller: what happens to a run, from its first weights to its last record."""
+"""The controller of a run, from its first weights to its last record."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from rlax_plugin.weights.fingerprint import digest
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """What is known of a run before anything of it is started.
+    """The facts about a run that are fixed before any part of it starts.
 
     Attributes:
       argv: of the command: config file and overrides.
-      origin: whose weights the run starts from; None: its own.
+      origin: the run whose weights this run starts from; None: its own.
       last_step: the run's last training step.
     """
 
@@ -59,17 +59,17 @@ class RunSetup:
 
     @property
     def computes(self) -> str:
-        """What the run computes: a ledger that tells of other first weights is another run's."""
+        """Identifies the run's computation; a ledger with other first weights is another run's."""
         return f"{self.config_hash} from {self.origin}" if self.origin else self.config_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Where a run writes down what happens.
+    """The files and trackers that record the events of a run.
 
     Attributes:
-      trackers: of the config; what takes metrics besides ``metrics``.
-      about_rates: how pass rates are measured.
+      trackers: of the config; they receive the metrics, as ``metrics`` does.
+      about_rates: the settings under which pass rates are measured.
       retaining: removes records that are not kept.
     """
 
@@ -82,7 +82,7 @@ class Records:
 
 
 class Controller(FleetListener):
-    """Knows all stages of one run, and is told of everything that happens to it.
+    """Knows all stages of one run, and learns of each event in it.
 
     ``assembly.assemble`` makes one. All methods run on the event loop.
 
@@ -91,7 +91,7 @@ class Controller(FleetListener):
 
     Attributes:
       stats: of the steps that are finished.
-      before: what was measured before training; None as long as it was not.
+      before: result of the evaluation before training; None until it is measured.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Controller(FleetListener):
             self._flow.distrust(name)
 
     def published(self, version: WeightVersion) -> None:
-        """A weight version is visible to workers."""
+        """Called when a weight version is visible to workers."""
         if self._supervision.closing:
             return  # it was still being written when the run ended
         self.fleet.newest.number = version.version
@@ -148,7 +148,7 @@ class Controller(FleetListener):
     # --- training ------------------------------------------------------------------------------
 
     def weights_exist(self, step: int) -> None:
-        """The trainer has handed over its first weights, of ``step``: begin."""
+        """Begins the run, once the trainer has handed over its first weights, those of ``step``."""
         self._begun = self._supervision.spawn(self._begin(step))
 
     async def _begin(self, step: int) -> None:
@@ -301,7 +301,7 @@ class Controller(FleetListener):
         self._retaining.note_checkpoints()
 
     async def finish(self) -> None:
-        """Returns once everything that happened is in the run's directory.
+        """Returns once all events are recorded in the run's directory.
 
         Raises:
           RlaxError: the run has failed.
@@ -314,7 +314,7 @@ class Controller(FleetListener):
         reached(FaultPoint.RUN_FINISHED)
 
     async def _recover(self, step: int) -> Recovery:
-        """Goes back to the trainer's checkpoint of ``step``; recorded steps are done again."""
+        """Returns to the trainer's checkpoint of ``step``; recorded later steps train again."""
         known = await self._recorder.call(self._metrics.rewind, step)
         recovery = await self._recorder.call(
             Recovery,

@@ -1,4 +1,4 @@
-"""The figures of a run that Prometheus is told besides the metrics of its steps."""
+"""The figures of a run that are exported to Prometheus besides the metrics of its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlax_plugin.metrics.prometheus import Figures
 
 
 class ExportedFigures:
-    """A run and its fleet as they stand at a scrape; read on the exporter's thread.
+    """The figures of a run and its fleet at a scrape; read on the exporter's thread.
 
     Args:
       controller: started already.
@@ -19,7 +19,7 @@ class ExportedFigures:
         self._controller = controller
 
     def counts(self) -> Figures:
-        """Name -> figure of the run."""
+        """Returns name -> figure of the run."""
         run, fleet = self._controller, self._controller.fleet
         return {
             "weight_version": fleet.newest.number,
@@ -30,7 +30,7 @@ class ExportedFigures:
         }
 
     def workers(self) -> Mapping[str, Figures]:
-        """Name -> figures of each worker."""
+        """Returns name -> figures of each worker."""
         return {
             worker.name: {
                 **worker.figures,

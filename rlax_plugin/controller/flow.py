@@ -1,7 +1,7 @@
 """The flow from prompts to batches: issue, score, filter, and take the oldest first.
 
-Here is what runs side by side, and when; what is decided belongs to ``Issuing``, ``Trips``,
-``Buffer`` and ``RecordedBatches``, and is applied and recorded by ``RunHistory``.
+This module runs the concurrent parts. ``Issuing``, ``Trips``, ``Buffer`` and ``RecordedBatches``
+make the decisions, which ``RunHistory`` applies and records.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from rlax_plugin.types import Judged, Rejected, Request, ScoredGroup, TrainBatch
 class Flow:
     """Issues groups, has them scored and accepted, and hands out batches in issue order.
 
-    Lives on the controller's event loop. Until ``start`` nothing is issued; until the last recorded
-    batch was handed out it is not live: what happens is kept, and recorded behind what is recorded.
+    Lives on the controller's event loop. It issues groups only after ``start``. Until the last
+    recorded batch was handed out it is not live: it keeps new events, and records them afterwards.
 
     Args:
       advantage_slot: called with each new batch.
-      observers: receive what a checkpoint's state does not hold.
-      supervision: runs the groups; a failure of one is the run's.
+      observers: receive again the recorded events that came after their restored state.
+      supervision: runs the groups; a failure of one fails the run.
 
     Attributes:
-      live: whether the last recorded batch was handed out.
+      live: True once the last recorded batch was handed out.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Flow:
 
     @property
     def run_state(self) -> RunState:
-        """What the flow has come to."""
+        """The current state of the run."""
         return self._history.run_state
 
     async def start(self, recovery: Recovery) -> None:
-        """Begins to hand out batches; recorded ones first, as they are."""
+        """Begins to hand out batches; recorded ones first, unchanged."""
         self._turns.take_up(recovery.turns)
         recorded = self._recorded = RecordedBatches(recovery, self._history)
         if not recorded.left:
@@ -94,13 +94,13 @@ class Flow:
         self.wake()
 
     def _tell_again(self, scored: Sequence[Judged]) -> None:
-        """Tells observers of groups that the state does not know to which they were restored."""
+        """Reports recorded groups to observers whose restored state does not include them."""
         for judged in scored:
             rejected = judged.reason if isinstance(judged, Rejected) else None
             self._observers.notify_again("group_scored", group=group_of(judged), rejected=rejected)
 
     def published(self, version: int, digest: str) -> None:
-        """A weight version is visible to workers."""
+        """Called when a weight version is visible to workers."""
         event = ev.Published(version, digest)
         if self.live:
             self._history.note(event)
@@ -109,7 +109,7 @@ class Flow:
             self._published.append(event)  # recorded after what is recorded already
 
     def distrust(self, worker: str) -> None:
-        """A worker's samples will not train, except in batches that are recorded already."""
+        """Drops a worker's samples, except those in batches that are already recorded."""
         if self.live:
             self._turns.distrust(worker)
             self._buffer.drop_samples_of(worker)
@@ -120,7 +120,7 @@ class Flow:
     # --- groups --------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Issues what may be issued by now; called whenever that may have changed."""
+        """Issues the groups that may be issued now; called whenever that may have changed."""
         if not self.live or self._ended or self._supervision.failed or self._supervision.closing:
             return
         try:
@@ -146,7 +146,7 @@ class Flow:
         self._trips.next_turn()
 
     def end(self) -> None:
-        """Cancels what is under way: nothing is issued or judged any more; groups stay open."""
+        """Cancels the groups under way and issues no more; the run state keeps them as open."""
         self._ended = True
         for trip in self._under_way.values():
             trip.cancel()
@@ -154,13 +154,13 @@ class Flow:
     # --- batches -------------------------------------------------------------------------------
 
     async def batch(self, step: int) -> tuple[TrainBatch, StepStats]:
-        """What trains at ``step``, oldest issued first, and what happened on the way.
+        """Returns the batch of ``step``, oldest issued group first, and the step's statistics.
 
-        A batch that an earlier process committed is the same again. A new one gets its advantages,
-        which may depend on all of its groups, and is committed before it is returned.
+        A batch that an earlier process committed is returned unchanged. A new one gets its
+        advantages, which may depend on all of its groups, and is committed before it is returned.
 
         Raises:
-          RlaxError: whatever made the flow fail.
+          RlaxError: the error that made the flow fail.
         """
         return await self._supervision.unless_failed(self._batch(step))
 
@@ -199,7 +199,7 @@ class Flow:
         return self._buffer.batch()
 
     async def commit(self) -> tuple[Commit, Saved]:
-        """Commits everything so far, without a batch; returns the segment and the run state."""
+        """Commits all events so far, without a batch; returns the segment and the run state."""
         if self.live:
             return await self._history.commit_state()
         # Recorded batches are trained again, or the trainer has published nothing: nothing is new.

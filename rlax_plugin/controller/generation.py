@@ -17,7 +17,7 @@ from rlax_plugin.rewards.pool import RewardPool
 
 
 class _FirstWorker(FleetListener):
-    """Knows when a worker has become ready."""
+    """Notices when the first worker is ready."""
 
     def __init__(self) -> None:
         self.ready = asyncio.Event()
@@ -30,12 +30,12 @@ class _FirstWorker(FleetListener):
 class Generation:
     """Fleet, dispatcher, launcher, reward pool and evaluator, wired together on one event loop.
 
-    ``start.generation`` makes one. Nothing runs before it is started there.
+    ``start.generation`` makes one, and starts it.
 
     Attributes:
       source: of the training prompts.
       rewards: of training.
-      pace: what the deadlines must at least be.
+      pace: computes the minimum of each deadline from measured speeds.
     """
 
     deadlines: Deadlines
@@ -56,7 +56,7 @@ class Generation:
         """Returns once a worker holds weights.
 
         Raises:
-          DeadlineError: none came in time.
+          DeadlineError: no worker was ready in time.
         """
         deadline_s = self.deadlines.startup_s
         try:

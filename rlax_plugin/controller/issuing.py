@@ -1,4 +1,4 @@
-"""Issuing: how many groups are under way at once, of which prompts, with which weights at least."""
+"""Issues groups: decides their number, their prompts, and the oldest weights they may use."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Issuing(Reissuing):
     """Makes the requests of training; ``Staleness`` bounds how many, ``BatchRule`` counts them.
 
     Args:
-      last_step: of the run: nothing is issued for steps beyond it.
-      newest: published weight version; what needs a newer one is not issued yet.
+      last_step: of the run; no groups are issued for later steps.
+      newest: published weight version; groups that need a newer one are not issued yet.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Issuing(Reissuing):
     # --- new groups ----------------------------------------------------------------------------
 
     def _outstanding(self) -> int:
-        """Groups that will train before the next one issued, as the batch rule counts them.
+        """Counts the groups that train before the next one issued, as the batch rule counts them.
 
-        As long as this is not a step's worth, the next batch lacks something. So once nothing is
-        open any more, there is room for what it lacks.
+        A count below one step's groups means that the next batch is incomplete. So if no group is
+        open, the bounds still allow the groups that this batch lacks.
         """
         return len(self._history.open) + self._rule.worth(self._buffer.groups())
 
@@ -89,10 +89,10 @@ class Issuing(Reissuing):
     # --- groups that are issued again ----------------------------------------------------------
 
     def left_open(self, group_id: int) -> Request | None:
-        """The next attempt at a group that was in flight when an earlier process ended.
+        """Returns the next attempt at a group left open by an earlier process.
 
-        It is the same one if its first turns are recorded: they are not generated again. None while
-        the version that it needs is not published.
+        The attempt number stays if its first turns are recorded: they are not generated again. None
+        while the version that it needs is not published.
         """
         one = self._history.open[group_id]
         request = self.refreshed(self._request(group_id, one))
@@ -104,15 +104,15 @@ class Issuing(Reissuing):
 
     @property
     def oldest_version(self) -> int:
-        """No token of an older version can train at the next step, or later."""
+        """Returns the oldest version whose tokens can still train, at the next step or later."""
         return max(0, self._staleness.oldest(self._history.next_step))
 
     def refreshed(self, request: Request) -> Request:
-        """See ``Reissuing``: with the version that the group needs by now."""
+        """Returns the request with the version that its group needs now, see ``Reissuing``."""
         return self._staleness.refreshed(request, self._history.next_step)
 
     def reissued(self, request: Request, reason: str) -> None:
-        """See ``Reissuing``."""
+        """Records that a training group is issued again, see ``Reissuing``."""
         key = request.key
         if key.purpose == "train" and key.sample is None:
             self._history.note(ev.Reissued(key.group, request.attempt, reason))

@@ -1,8 +1,8 @@
-"""The limits at which a run ends, because its groups or its log-probs teach nothing.
+"""The limits that end a run whose groups or log-probs are of no use for training.
 
 ``rlax.curation.max_refill`` and ``rlax.curation.guard`` are about groups that the filters reject,
 ``rlax.objective.max_gap`` about a trainer and a sampler that disagree. Groups of recorded batches
-are not counted again: the counts of a process that takes a run over begin at 0.
+are not counted again: after a resume the counts begin at 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RECOVERED = 1.5  # times ``warn``: a share that wavers around ``warn`` gives on
 
 
 def counted(reasons: Counter[str]) -> str:
-    """For messages: how many groups were rejected for each reason, the most frequent first."""
+    """Returns the number of rejected groups for each reason, most frequent first, for messages."""
     told = [f"{count} because {why}" for why, count in reasons.most_common(_MOST_REASONS)]
     if (others := len(reasons) - len(told)) > 0:
         rest = sum(count for _, count in reasons.most_common()[_MOST_REASONS:])
@@ -45,10 +45,10 @@ def too_few_accepted(
     ready: Sequence[ScoredGroup],
     scored: Sequence[Judged],
 ) -> TrainingError:
-    """The error of a step that ``rlax.curation.max_refill`` gives up.
+    """Returns the error of a step that exceeds ``rlax.curation.max_refill``.
 
     Args:
-      issued: groups, for this step.
+      issued: number of groups issued for this step.
       ready: accepted groups that wait for it.
       scored: groups scored since the last batch.
     """
@@ -79,7 +79,7 @@ def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> st
 
 
 def _example(scored: Sequence[Judged]) -> str:
-    """The best sample of the newest rejected group: no record of this step is written any more."""
+    """Shows the best sample of the newest rejected group, as this step will not be recorded."""
     for one in reversed(scored):
         if isinstance(one, Rejected) and not np.isnan(one.group.rewards).all():
             best = int(np.nanargmax(one.group.rewards))
@@ -95,7 +95,7 @@ class KeptGuard:
     It counts in the order in which groups are scored, which deterministic mode fixes.
 
     Args:
-      note: shows one line to people.
+      note: shows the user one line.
     """
 
     def __init__(self, config: Guard, note: Callable[[str], None]):
@@ -106,14 +106,14 @@ class KeptGuard:
         self._recovered = self._least(min(1.0, _RECOVERED * config.warn))
 
     def _least(self, share: float) -> int:
-        """The smallest number of groups that is this share; not one more by a rounding error."""
+        """Returns the smallest number of groups with this share, corrected for rounding errors."""
         return math.ceil(share * self._config.window - 1e-6)
 
     def scored(self, rejected: str | None) -> None:
-        """Takes the next scored group. Nothing is decided before there are ``window`` of them.
+        """Counts the next scored group. The guard acts only after ``window`` groups.
 
         Args:
-          rejected: why; None: it was accepted.
+          rejected: the reason; None: it was accepted.
 
         Raises:
           TrainingError: too few were kept.
@@ -147,7 +147,7 @@ class KeptGuard:
 
 
 def gap_error(history: Sequence[Mapping[str, float]], objective: Objective) -> TrainingError | None:
-    """Why the newest step is the last; None: training goes on.
+    """Returns the error that ends training after the newest step; None: training continues.
 
     Steps that measure no gap neither count nor interrupt the row. The history of a run that was
     resumed begins with the steps of earlier processes, so that these count too.

@@ -21,7 +21,7 @@ def chosen_observers(builder: Builder) -> list[Chosen[Observer]]:
 
     Raises:
       ConfigError: see ``Registry.part``.
-      PluginError: a plug-in built something else.
+      PluginError: a plug-in built an object that is not an observer.
     """
     found = []
     for index, choice in enumerate(builder.section.observers):
@@ -36,9 +36,9 @@ def chosen_observers(builder: Builder) -> list[Chosen[Observer]]:
 class Observers:
     """Reports events to hooks and observers. Lives on the controller's event loop.
 
-    What they raise is a failure of the run, and not raised here: events are reported in the middle
-    of other work, which must be completed. After it ``state`` raises it: the event that failed
-    would be missing in the state.
+    An exception of a hook or observer fails the run, but is not raised here: events are reported in
+    the middle of other work, which must be completed. Afterwards ``state`` raises it, because the
+    state would lack the failed event.
 
     Observers receive ``run_start`` first, when they are restored; earlier events, such as the
     publication of the first weights, follow it in order. Hooks have no state and receive events at
@@ -50,7 +50,7 @@ class Observers:
     Args:
       manager: of the plug-ins whose hooks observe.
       chosen: the observers.
-      supervision: gets what a plug-in raised, as a ``PluginError`` that names it.
+      supervision: gets the exception of a plug-in, as a ``PluginError`` that names it.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Observers:
         self.notify(_ERROR, error=harmless(str(error)))
 
     def state(self) -> dict[str, Any]:
-        """What the observers remember at this moment, for ``restore``.
+        """Returns the current states of the observers, for ``restore``.
 
         Raises:
-          PluginError: a state cannot be stored, or an earlier event was not taken.
+          PluginError: a state cannot be stored, or an observer failed at an earlier event.
         """
         if self._missed is not None:
             raise self._missed
@@ -116,7 +116,7 @@ class Observers:
         return {"last_step": self.last_step, "states": states}
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Gives the observers what ``state`` returned; without one for it, an observer is as built.
+        """Restores the observers from ``state``; an observer missing in it keeps its initial state.
 
         Raises:
           PluginError: an observer raised.
@@ -127,7 +127,7 @@ class Observers:
                 one.call(one.part.restore, states[name])
 
     def _named(self) -> Iterator[tuple[str, Chosen]]:
-        """Each observer by a name that stays when others come or go; one of two has a number."""
+        """Yields each observer with its name, numbered from the second observer of a name on."""
         used: Counter[str] = Counter()
         for one in self._chosen:
             used[one.name] += 1

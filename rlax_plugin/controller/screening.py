@@ -1,6 +1,6 @@
-"""Groups in two phases: whether the other samples of a group are worth generating.
+"""Generates groups in two phases, and decides after the first if the other samples are needed.
 
-The decision depends on what was known of the prompt when the group was issued, and on its first
+The decision depends on the pass rate of the prompt when the group was issued, and on its first
 samples, but not on groups that happen to be scored in between: a deterministic run stays so.
 """
 
@@ -26,7 +26,7 @@ _RECENT = 1024  # samples
 
 
 class Ended(NamedTuple):
-    """Why a group ended with its first samples.
+    """The end of a group after its first samples.
 
     Attributes:
       reason: as in ``Scored.rejected``.
@@ -39,7 +39,7 @@ class Ended(NamedTuple):
 
 
 class Screening:
-    """See the module; ``rlax.curation.screening`` decides."""
+    """Screens groups by their first samples, as ``rlax.curation.screening`` configures it."""
 
     def __init__(self, section: RlaxSection):
         self._config = section.curation.screening
@@ -47,12 +47,12 @@ class Screening:
         self._pass_threshold = section.curation.pass_threshold
 
     def first(self, request: Request) -> Request:
-        """What is generated first of a group; all of it if nothing is screened."""
+        """Returns the request for a group's first samples; for all of them without screening."""
         pilots = self._config.pilots
         return dataclasses.replace(request, seeds=request.seeds[:pilots]) if pilots else request
 
     def rejects(self, group: Open, scores: Sequence[Score | Unscored]) -> Ended | None:
-        """Why the other samples are not generated, or None.
+        """Returns the reason the other samples are not generated; None if they are.
 
         Args:
           scores: of the first samples.
@@ -74,7 +74,7 @@ class Screening:
 
 
 def joined(first: ScoredEpisodes, others: ScoredEpisodes) -> ScoredEpisodes:
-    """The samples of both phases as one group."""
+    """Returns the samples of both phases as one group."""
     return ScoredEpisodes(
         first.episodes + others.episodes,
         first.scores + others.scores,
@@ -84,7 +84,7 @@ def joined(first: ScoredEpisodes, others: ScoredEpisodes) -> ScoredEpisodes:
 
 
 def check_rewards(section: RlaxSection, needs: Needs) -> None:
-    """Whether rewards can score the samples of a group apart from each other.
+    """Checks that rewards can score the samples of a group separately, if groups are screened.
 
     Raises:
       ConfigError: groups are screened, and a reward compares the samples of a group.
@@ -96,9 +96,9 @@ def check_rewards(section: RlaxSection, needs: Needs) -> None:
 
 
 class Savings:
-    """Estimates from the lengths of recent samples how many tokens those given up have saved.
+    """Estimates from the lengths of recent samples the tokens saved by ending samples early.
 
-    Lengths are of first turns: only these are given up.
+    Only the lengths of first turns count, because only first turns are ended early.
     """
 
     def __init__(self) -> None:
@@ -110,9 +110,9 @@ class Savings:
             self._lengths.append(len(next(episode.sampled).tokens))
 
     def tokens(self, so_far: Sequence[int]) -> int:
-        """Tokens that samples would have taken beyond those that they have.
+        """Returns the tokens that samples would have needed beyond those that they have.
 
-        For each sample it is the mean of what longer ones among the recent samples took beyond that
+        For each sample it is the mean excess of the longer ones among the recent samples over its
         length; 0 if none was longer.
 
         Args:

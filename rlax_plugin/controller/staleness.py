@@ -1,9 +1,8 @@
-"""How old a sample may be: the two integers that bound staleness (RLAX, 2512.06392).
+"""The age limit of samples: the two integers that bound staleness (RLAX, 2512.06392).
 
 A worker reloads once per ``reload_every`` = j versions, and a sample trains at step s only if s
 minus its oldest token's version is at most ``max_staleness`` = k; 1 is on-policy. At most
-``(k - j + 1)`` steps' worth of groups are outstanding, so that in the ordinary case nothing is ever
-too stale.
+``(k - j + 1)`` steps' worth of groups are outstanding, so ordinarily no group becomes too stale.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Staleness:
     """The bounds of one run.
 
     Args:
-      groups: that make a step, as the batch rule counts them.
+      groups: groups per step, as the batch rule counts them.
 
     Attributes:
       capacity: groups that may be outstanding at once.
@@ -32,15 +31,15 @@ class Staleness:
         self.capacity = math.ceil(lead * groups * section.curation.oversample)
 
     def wanted_version(self, next_step: int, ahead: int) -> int:
-        """The oldest version a group may be generated with if ``ahead`` groups train before it."""
+        """Returns the oldest version for a group before which ``ahead`` groups train."""
         # Groups beyond those that can train in time are spares, as fresh as the last of them.
         trains_at = next_step + min(ahead, self._most_ahead) // self._groups
         return max(0, trains_at - self._max_staleness)
 
     def refreshed(self, request: Request, next_step: int) -> Request:
-        """A group that is issued again: it needs the version that the next step accepts.
+        """Returns a group's request with the oldest version that the next step accepts.
 
-        What has been generated of it is kept as long as that is fresh enough.
+        Its tokens so far are kept if they are fresh enough.
         """
         wanted = max(request.min_version, self.wanted_version(next_step, 0))
         oldest = min((int(s.versions[0]) for s in request.resume if len(s.versions)), default=-1)
@@ -50,9 +49,9 @@ class Staleness:
         return dataclasses.replace(request, min_version=wanted, resume=resume)
 
     def oldest(self, step: int) -> int:
-        """The oldest version whose tokens can train at ``step``."""
+        """Returns the oldest version whose tokens can train at ``step``."""
         return step - self._max_staleness
 
     def excludes(self, group: ScoredGroup, step: int) -> bool:
-        """Whether a group can train neither at ``step`` nor later."""
+        """True if a group is too stale to train at ``step`` or later."""
         return group.oldest_version < self.oldest(step)

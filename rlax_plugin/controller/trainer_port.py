@@ -1,4 +1,4 @@
-"""The trainer's side of the controller: two threads meet here and nowhere else."""
+"""The trainer's side of the controller, the only place where their two threads meet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ControllerPort(TrainerPort):
-    """The controller as the trainer's thread sees it: each call waits for, or tells, its loop.
+    """The controller as the trainer's thread sees it: each call waits for its loop or notifies it.
 
     Args:
       controller: lives on ``loop``, which runs on another thread.
@@ -130,14 +130,14 @@ class ControllerPort(TrainerPort):
 
     @property
     def training(self) -> bool:
-        """Whether a step has begun, so that there is something to finish and to save."""
+        """True once a step has begun, so that its end and a checkpoint are due."""
         return self._current is not None
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was requested."""
+        """True once a stop was requested."""
         return self._stop
 
     def request_stop(self) -> None:
-        """Has the trainer save a checkpoint and return after the step it is in."""
+        """Makes the trainer save a checkpoint and return after the current step."""
         self._stop = True

@@ -1,4 +1,4 @@
-"""One group's trip: it is generated, scored, and judged by the filters."""
+"""One group's way through generation, scoring and the filters."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """Who judges a scored group, and who hears of it.
+    """The filters of a scored group, and the observers that learn of it.
 
     Attributes:
+      filters: the first one with a reason to reject a group rejects it.
       guard: ends the run if too few groups are accepted.
-      observers: are told of each scored group.
+      observers: receive each scored group.
     """
 
     filters: Sequence[Filter]
@@ -49,8 +50,8 @@ class Trips:
     """Takes groups from their request to their event ``Scored``.
 
     Args:
-      turns: records those of episodes under way.
-      reissuing: makes the next attempt, where a worker's samples turn out to be void.
+      turns: records the turns of episodes under way.
+      reissuing: changes the next attempt at a group whose samples turn out to be void.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class Trips:
         self._others: dict[int, tuple[int, asyncio.Future[Completed]]] = {}
 
     async def run(self, request: Request) -> None:
-        """Returns once the group is judged, or given up by its worker because it is too old.
+        """Returns once the group is filtered, or given up by its worker because it is too old.
 
-        Call ``next_turn`` when what follows is done, too.
+        Call ``next_turn`` once its outcome is handled, too.
 
         Raises:
           RlaxError: it cannot be generated, a deadline has passed, or the guard ends the run.
@@ -92,9 +93,9 @@ class Trips:
     def end_older(self, version: int) -> None:
         """Ends the generation of groups that were begun with weights older than a version.
 
-        Of those with several turns, the ones whose first turns are recorded begin anew; others, for
-        which the batches so far had no use, are dropped. Of those whose first samples are scored,
-        the other samples are not generated, whatever their own version.
+        Groups with several turns start again if their first turns are recorded; all other groups
+        are dropped, because the batches so far did not need them. If the first samples of a group
+        are scored, its other samples are not generated, regardless of their own version.
         """
         self._oldest = version
         if self._history.open:
@@ -105,7 +106,7 @@ class Trips:
                 others.cancel()
 
     async def _scored(self, whole: Request, asked: Open) -> tuple[ScoredGroup, Ended | None]:
-        """The group, and why it ended with its first samples."""
+        """Returns the group, and the reason it ended with its first samples, if it did."""
         group = whole.key.group
         while True:
             try:
@@ -132,9 +133,9 @@ class Trips:
     async def _in_phases(
         self, whole: Request, asked: Open
     ) -> tuple[Request, ScoredEpisodes, Ended | None]:
-        """The samples of a group, as they were answered, and why those are not all.
+        """Returns the answered request, a group's samples, and the reason if some are missing.
 
-        First samples that become too old to train still count, and tell of their prompt.
+        First samples that become too old to train still count for the pass rate of their prompt.
 
         Raises:
           VoidTurns: see ``EpisodeRunner``.
@@ -157,13 +158,13 @@ class Trips:
         return completed.request, scored, None
 
     async def _other_samples(self, request: Request, oldest: int) -> Completed:
-        """What follows the first samples.
+        """Generates the samples of a group after the first ones.
 
         Args:
-          oldest: version of these.
+          oldest: oldest version of the first samples.
 
         Raises:
-          GivenUp: they have become too old, or the others have.
+          GivenUp: the first samples have become too old, or the others have.
         """
         unbegun = GivenUp((0,) * len(request.seeds))
         if oldest < self._oldest:
@@ -192,7 +193,7 @@ class Trips:
         return scored
 
     def _again(self, request: Request) -> Request:
-        """The next attempt at a group; none of its samples are kept: a part of them is void."""
+        """Returns the next attempt at a group; it keeps no samples, because some are void."""
         group = request.key.group
         recorded = self._turns.void(group)
         # Not the request's: its other samples may have been issued again, and given up then.
@@ -205,7 +206,7 @@ class Trips:
         return again
 
     async def _first_turns(self, request: Request) -> Completed:
-        """The answers to the prompt; those of an earlier process if it has recorded them."""
+        """Returns the answers to the prompt; if an earlier process recorded them, those."""
         if not self._section.several_turns:
             return await self._dispatcher.submit(request)
         group, samples = request.key.group, len(request.seeds)
@@ -221,13 +222,13 @@ class Trips:
         return completed
 
     async def _my_turn(self, group_id: int) -> None:
-        """Deterministic mode: groups are judged in issue order, whichever is generated first."""
+        """Waits in deterministic mode until all older groups are filtered, to keep issue order."""
         if group_id != min(self._history.open):
             turn = self._waiting[group_id] = asyncio.get_running_loop().create_future()
             await turn  # no longer than the older groups take, each of which has its deadlines
 
     def next_turn(self) -> None:
-        """Lets the oldest open group be judged, if it waits for that."""
+        """Lets the oldest open group continue, if it waits for its turn."""
         turn = self._waiting.pop(min(self._history.open, default=-1), None)
         if turn is not None and not turn.done():
             turn.set_result(None)

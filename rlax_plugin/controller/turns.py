@@ -1,4 +1,4 @@
-"""Turns of episodes under way: recorded as they are sampled, and taken up by a later process."""
+"""The turns of episodes under way, recorded when sampled, which a later process continues."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Turns(TurnLog):
         self._playing: dict[int, asyncio.Future[Any]] = {}
 
     def take_up(self, recorded: Sequence[RecordedTurn]) -> None:
-        """What an earlier process has recorded of groups that are open."""
+        """Takes the turns of open groups that an earlier process has recorded."""
         for one in recorded:
             self._known[one.key.group].append(one)
             self._sampled_by(one.key, one.turn.sampled.workers, int(one.turn.sampled.versions[0]))
 
     def recorded(self, group: int) -> bool:
-        """Whether the first turns of a group are known."""
+        """True if turns of a group are recorded."""
         return group in self._known
 
     def first_turns(self, group: int, samples: int) -> tuple[Turn, ...] | None:
-        """The first turns of a group, if all of them are recorded."""
+        """Returns the first turns of a group; None unless all of them are recorded."""
         found = {
             key.sample: turn
             for key, turn in self._known.get(group, ())
@@ -48,14 +48,14 @@ class Turns(TurnLog):
         return tuple(found[index] for index in range(samples)) if len(found) == samples else None
 
     def forget(self, group: int) -> None:
-        """The group is generated anew, or is over."""
+        """Forgets the turns of a group that is over or generated from its start again."""
         self._known.pop(group, None)
         self._workers.pop(group, None)
         self._oldest.pop(group, None)
         self._void.discard(group)
 
     def first_sampled(self, key: Key, turns: Sequence[Turn]) -> None:
-        """The first turns of all samples of a group were sampled."""
+        """Records the first turns of all samples of a group."""
         recorded = [
             RecordedTurn(key._replace(sample=index), turn) for index, turn in enumerate(turns)
         ]
@@ -64,17 +64,17 @@ class Turns(TurnLog):
     # --- turns that will not train --------------------------------------------------------------
 
     def distrust(self, worker: str) -> None:
-        """A worker was quarantined: groups of which it has sampled turns are generated anew."""
+        """Has groups with turns of a quarantined worker generated from their start again."""
         for group in [g for g, names in self._workers.items() if worker in names]:
             self._generate_anew(group, QUARANTINED)
 
     def drop_older(self, version: int) -> None:
-        """Groups with turns of an older version are too stale by now, and are generated anew."""
+        """Has groups with turns older than a version, now too stale, generated from their start."""
         for group in [g for g, oldest in self._oldest.items() if oldest < version]:
             self._generate_anew(group, TOO_STALE)
 
     def _generate_anew(self, group: int, reason: str) -> None:
-        """It is recorded at once, so that no later process takes up what was sampled."""
+        """Records the next attempt at once, so that no later process continues the old turns."""
         self.forget(group)
         self._void.add(group)
         attempt = self._history.open[group].attempt + 1
@@ -83,7 +83,7 @@ class Turns(TurnLog):
             playing.cancel()
 
     def void(self, group: int) -> bool:
-        """Whether what is being played of a group is void, and its next attempt recorded."""
+        """True if a group's running episodes are void, with its next attempt recorded."""
         return group in self._void
 
     # --- see ``TurnLog`` -----------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Turns(TurnLog):
 
 
 def generated(key: Key, attempt: int, samples: Sequence[Sampled]) -> ev.Generated:
-    """What the history says of samples that a request was answered with.
+    """Returns the event of the samples that answered a request.
 
     Args:
       attempt: the group's.

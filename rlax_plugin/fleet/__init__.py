@@ -1,1 +1,1 @@
-"""The workers of a run: who they are, what is asked of them, and checks of what they answer."""
+"""The workers of a run: membership, dispatch of requests, and checks of the replies."""

@@ -1,4 +1,4 @@
-"""What a run needs of its workers, and what they declare as it travels."""
+"""The capabilities that a run needs of its workers, and their form in messages."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What every worker of a run must be able to do.
+    """The abilities that every worker of a run must have.
 
     Attributes:
-      logprobs: of samples; to train.
-      seeded: for ``rlax.deterministic``.
+      logprobs: True if samples must carry log-probs, as training needs.
+      seeded: True if sampling must follow the seeds, as ``rlax.deterministic`` needs.
       at_once: samples of a group that must fit into the slots together; 0: any number may wait.
-      new_tokens: ``rlax.rollouts.max_new_tokens``, which no context may be too short for.
-      stop_strings: of the prompt source.
+      new_tokens: ``rlax.rollouts.max_new_tokens``; the engine's longest context must exceed it.
+      stop_strings: True if samples must end at stop strings, which the prompt source has.
     """
 
     logprobs: bool = False
@@ -43,7 +43,7 @@ class Needs:
 
     @classmethod
     def of(cls, section: RlaxSection, *, trains: bool, stop_strings: bool = False) -> Needs:
-        """Those of a run, or (not ``trains``) of an evaluation."""
+        """Returns the needs of a training run, or of an evaluation if ``trains`` is False."""
         deterministic = section.deterministic
         return cls(
             logprobs=trains,
@@ -54,7 +54,7 @@ class Needs:
         )
 
     def lacking(self, has: Capabilities) -> str | None:
-        """What a worker lacks, in words; None: nothing."""
+        """Returns the abilities that a worker lacks, in words; None if it lacks none."""
         reasons = {
             "its engine gives no log-probs, which training needs": self.logprobs
             and not has.logprobs,
@@ -93,10 +93,10 @@ def to_proto(has: Capabilities) -> pb.Capabilities:
 
 
 def of_proto(message: pb.Capabilities) -> Capabilities:
-    """What a worker declares.
+    """Returns the capabilities that a worker declares in a message.
 
     Raises:
-      ValueError: no worker can mean it; says why.
+      ValueError: a value is impossible; the message names it.
     """
     if not 1 <= message.slots <= _MOST_SLOTS:
         raise ValueError(f"it offers {message.slots} slots")

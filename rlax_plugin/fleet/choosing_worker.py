@@ -1,4 +1,4 @@
-"""Which worker gets a request, and which requests none can take."""
+"""Chooses the worker for a request, and finds the requests that no worker can take."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rlax_plugin.fleet.tickets import Ticket
 
 
 def sequence_tokens(ticket: Ticket) -> int:
-    """Of one of its sequences, at most."""
+    """Returns the most tokens that one sequence of a request can have, with its context."""
     request = ticket.request
     return len(request.context) + request.sampling.max_new_tokens
 
 
 def takes(worker: Worker, ticket: Ticket) -> bool:
-    """Whether a worker can generate the request at all."""
+    """True if a request's sequences fit into the worker's longest context."""
     return not 0 < worker.capabilities.context_tokens < sequence_tokens(ticket)
 
 
 def goes_on(worker: Worker, ticket: Ticket) -> bool:
-    """Whether a worker goes on behind tokens, and with the side channels that they have."""
+    """True if a worker can continue samples of other workers, with the same side channels."""
     has, before = worker.capabilities, ticket.resume_workers
     return has.resumes and all(one.capabilities.side == has.side for one in before)
 
 
 def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
-    """The worker to ask; None if those that should be have no room."""
+    """Returns the worker that gets the request; None if no suitable worker has room."""
     size = len(ticket.request.seeds)
     may = [w for w in ready if takes(w, ticket)]
     may = [w for w in may if w.identity not in ticket.failed_on] or may
@@ -39,7 +39,7 @@ def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
 
 
 def without_worker(waiting: Iterable[Ticket], workers: Collection[Worker]) -> list[Ticket]:
-    """Requests that wait although no worker is there that could take them."""
+    """Returns the waiting requests that no ready worker can take."""
     ready = [worker for worker in workers if worker.ready]
     limited = any(worker.capabilities.context_tokens for worker in ready)
     if ready and not limited:
@@ -50,9 +50,9 @@ def without_worker(waiting: Iterable[Ticket], workers: Collection[Worker]) -> li
 def wrong_everywhere(
     rejected: Iterable[Ticket], worker: Worker, members: Collection[Worker]
 ) -> list[Ticket]:
-    """Requests that a worker has rejected, as far as no other one is to be asked for its opinion.
+    """Returns the rejected requests that count as invalid, so no other worker has to confirm it.
 
-    A request that is wrong is rejected by every worker; one worker alone may err, or lie.
+    Every worker rejects an invalid request; a single worker may be faulty or malicious.
     """
     others = [one for one in members if one.identity != worker.identity]
     return [
@@ -64,7 +64,7 @@ def wrong_everywhere(
 
 
 def missing_worker(waiting: Collection[Ticket], workers: Collection[Worker]) -> str:
-    """For messages: what requests wait for in vain."""
+    """Describes the missing worker that requests wait for, for messages."""
     longest = max((sequence_tokens(ticket) for ticket in waiting), default=0)
     limits = [worker.capabilities.context_tokens for worker in workers]
     if longest and any(limits):

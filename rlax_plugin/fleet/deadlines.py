@@ -1,4 +1,4 @@
-"""The minimum of each deadline, for a config's work at given speeds.
+"""Computes the minimum of each deadline, for a config's work at given speeds.
 
 Only deadlines that depend on the work are here. ``heartbeat_s``, ``rpc_s`` and ``reward_s`` do not,
 and neither does ``lease_s``: a reader renews its lease three times in that time, however long it
@@ -25,14 +25,14 @@ _GENERATING, _MOVING = frozenset({"tokens_per_s"}), frozenset({"bytes_per_s"})
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast machines are.
+    """The speeds of a run's machines.
 
     Attributes:
-      tokens_per_s: of one sequence, while a worker decodes.
-      prefill_tokens_per_s: of one worker.
-      bytes_per_s: writing or reading a weight version, whichever is slower.
+      tokens_per_s: decoding speed of one sequence on a worker.
+      prefill_tokens_per_s: prefill speed of one worker.
+      bytes_per_s: speed of writing or reading a weight version, whichever is slower.
       startup_s: seconds until a worker has imported and compiled its model.
-      measured: names of those that were measured; the others are assumed.
+      measured: names of the speeds that were measured; the others are assumed.
     """
 
     tokens_per_s: float
@@ -43,7 +43,7 @@ class Rates:
 
     @classmethod
     def assumed(cls, assume: Assume) -> Rates:
-        """Those of ``rlax.deadlines.assume``."""
+        """Returns the speeds of ``rlax.deadlines.assume``."""
         return cls(**assume.model_dump())
 
 
@@ -52,11 +52,11 @@ class Need:
     """The minimum of one deadline.
 
     Attributes:
-      key: dotted.
-      given_s: its value.
+      key: dotted config key of the deadline.
+      given_s: its value in the config.
       needed_s: seconds of work that it must allow for.
-      why: what that work is, in figures.
-      measured: whether a speed behind it was measured; else all are assumed.
+      why: that work, described in figures.
+      measured: True if a speed behind it was measured; False if all are assumed.
     """
 
     key: str
@@ -71,14 +71,14 @@ class Need:
 
     @property
     def suggested_s(self) -> float:
-        """What is needed and a fifth more, rounded up to two digits."""
+        """The minimum plus a fifth, rounded up to two digits."""
         wanted_s = _MARGIN * self.needed_s
         unit = 10 ** max(0, math.floor(math.log10(max(wanted_s, 1))) - 1)
         return float(math.ceil(wanted_s / unit) * unit)
 
     @property
     def text(self) -> str:
-        """What is wrong with the value, and what would be right."""
+        """Explains why the value is too short, and suggests another."""
         speeds = "measured speeds" if self.measured else "the speeds of rlax.deadlines.assume"
         return (
             f"= {self.given_s:g} s is too short: {self.why}, at {speeds}. "
@@ -94,13 +94,13 @@ def needs(
     weights_bytes: int | None,
     silent_tokens: int | None,
 ) -> dict[str, Need]:
-    """Key below ``rlax.deadlines`` -> its minimum.
+    """Returns key below ``rlax.deadlines`` -> its minimum.
 
     Args:
-      slots: of each of the workers that share the groups of a step.
-      weights_bytes: of one weight version; None: unknown, then only what generating takes counts.
-      silent_tokens: tokens of a sequence that an engine decodes at most before it shows progress;
-        None: unknown, then it may show none before a sample is complete.
+      slots: the slots of each worker that shares the groups of a step.
+      weights_bytes: size of one weight version; None: unknown, so only generation counts.
+      silent_tokens: most tokens of a sequence that an engine decodes before it reports progress;
+        None: unknown, so an engine may report none before a sample is complete.
     """
     found = {
         "group_s": _group(section, rates, max(slots), silent_tokens),
@@ -122,7 +122,7 @@ def while_loading(
     engine: RolloutEngine,
     figures: Callable[[], Mapping[str, float]],
 ) -> Iterator[None]:
-    """Lets a deadline that expires while an engine loads a version say what that needs.
+    """Adds the needed seconds to a ``DeadlineError`` raised while an engine loads a version.
 
     Args:
       figures: see ``loading_s``.
@@ -141,11 +141,11 @@ def while_loading(
 def loading_s(
     section: RlaxSection, version: WeightVersion, figures: Mapping[str, float], *, first: bool
 ) -> float | None:
-    """What a worker needs to load a version; None: the version does not say how large it is.
+    """Returns the seconds a worker needs to load a version; None if its size is unknown.
 
     Args:
-      figures: of the worker, whose newest read says how fast it is; else that is assumed.
-      first: whether the engine may still be importing and compiling its model.
+      figures: of the worker; its newest read gives the speed, which is assumed if there is none.
+      first: True if the engine may still be importing and compiling its model.
     """
     if (size := _size(version)) is None:
         return None
@@ -156,7 +156,7 @@ def loading_s(
 
 
 def _size(version: WeightVersion) -> int | None:
-    """Bytes of its tensors."""
+    """Returns the bytes of a version's tensors; None if a dtype is unknown here."""
     try:
         return sum(tensor.nbytes for tensor in version.tensors.values())
     except TypeError:  # a dtype of an accelerator, before anything has imported JAX
@@ -164,7 +164,7 @@ def _size(version: WeightVersion) -> int | None:
 
 
 def _group(section: RlaxSection, rates: Rates, slots: int, silent_tokens: int | None) -> Need:
-    """A group expires if its worker has shown no progress of it for this long."""
+    """Returns the minimum of ``group_s``, after which a group without progress expires."""
     most = section.rollouts.max_new_tokens
     tokens = most if silent_tokens is None else min(silent_tokens, most)
     # The fewer samples of a prompt, the more prompts are prefilled for all slots.
@@ -183,7 +183,7 @@ def _group(section: RlaxSection, rates: Rates, slots: int, silent_tokens: int | 
 def _batch(
     section: RlaxSection, rates: Rates, slots: Sequence[int], weights_bytes: int | None
 ) -> Need:
-    """The trainer asks as soon as it has handed over a weight version.
+    """Returns the minimum of ``batch_s``, the trainer's wait from a new version to a batch.
 
     In lockstep no group is begun before workers hold that version. Further ahead, and with
     ``finish``, running samples end first. Groups that filters reject are not counted.
@@ -217,7 +217,7 @@ def _weights(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
 
 
 def _startup(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
-    """The trainer waits for its first worker from when it hands over the first version."""
+    """Returns the minimum of ``startup_s``, from the first version to the first ready worker."""
     pull_s = 2 * weights_bytes / rates.bytes_per_s
     needed_s = rates.startup_s + pull_s
     why = (
@@ -229,7 +229,7 @@ def _startup(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
 
 
 def sample_s(section: RlaxSection, rates: Rates, slots: int) -> float:
-    """Seconds of one sample, from entering a slot of so many to its last token."""
+    """Returns the seconds of one sample, from entering one of ``slots`` to its last token."""
     return (
         _prefill_tokens(section, slots, section.rollouts.group_size) / rates.prefill_tokens_per_s
         + section.rollouts.max_new_tokens / rates.tokens_per_s
@@ -237,12 +237,13 @@ def sample_s(section: RlaxSection, rates: Rates, slots: int) -> float:
 
 
 def _prefill_tokens(section: RlaxSection, slots: int, samples: int) -> int:
-    """Tokens that a worker with so many slots prefills, at most, while one sample waits.
+    """Returns the most tokens that a worker prefills while one sample waits.
 
     These are the prompts of all groups that fit in its slots; with ``continue`` also all running
     samples once, because it continues them with new weights.
 
     Args:
+      slots: of the worker.
       samples: of each prompt.
     """
     rollouts = section.rollouts

@@ -1,4 +1,4 @@
-"""Sends requests to workers, and sends them again when a worker fails: nobody else does."""
+"""Sends requests to workers, and again when a worker fails: the only component that does."""
 
 from __future__ import annotations
 
@@ -36,32 +36,33 @@ from rlax_plugin.types import Key, Request
 log = logging.getLogger("rlax.controller")
 
 MAX_ATTEMPTS = 20
-"""Workers that come and go are ordinary; a request that loses this many of them is not."""
+"""A request that loses this many workers fails; a few losses are normal."""
 
 MAX_FAILURES = 3
-"""Times a worker that is alive may fail at one group, or not finish it in time; also workers that
-may be lost before they hold the one version that a group needs."""
+"""Most failures of live workers at one group, missed deadlines included.
+
+Also the most workers that may be lost before they hold the one version that a group needs."""
 
 
 class Dispatcher(FleetListener):
-    """Assigns waiting requests to workers with room, as many per call as there are at that moment.
+    """Assigns waiting requests to workers with room, as many as possible in one call.
 
     They wait in issue order; one that is issued again goes to the front. A worker is given at most
-    twice its slots, so that it always has a backlog and never hoards. A request that is issued
-    again takes along what its worker had reported of it, and goes to a worker that has not failed
-    at it if there is one. Requests that need exactly one version wait in a queue of their own for
-    the worker that keeps it, see ``Fleet.pin``.
+    twice its slots, so that it has a backlog but leaves requests for others. A request that is
+    issued again takes along its worker's last report of it, and goes to a worker that has not
+    failed at it if there is one. Requests that need exactly one version wait in a separate queue
+    for the pinned worker, see ``Fleet.pin``.
 
     Args:
-      reissuing: has a say in requests that are issued again.
-      pace: knows what a worker needs to start, for messages.
-      decode: tokens to text; without it, it is not checked where stop strings end a sample.
+      reissuing: may change requests that are issued again.
+      pace: knows the time that a worker needs to start, for messages.
+      decode: tokens to text; without it, the place of stop strings in samples is not checked.
 
     Attributes:
-      reissued: how often a request was issued again.
-      tokens_resumed: tokens that were kept in doing so.
-      late: answers to requests that had expired, which are ignored.
-      giving_up: ends at workers what is generated in vain.
+      reissued: number of times a request was issued again.
+      tokens_resumed: tokens that were kept when requests were issued again.
+      late: answers to expired requests, which are ignored.
+      giving_up: ends generation at workers whose result cannot be used.
     """
 
     def __init__(
@@ -86,12 +87,12 @@ class Dispatcher(FleetListener):
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that every worker's model has: ids are below it; 0: no worker has said."""
+        """Smallest vocabulary size any worker reported; 0 if none. Token ids are below it."""
         said = (worker.capabilities.vocabulary for worker in self._fleet.workers.values())
         return min((vocabulary for vocabulary in said if vocabulary), default=0)
 
     def submit(self, request: Request) -> asyncio.Future[Completed]:
-        """Queues a request; the future ends with its answer. To cancel it ends its generation."""
+        """Queues a request; the future ends with its answer. Cancelling it ends the generation."""
         ticket = Ticket(request, asyncio.get_running_loop().create_future())
         self.giving_up.watch(ticket)
         self._waiting[request.exactly].append(ticket)
@@ -99,9 +100,9 @@ class Dispatcher(FleetListener):
         return ticket.done
 
     def give_up_older(self, version: int) -> None:
-        """Nothing can train any more that is begun with weights older than a version.
+        """Ends training requests begun with weights older than a version, as too stale to train.
 
-        What was begun with older ones fails with ``GivenUp``; other requests wait for newer ones.
+        Requests begun with older weights fail with ``GivenUp``; the others wait for newer weights.
         """
         for ticket in self._waiting.get(None, ()):
             request = ticket.request
@@ -113,10 +114,9 @@ class Dispatcher(FleetListener):
         self.wake()
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """Looks for others.
+        """Wakes the dispatcher; fails groups whose pinned version no worker can load.
 
-        One after the other may be lost because they cannot load the version that they are to keep:
-        then no worker can, and the groups that wait for it fail.
+        That is so after ``MAX_FAILURES`` workers were lost while loading the version.
         """
         if worker.keep >= 0 and worker.kept != worker.keep:
             waiting = [t for t in self._waiting.get(worker.keep, ()) if not t.done.done()]
@@ -130,7 +130,7 @@ class Dispatcher(FleetListener):
         self.wake()
 
     def wake(self) -> None:
-        """Assigns what waits, once all that is runnable now has run: calls carry many groups."""
+        """Assigns waiting requests after the current callbacks of the loop, so calls carry many."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._assign)
@@ -247,7 +247,7 @@ class Dispatcher(FleetListener):
 
     @staticmethod
     def _release(worker: Worker, request: Request) -> float:
-        """A worker holds a request no more; returns the longest that it has stood still there."""
+        """Takes a request off a worker; returns the longest seconds it stood still there."""
         worker.unassign(len(request.seeds))
         return worker.progress.forget((request.key, request.attempt))
 
@@ -256,7 +256,7 @@ class Dispatcher(FleetListener):
         asyncio.get_running_loop().call_soon(self._expire, call, ticket, still_s)
 
     def _expire(self, call: Call, ticket: Ticket, still_s: float) -> None:
-        """Issues a request again that has stood still; the others of its call go on."""
+        """Issues a request that has stood still again; the others of its call continue."""
         if call.open.pop(ticket.request.key, None) is None:
             return  # answered just now
         call.expired[ticket.request.key] = ticket.request
@@ -270,12 +270,12 @@ class Dispatcher(FleetListener):
 
     @staticmethod
     def _give_up(call: Call) -> None:
-        """Ends a call whose other requests have all expired: the worker is to give up, too."""
+        """Ends a call whose other requests have all expired, so that the worker stops them."""
         if call.expired and not call.open and call.task is not None:
             call.task.cancel()
 
     def _late(self, call: Call, reply: pb.Reply, key: Key) -> None:
-        """Counts an answer to a request that has expired, which another attempt answers."""
+        """Counts an answer to an expired request, which another attempt answers."""
         if reply.more or call.arriving.unfinished(reply):
             return  # it is yet to be answered
         needed_s = self._release(call.worker, call.expired.pop(key))
@@ -293,10 +293,10 @@ class Dispatcher(FleetListener):
         )
 
     def _take(self, reply: pb.Reply, call: Call) -> None:
-        """Ends the request's ticket, or notes how far it has come.
+        """Ends the request's ticket, or notes its progress.
 
         Raises:
-          WorkerError: the reply is nonsense.
+          WorkerError: the reply is invalid.
         """
         worker = call.worker
         try:

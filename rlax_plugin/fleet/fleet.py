@@ -1,4 +1,4 @@
-"""Who the workers are: registration, heartbeats, and who is lost."""
+"""The membership of workers: registration, heartbeats, and the loss of workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.text.harmless import one_line
 
 MAX_NONSENSE = 3
-"""Replies of one process that contradict what was asked: one or two may be a fault that passes,
-such as a flipped bit; then it is the process, and what it gave before is no better."""
+"""Invalid replies after which a process is quarantined, along with its earlier replies.
+
+One or two may be a passing fault, such as a flipped bit."""
 _MOST_NOTED = 100  # workers that were rejected: what they say of themselves may be anything
 _MOST_WORKERS = 4096  # that are members at once; each has a connection
 
@@ -32,16 +33,16 @@ class Worker:
     """One worker, from a registration to its loss; its process may register again.
 
     Attributes:
-      version: the weights it has proved to hold; -1: none of this trainer process.
-      last_seen: of the fleet's clock, its last heartbeat.
+      version: the verified weights that it holds; -1: none of this trainer process.
+      last_seen: time of its last heartbeat by the fleet's clock, in seconds.
       assigned: samples sent to it and not yet answered.
-      requests: that they belong to.
+      requests: number of requests that these samples belong to.
       keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
-      kept: the version that it says it keeps; -1: none.
+      kept: the version that it reports to keep; -1: none.
       progress: of the requests that it was sent.
-      capabilities: what its engine can do.
-      lost: why it is gone; empty while it is a member.
-      trusted: False once its weights were wrong, or it has answered nonsense.
+      capabilities: of its engine.
+      lost: the reason of its loss; empty while it is a member.
+      trusted: False once its weights were wrong, or a reply was invalid.
     """
 
     name: str
@@ -69,18 +70,18 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        """Whether groups may be sent to it: it holds weights and is not about to leave."""
+        """True if groups may be sent to it: it holds weights and is not about to leave."""
         return self.version >= 0 and not self.draining
 
     def serves(self, exactly: int | None) -> bool:
-        """Whether it takes groups that need just this version, or (None) any that is new enough."""
+        """True if it takes groups of exactly this version, or (None) of any recent enough one."""
         if exactly is None:
             return self.ready and self.keep < 0 and self.kept < 0
         return self.ready and self.keep == self.kept == exactly
 
     @property
     def identity(self) -> Identity:
-        """Tells its process from every other one, also from those of its name."""
+        """Name and process; they identify its process even among those of the same name."""
         return self.name, self.process
 
     def assign(self, samples: int) -> None:
@@ -89,25 +90,25 @@ class Worker:
         self.requests += 1
 
     def unassign(self, samples: int) -> None:
-        """Counts a group that it has answered, or will not answer any more."""
+        """Takes off a group that it has answered, or will never answer."""
         self.assigned -= samples
         self.requests -= 1
 
 
 class FleetListener:
-    """Learns what happens to the workers of a fleet; called on its event loop."""
+    """Learns of events of the workers of a fleet; called on its event loop."""
 
     def worker_ready(self, worker: Worker) -> None:
-        """It can take groups."""
+        """Called when a worker can take groups."""
 
     def worker_heard(self, worker: Worker) -> None:
-        """Its figures are new."""
+        """Called with a worker whose heartbeat brought new figures."""
 
     def worker_quarantined(self, name: str, reason: str) -> None:
-        """Its samples are void; ``worker_lost`` follows if it is there."""
+        """Called when a worker's samples are void; ``worker_lost`` follows if it is a member."""
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """It is gone; its groups must be issued again."""
+        """Called when a worker is gone; its groups must be issued again."""
 
 
 class Fleet(rpc.FleetServicer):
@@ -116,20 +117,20 @@ class Fleet(rpc.FleetServicer):
     Args:
       deadlines: heartbeat interval and how many may be missed.
       config_hash: workers started from another config are rejected.
-      parameter_server: host:port told to workers.
-      config: handed to workers that ask for it, see ``config/handing.py``.
+      parameter_server: host:port, which workers receive when they register.
+      config: sent to workers that request it, see ``config/handing.py``.
       needs: workers that lack any of it are rejected.
-      note: shows one line to people: why a worker was rejected.
-      newest: see the attribute; None: one of its own.
-      clock: by which workers are silent for too long.
+      note: shows the user one line: the reason a worker was rejected.
+      newest: see the attribute; None: the fleet makes one.
+      clock: measures the silence of workers.
 
     Attributes:
       newest: published version, which workers learn from each heartbeat's reply.
-      listeners: what happens to workers is passed on to each, in this order.
+      listeners: each learns of the events of workers, in this order.
       workers: name -> live worker.
       identities: the processes that have registered, also those that have gone.
-      incarnation: of this trainer process; weights of another one count for nothing.
-      training: whether at least one worker must follow the newest weights.
+      incarnation: identifies this trainer process; weights of another one are not accepted.
+      training: True if at least one worker must follow the newest weights.
     """
 
     def __init__(
@@ -172,10 +173,10 @@ class Fleet(rpc.FleetServicer):
         return self.identities.rejection(identity)
 
     def _name_taken(self, request: pb.RegisterRequest) -> str | None:
-        """Why a name is not free: another process is the member of that name.
+        """Returns the error if another process is the member of that name, else None.
 
-        A silent one is ``watch``'s to lose, which knows whether this very process was paused:
-        then the holder's heartbeats may be read behind the newcomer's registration.
+        Only ``watch`` loses a silent holder of the name, because it notices when the controller's
+        own process was paused: then heartbeats of the holder may be read after this registration.
         """
         holder = self.workers.get(request.worker)
         if holder is None or holder.process == request.process:
@@ -190,7 +191,7 @@ class Fleet(rpc.FleetServicer):
         return pb.ConfigReply(config=self._config)
 
     def _unfit(self, name: str, message: pb.Capabilities) -> tuple[Capabilities | None, str]:
-        """What a worker declares, or None and why it cannot be a member."""
+        """Returns the capabilities that a worker declares, or None and the reason to reject it."""
         try:
             found = of_proto(message)
         except ValueError as error:
@@ -295,11 +296,11 @@ class Fleet(rpc.FleetServicer):
 
     @property
     def lacks_pinned_worker(self) -> bool:
-        """Whether a version is pinned that no worker keeps or is about to keep."""
+        """True if a version is pinned but no worker keeps it or is about to."""
         return self._pin >= 0 and not any(worker.keep >= 0 for worker in self.workers.values())
 
     def pin(self, version: int) -> None:
-        """Has one worker keep a version, from when there is another one to train with.
+        """Has one worker keep a version, as soon as another worker is there for training.
 
         If that worker is lost, another takes its place.
         """
@@ -307,7 +308,7 @@ class Fleet(rpc.FleetServicer):
         self._appoint()
 
     def unpin(self) -> None:
-        """Lets the worker follow the newest weights again; it hears so with its next heartbeat."""
+        """Lets the worker follow the newest weights again; its next heartbeat's reply says so."""
         self._pin = -1
         for worker in self.workers.values():
             worker.keep = -1
@@ -325,12 +326,12 @@ class Fleet(rpc.FleetServicer):
             self.lose(keeping[0], "training needs it: no other worker is ready")
 
     def _member(self, message: pb.HeartbeatRequest | pb.DeregisterRequest) -> Worker | None:
-        """Whom a message is from; None if another process is the member of that name, or none."""
+        """Returns the sender of a message; None if its process is not the member of that name."""
         worker = self.workers.get(message.worker)
         return worker if worker is not None and worker.process == message.process else None
 
     def _quarantine(self, identity: Identity, reason: str) -> None:
-        """Believes nothing more of a process; a new one of its name may prove itself."""
+        """Distrusts a process for good; a new process of its name may register."""
         if self.identities.rejection(identity):
             return  # it says so again: the reply was lost
         why = self.identities.quarantine(identity, reason)
@@ -343,9 +344,9 @@ class Fleet(rpc.FleetServicer):
             self.lose(worker, why)
 
     def distrust(self, worker: Worker, reason: str) -> None:
-        """Loses a worker that has answered nonsense; what its process has generated is void.
+        """Loses a worker after an invalid reply; samples that its process generated are void.
 
-        Its process may register again, until it has done so ``MAX_NONSENSE`` times.
+        Its process may register again until it has sent ``MAX_NONSENSE`` invalid replies.
         """
         registered = self.identities.registrations(worker.identity)
         for one in registered:
@@ -385,7 +386,7 @@ class Fleet(rpc.FleetServicer):
                 await self._clock.sleep(self._deadlines.heartbeat_s)
 
     async def dismiss(self) -> None:
-        """Tells the workers that the run is over; each hears it with its next heartbeat."""
+        """Tells the workers that the run is over, each in the reply to its next heartbeat."""
         self.stopping = True
         # One that has missed a beat is not lost yet, and would wait for a trainer that is gone.
         beat_s, clock = self._deadlines.heartbeat_s, self._clock

@@ -1,8 +1,8 @@
-"""The fleet as a gRPC service: every process speaks for itself alone.
+"""The fleet as a gRPC service, in which a process can only speak for itself.
 
-The run's worker token lets a process register. From then on it shows the token of its registration,
-which it has made itself and which the controller shows in turn when it calls the worker: a secret
-of these two, so that no worker can speak for another one, or have it generate.
+The run's worker token lets a process register. Afterwards it presents the token of its
+registration, which it generated itself and which the controller presents in turn when it calls the
+worker. Only these two know it, so no worker can impersonate another or have it generate.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MOST_FORGOTTEN = 100  # processes of which the fleet knows nothing more, before
 
 
 class FleetService(rpc.FleetServicer):
-    """Checks who calls, and passes the call on to the fleet.
+    """Authenticates the caller, and passes the call on to the fleet.
 
     Args:
-      callers: of the server; registrations are admitted to it.
+      callers: of the server; registered processes are added to it.
     """
 
     def __init__(self, fleet: Fleet, callers: Callers):

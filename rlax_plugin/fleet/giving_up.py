@@ -1,6 +1,6 @@
-"""Ends at workers what is generated in vain: requests without anybody who waits, and too old ones.
+"""Ends generation at workers whose result cannot be used: cancelled or too stale requests.
 
-A worker decides which ones are too old, because only it knows what it has begun with which weights.
+A worker decides which requests are too stale, because only it knows which weights each began with.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rlax_plugin.rpc.wire import key_to_proto
 
 
 class GivingUp:
-    """Asks workers to give requests up, and takes from their calls what they did give up.
+    """Has workers give requests up, and takes the given-up requests from their calls.
 
-    To ask costs one message per worker and step at most, and none where no request is affected.
-    It is no failure if a worker does not answer: then it generates what nobody uses.
+    This costs at most one message per worker and step, and none if no request is affected. A
+    worker that does not answer is no failure: it then generates samples that are not used.
 
     Args:
       calls: that are open.
       rpc_s: longest wait for an answer.
 
     Attributes:
-      requests: that were given up so far.
+      requests: number of requests given up so far.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class GivingUp:
         self.requests = 0
 
     def older_than(self, version: int) -> None:
-        """Nothing can train any more that was begun with older weights."""
+        """Gives up requests begun with weights older than ``version``, which cannot train."""
         self._oldest = version
         self._look_soon()
 
     def watch(self, ticket: Ticket) -> None:
-        """Has the worker told once the ticket is cancelled."""
+        """Notifies the worker once the ticket is cancelled."""
         ticket.done.add_done_callback(self._ended)
 
     def _ended(self, done: asyncio.Future[Any]) -> None:
@@ -59,7 +59,7 @@ class GivingUp:
             self._look_soon()
 
     def _look_soon(self) -> None:
-        """Once all that is runnable now has run: one message tells of all."""
+        """Looks after the current callbacks of the loop, so that one message covers all."""
         if not self._looks and not self._closed:
             self._looks = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -88,7 +88,7 @@ class GivingUp:
 
     @staticmethod
     def _too_old(ticket: Ticket, oldest: int) -> bool:
-        """Whether it may be, for all that is known here."""
+        """True if an open training request may have begun with weights older than ``oldest``."""
         request = ticket.request
         trains = request.key.purpose == "train" and request.key.sample is None
         return trains and not ticket.done.done() and request.min_version < oldest
@@ -103,13 +103,13 @@ class GivingUp:
             await worker.stub.GiveUp(request, timeout=self._rpc_s)
 
     def given_up(self, call: Call, ticket: Ticket, tokens: Sequence[int]) -> None:
-        """Takes from a call what its worker has given up.
+        """Takes a request that its worker has given up from a call.
 
         Args:
           tokens: see ``GivenUp``.
 
         Raises:
-          WorkerError: it was not asked to, or cannot have generated so much.
+          WorkerError: giving up was not requested, or it cannot have generated so many tokens.
         """
         request, name = ticket.request, call.worker.name
         if not ticket.done.cancelled() and not self._too_old(ticket, call.oldest):
@@ -124,7 +124,7 @@ class GivingUp:
             ticket.done.set_exception(GivenUp(tuple(tokens)))
 
     async def close(self) -> None:
-        """Ends what still waits for a worker's answer."""
+        """Cancels the messages that workers have not answered yet."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()

@@ -1,8 +1,8 @@
-"""The processes that a run has had as workers, and what it thinks of each.
+"""The processes that a run has had as workers, and the trust in each.
 
-A process is remembered after it has gone: what it generated may still be judged, and one that was
-quarantined must not come back. What processes say of themselves may be anything, so only a number
-of them is remembered; those that registered longest ago are forgotten first.
+A process is remembered after it has gone: samples that it generated may still be scored, and a
+quarantined process must not come back. Processes choose their own names, so only a limited number
+is remembered; the oldest registrations are forgotten first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
 
 Identity = tuple[str, str]
-"""Name and process: tells a process from every other one, also from those of its name."""
+"""Name and process; they identify a process even among those of the same name."""
 
 _LONGEST_NAME = 128  # characters of a name, and of what tells its process from others
 _LONGEST_ADDRESS = 300  # characters; a DNS name has 253 at most
@@ -34,7 +34,7 @@ class Registration(Protocol):
 
 
 def malformed(request: pb.RegisterRequest) -> str | None:
-    """Why a registration cannot be that of a worker; None if it can."""
+    """Returns the reason a registration cannot be a worker's; None if it can."""
     if not request.worker or one_line(request.worker, _LONGEST_NAME) != request.worker:
         return f"its name must be one line of 1 to {_LONGEST_NAME} printable characters"
     process = request.process
@@ -46,7 +46,7 @@ def malformed(request: pb.RegisterRequest) -> str | None:
 
 
 def figures(told: Mapping[str, float]) -> dict[str, float]:
-    """A worker's figures, as far as metrics can show them: finite ones with short names."""
+    """Returns the figures of a worker that metrics can show: finite ones with short names."""
     named = (
         (name, value)
         for name, value in told.items()
@@ -56,11 +56,11 @@ def figures(told: Mapping[str, float]) -> dict[str, float]:
 
 
 class Identities[R: Registration]:
-    """What is remembered of processes.
+    """The registrations of processes, and the quarantined ones among them.
 
     Attributes:
       names: of processes that have registered.
-      quarantined: name -> why one of that name was not to be trusted.
+      quarantined: name -> reason a process of that name was quarantined.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Identities[R: Registration]:
         return len(self._registered)
 
     def __contains__(self, identity: Identity) -> bool:
-        """Whether that process has registered."""
+        """True if that process has registered."""
         return identity in self._registered
 
     def registrations(self, identity: Identity) -> Sequence[R]:
@@ -106,11 +106,11 @@ class Identities[R: Registration]:
             self.quarantined.pop(name, None)
 
     def rejection(self, identity: Identity) -> str | None:
-        """Why a process must not register again; None if it may."""
+        """Returns the reason a process must not register again; None if it may."""
         return self._rejected.get(identity)
 
     def quarantine(self, identity: Identity, reason: str) -> str:
-        """Lets a process never register again; returns why, as it is told."""
+        """Rejects further registrations of a process; returns the reason that they are given."""
         self.quarantined[identity[0]] = reason
         why = self._rejected[identity] = f"quarantined: {reason}"
         return why

@@ -1,4 +1,4 @@
-"""The newest weight version that is published: one place of the controller's process knows it."""
+"""The newest published weight version, kept in one place of the controller's process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class NewestVersion:
-    """Told of each publication; everyone who needs to know the newest version asks this.
+    """Receives each publication, and provides the newest version to all other components.
 
     Attributes:
       number: of the newest published version; -1: none.
@@ -19,17 +19,17 @@ class NewestVersion:
     def most_used(self) -> int:
         """The newest version that a worker may hold, and generate with.
 
-        A separate parameter server may tell it of a version a moment before the controller hears
-        that it is published, so the next one is believed.
+        It is one above ``number``: a separate parameter server may announce a version to the
+        worker shortly before the controller learns that it is published.
         """
         return self.number + 1
 
     def rejection(self, *claimed: int) -> str | None:
-        """Says why a worker cannot hold or keep the versions that it claims; None if it can.
+        """Returns the reason a worker cannot hold or keep its claimed versions; None if it can.
 
-        With a version above ``most_used`` it would get the requests that nobody can answer yet, and
-        what it answers would count as newer than all that exists. It is rejected rather than
-        corrected: a worker that errs in this would err in what it generates.
+        With a version above ``most_used`` it would get requests that no worker can answer yet, and
+        its answers would count as newer than all existing weights. It is rejected rather than
+        corrected: a worker with wrong version numbers may also generate wrong samples.
 
         Args:
           claimed: versions; -1: none.

@@ -1,4 +1,4 @@
-"""How fast a run's machines turn out to be, and whether its deadlines hold at that pace."""
+"""Measures the speeds of a run's machines, and checks its deadlines at these speeds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SPEEDS = (1e-6, 1e15)  # per second; what a worker says beyond them is nonsense
 class Pace(FleetListener):
     """The minimum of deadlines, at the speeds measured so far.
 
-    Until something is measured, ``rlax.deadlines.assume`` holds. Speeds are those of the slowest
+    Until a speed is measured, ``rlax.deadlines.assume`` holds. Speeds are those of the slowest
     worker, and of writing or reading weights, whichever is slower.
 
     Args:
       workers: the live workers.
-      launched: how many workers the launcher starts; None: it does not say.
+      launched: number of workers that the launcher starts; None: unknown.
       warn: called with one sentence for each deadline that will not hold: once at assumed speeds,
         and once at measured ones. None: no warnings.
     """
@@ -47,7 +47,7 @@ class Pace(FleetListener):
         self._said: set[tuple[str, bool]] = set()
 
     def worker_heard(self, worker: Worker) -> None:
-        """Takes the figures of a heartbeat."""
+        """Takes the speeds from the figures of a heartbeat."""
         figures, who = worker.figures, worker.identity
         steps, decode_s = figures.get("steps_total", 0.0), figures.get("decode_s_total", 0.0)
         if steps > 0:  # what is in the first report may have been compiling
@@ -67,21 +67,21 @@ class Pace(FleetListener):
                     del speeds[who]
 
     def weighs(self, size: int) -> None:
-        """Takes the bytes of a weight version, before it is written."""
+        """Takes the size of a weight version in bytes, before it is written."""
         self._weights_bytes = size
 
     def wrote(self, size: int, seconds: float) -> None:
-        """Takes how long a version took to be written."""
+        """Takes the seconds that writing a version of this many bytes took."""
         _keep(self._written_bytes_per_s, None, size, seconds)
         self.look()
 
     def needed_s(self, name: str) -> float | None:
-        """The minimum of ``rlax.deadlines.<name>``; None: unknown. Any thread."""
+        """Returns the minimum of ``rlax.deadlines.<name>``; None: unknown. Any thread."""
         need = self._needs().get(name)
         return None if need is None else need.needed_s
 
     def look(self) -> None:
-        """Warns of deadlines that are too short, once each."""
+        """Warns once of each deadline that is too short."""
         if self._warn is None:
             return
         # The first worker is ready before a speed is measured; rlax check says what that takes. And
@@ -105,12 +105,12 @@ class Pace(FleetListener):
         )
 
     def _slots(self) -> list[int]:
-        """Of each worker. Those that are still to come count: each takes its share of a batch."""
+        """Returns the slots of each worker, with the expected ones that have not registered."""
         live = [worker.slots for worker in list(self._workers.values())]
         return live + [self._section.rollouts.slots] * (self._launched - len(live))
 
     def _silent_tokens(self) -> int | None:
-        """As the workers say it; see ``CheckResult``."""
+        """Returns the ``silent_tokens`` that the workers report, see ``CheckResult``."""
         told = [w.figures.get("silent_tokens", 0.0) for w in list(self._workers.values())]
         return max((int(one) for one in told if 1 <= one < math.inf), default=None)
 
@@ -126,7 +126,7 @@ class Pace(FleetListener):
 
 
 def _keep[K](rates: dict[K, float], key: K, amount: float, seconds: float) -> None:
-    """Keeps a speed, if it is one."""
+    """Stores a speed if it is plausible."""
     least, most = _SPEEDS
     if seconds > 0 and least < (rate := amount / seconds) < most:
         rates[key] = rate

@@ -1,6 +1,6 @@
-"""Whether requests come further on their worker, as its heartbeats show it.
+"""Watches the progress of requests on their worker, as its heartbeats report it.
 
-A request may take as long as it needs while it does: it may wait for a slot, for weights, or for a
+A request may take any time while it makes progress: it may wait for a slot, for weights, or for a
 swap of weights. It expires once it has stood still for ``rlax.deadlines.group_s``.
 """
 
@@ -19,8 +19,8 @@ class _Watched:
     """A request that was sent.
 
     Attributes:
-      moves: what the newest heartbeat told of it; -1: none was heard yet; None: it told nothing.
-      still_s: for how long heartbeats have told the same.
+      moves: count of moves in the newest heartbeat; -1: no heartbeat yet; None: it had none.
+      still_s: seconds for which heartbeats have reported the same.
     """
 
     on_expiry: Callable[[float], None]
@@ -30,10 +30,10 @@ class _Watched:
 
 
 def moves_of(told: Iterable[pb.Progress]) -> dict[Attempt, int]:
-    """A heartbeat's progress, as ``Progress.heard`` takes it.
+    """Returns a heartbeat's progress in the form that ``Progress.heard`` takes.
 
     Raises:
-      ValueError: it is garbled.
+      ValueError: a key in it is malformed.
     """
     return {(key_from_proto(one.key), one.attempt): one.moves for one in told}
 
@@ -41,12 +41,12 @@ def moves_of(told: Iterable[pb.Progress]) -> dict[Attempt, int]:
 class Progress:
     """The requests that one worker has been sent and has not answered.
 
-    Time counts between two heartbeats, and at most two intervals of it: while heartbeats stay away
-    nothing is known, be it that the worker, the network or this very process is paused. A change is
-    seen after it happened, so that a request has always stood still for longer than is counted.
+    Between two heartbeats at most two intervals are counted: while no heartbeat arrives the state
+    is unknown, because the worker, the network or the controller's own process may be paused. A
+    change is seen after it happened, so a request has always stood still for longer than counted.
 
     Args:
-      group_s: how long a request may stand still.
+      group_s: longest time that a request may stand still.
       heartbeat_s: between two heartbeats.
     """
 
@@ -63,12 +63,12 @@ class Progress:
         self._watched[attempt] = _Watched(on_expiry)
 
     def forget(self, attempt: Attempt) -> float:
-        """Watches a request no more; returns for how long it has stood still by now."""
+        """Stops watching a request; returns the seconds for which it has stood still."""
         one = self._watched.pop(attempt, None)
         return 0.0 if one is None else one.still_s
 
     def heard(self, moves: Mapping[Attempt, int], elapsed_s: float) -> None:
-        """Takes what a heartbeat tells of the worker's open requests.
+        """Takes the progress of the worker's open requests from a heartbeat.
 
         Args:
           elapsed_s: since the heartbeat before.

@@ -1,4 +1,4 @@
-"""What becomes of requests that are issued again."""
+"""An interface that may change requests before they are issued again."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from rlax_plugin.types import Request
 
 
 class Reissuing:
-    """What becomes of requests that are issued again: by default they are sent as they are."""
+    """May change requests that are issued again; by default they are sent unchanged."""
 
     def refreshed(self, request: Request) -> Request:
-        """The request to send.
+        """Returns the request to send.
 
         Args:
           request: the next attempt; ``resume`` holds the newest unfinished samples known, if any.

@@ -1,4 +1,4 @@
-"""Replies of workers, checked against the request: no part of an invalid reply is used."""
+"""Checks replies of workers against the request: no part of an invalid reply is used."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def check_reply(
 
     Args:
       samples: one per seed, in order.
-      newest_version: that a worker may use.
-      exactly: the only version that it may be generated with; None: any between those two.
+      newest_version: the newest version that a worker may use.
+      exactly: the only version allowed; None: any from the request's minimum to the newest.
       worker: its name, for messages.
-      vocabulary: of the worker's model; 0: it has not said.
-      side: the side channels that it has declared.
-      decode: tokens to text, where there may be stop strings.
+      vocabulary: of the worker's model; 0: unknown.
+      side: the side channels that the worker has declared.
+      decode: tokens to text; needed to check stop strings.
 
     Raises:
-      WorkerError: names the sample and what it contradicts.
+      WorkerError: names the sample and the rule it violates.
     """
     length = len(request.context)
     found = defect(
@@ -59,7 +59,10 @@ def check_reply(
 def _version_defect(
     samples: Sequence[Sampled], request: Request, newest: int, exactly: int | None
 ) -> str | None:
-    """A sample's versions never go backwards: its first and last ones are the extreme ones."""
+    """Returns the version rule that samples violate; None if they violate none.
+
+    A sample's versions never decrease, so its first and last are the smallest and largest.
+    """
     for index, (s, before) in enumerate(itertools.zip_longest(samples, request.resume)):
         begun = 0 if before is None else len(before.tokens)
         count = len(s.versions)
@@ -79,7 +82,7 @@ def _version_defect(
 
 
 def _goes_on(sampled: Sampled, before: Sampled) -> bool:
-    """Whether a sample is what was resumed, continued unless that was complete."""
+    """True if a sample begins with the resumed one, and equals it if that was complete."""
     begun = len(before.tokens)
     complete = before.finish is not None
     if complete and (len(sampled.tokens) != begun or sampled.finish != before.finish):
@@ -91,7 +94,7 @@ def _goes_on(sampled: Sampled, before: Sampled) -> bool:
 
 
 def contributors(before: Sampled | None, worker: str) -> tuple[str, ...]:
-    """Names of the workers that have generated a sample, in order."""
+    """Returns the names of the workers that have generated a sample, in order."""
     if before is None or not len(before.tokens):
         return (worker,)
     if before.finish is not None or worker in before.workers:
@@ -100,6 +103,6 @@ def contributors(before: Sampled | None, worker: str) -> tuple[str, ...]:
 
 
 def all_contributors(request: Request, worker: str) -> list[tuple[str, ...]]:
-    """``contributors`` of each sample of a request that a worker answers."""
+    """Returns ``contributors`` for each sample of a request that a worker answers."""
     before = request.resume or [None] * len(request.seeds)
     return [contributors(one, worker) for one in before]

@@ -1,4 +1,4 @@
-"""Requests to workers: seeds and settings that follow from the config alone; and their answers."""
+"""Requests to workers, whose seeds and settings follow from the config alone; and their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sample_seed(
     trajectory: int = 0,
     turn: int = 0,
 ) -> int:
-    """The 64-bit seed of one turn: a hash of what it is, so that issuing it again repeats it."""
+    """Returns the 64-bit seed of one turn: a hash of its position, the same at each attempt."""
     later = f"/{trajectory}/{turn}" if trajectory or turn else ""
     name = f"{run_seed}/{purpose}/{group}/{index}{later}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
@@ -43,11 +43,11 @@ def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParam
 def single_turn(
     source: PromptSource, context: np.ndarray, samples: Sequence[Sampled], first: int = 0
 ) -> tuple[Episode, ...]:
-    """An episode of each sample, which answers the prompt at once; its text made harmless.
+    """Makes each sample an episode with one turn; its text is made harmless.
 
     Args:
-      context: int32 [length], what was asked.
-      first: index of the first one within its group.
+      context: int32 [length], the prompt.
+      first: index of the first sample within its group.
     """
     return tuple(
         Episode(

@@ -1,4 +1,4 @@
-"""Requests on their way: what was sent to whom, and what is known of each."""
+"""Requests on their way: which worker has each, and the samples known so far."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlax_plugin.types import Attempt, Key, Request, Sampled
 
 
 class Completed(NamedTuple):
-    """What was generated for a request.
+    """The samples generated for a request.
 
     Attributes:
-      request: as it was answered; its attempt counts.
+      request: the attempt that was answered.
       samples: one per seed, in order.
       workers: all that have generated a part of it, lost ones too. A worker's part is void once it
         is not trusted any more.
@@ -29,10 +29,10 @@ class Completed(NamedTuple):
 
 
 class GivenUp(Exception):
-    """A request was not generated to its end: nothing of it could train any more.
+    """Raised for a request that was ended early, because no part of it could train.
 
     Attributes:
-      tokens: so far, of each sample that was not finished.
+      tokens: generated so far, of each sample that was not finished.
     """
 
     def __init__(self, tokens: tuple[int, ...]):
@@ -46,11 +46,11 @@ class Ticket:
 
     Attributes:
       resume_workers: the workers that have generated ``request.resume``.
-      partials: what is generated of it so far, as far as it is known.
+      partials: the newest samples known, some unfinished.
       partials_workers: the workers that have generated them.
       failed_on: identities of the workers that failed at it.
-      failures: how often a worker failed at it, or was lost before it held the version it needs.
-      losses: how often it was issued again, for whatever reason, by this process.
+      failures: times a worker failed at it, or was lost before it held the version it needs.
+      losses: times it was issued again by this process, for any reason.
     """
 
     request: Request
@@ -67,21 +67,21 @@ class Ticket:
         return self.request.key, self.request.attempt
 
     def forget_distrusted(self) -> None:
-        """Starts afresh if a worker that is not trusted has generated a part of what is resumed."""
+        """Forgets resumed samples and partials to which a distrusted worker has contributed."""
         if not trusted(self.resume_workers):
             self.request, self.resume_workers = dataclasses.replace(self.request, resume=()), ()
         if not trusted(self.partials_workers):
             self.partials, self.partials_workers = self.request.resume, self.resume_workers
 
     def renew(self, request: Request) -> None:
-        """Sends another request in its place, which goes on from what is known of it, or anew."""
+        """Replaces its request; the new one continues from its ``resume``, or from the prompt."""
         self.request, self.partials = request, request.resume
         if not self.partials:
             self.partials_workers = ()
         self.resume_workers = self.partials_workers
 
     def start_afresh(self) -> None:
-        """Forgets what is generated of it: it goes to a worker that cannot go on from there."""
+        """Forgets its samples, because the next worker cannot continue them."""
         if self.request.resume:
             self.request = dataclasses.replace(self.request, resume=())
         self.partials, self.partials_workers, self.resume_workers = (), (), ()
@@ -92,12 +92,12 @@ class Call:
     """One call of a worker.
 
     Attributes:
-      open: of each request, until it is answered or has expired.
-      expired: what was asked, until it is answered late.
-      told: what the worker has sent so far; what it sends next continues it.
-      arriving: the reply that has not come whole.
-      asked: requests that it was asked to give up.
-      oldest: weights that training could still use when it was last asked to give older ones up.
+      open: the ticket of each request, until it is answered or has expired.
+      expired: the expired requests, until they are answered late.
+      told: the samples that the worker has sent so far, which its next message continues.
+      arriving: the reply of which some parts have not arrived yet.
+      asked: requests that the worker is to give up.
+      oldest: the oldest usable version in the last order to give up older requests.
     """
 
     worker: Worker
@@ -111,17 +111,17 @@ class Call:
 
 
 def trusted(workers: Iterable[Worker]) -> bool:
-    """Whether all of them are."""
+    """True if all of these workers are trusted."""
     return all(worker.trusted for worker in workers)
 
 
 def tokens(samples: Iterable[Sampled]) -> int:
-    """Tokens of all samples."""
+    """Returns the number of tokens of all samples."""
     return sum(len(s.tokens) for s in samples)
 
 
 def fail(tickets: Iterable[Ticket], error: BaseException) -> None:
-    """Ends the requests that are still waited for."""
+    """Ends the requests that are still open with an error."""
     for ticket in tickets:
         if not ticket.done.done():
             ticket.done.set_exception(error)

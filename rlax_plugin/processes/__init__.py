@@ -1,1 +1,1 @@
-"""Python processes that are asked with lines of JSON, and what limits them."""
+"""Python processes that exchange lines of JSON with their parent, and limits for them."""

@@ -1,6 +1,7 @@
-"""A Python process that is asked with lines of JSON, seen from the side that asks.
+"""A Python process that answers lines of JSON, seen from its parent.
 
-The other side is ``inside``. Every wait has a deadline, and the process ends with whoever holds it.
+The process's own side is ``inside``. Every wait has a deadline, and the process ends with its
+parent.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from typing import IO
 from rlax_plugin.text.harmless import one_line
 
 FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-"""Signals that no limit sends: somebody else ends the process, or a system short of memory does."""
+"""Signals that no limit sends: a user ends the process, or a system short of memory does."""
 
 _PIECE = 1 << 16  # bytes that are read or written at once, and that are read of a log
 _LONGEST = 500  # characters of the last line of a log
 
 
 class EndedError(Exception):
-    """The process answers no more.
+    """Raised when the process has ended and will send no more lines.
 
     Attributes:
-      begun: what it had written of its next line.
+      begun: the written part of its next line.
     """
 
     def __init__(self, begun: bytes):
@@ -45,7 +46,7 @@ class Ending:
 
     Attributes:
       status: its exit status; negative: the signal that has ended it.
-      said: the last line of its log, harmless; "" if it has printed nothing, or keeps none.
+      said: the last line of its log, harmless; "" if the log is empty or not kept.
     """
 
     status: int
@@ -53,18 +54,18 @@ class Ending:
 
 
 def with_this_path() -> dict[str, str]:
-    """The environment variable with which a process imports what this one can."""
+    """Returns the environment variable that gives a process this one's import path."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class AskedProcess:
-    """``python -m module``, started at once.
+    """A process ``python -m module``, started at once.
 
     Args:
       environment: variables beside those of this process.
-      keeps_log: what it prints and its errors go to a file, of which ``ending`` tells the last
-        line; else to this process's standard error.
-      leads_session: a Ctrl-C does not reach it, and what it has started ends with it.
+      keeps_log: True: its output and errors go to a file, whose last line ``ending`` returns;
+        False: to this process's standard error.
+      leads_session: True: a Ctrl-C does not reach it, and its own child processes end with it.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class AskedProcess:
         self._close = weakref.finalize(self, _end, process, log, leads_session)
 
     def send(self, line: bytes) -> None:
-        """Sends a line, which ends with a newline; what is not read at once, ``receive`` sends."""
+        """Sends a line that ends with a newline; ``receive`` sends any part not yet read."""
         self._unsent = memoryview(bytes(self._unsent) + line)
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
@@ -107,7 +108,7 @@ class AskedProcess:
             self._unsent = memoryview(b"")  # what it has answered is still there
 
     def receive(self, within_s: float, most_bytes: int = sys.maxsize) -> bytes:
-        """Its next line, with the newline.
+        """Returns its next line, with the newline.
 
         Raises:
           TimeoutError: it took longer.
@@ -141,7 +142,7 @@ class AskedProcess:
         return line
 
     def ending(self, wait_s: float) -> Ending:
-        """Ends it, unless it ends by itself within so many seconds, and says how it ended."""
+        """Ends it, unless it ends by itself within ``wait_s``, and returns its end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(wait_s)
         said = "" if self._log is None else _last_line(self._log)
@@ -149,7 +150,7 @@ class AskedProcess:
         return Ending(self._process.returncode, said)
 
     def close(self) -> None:
-        """Ends it; again is no change."""
+        """Ends it; further calls do nothing."""
         self._close()
 
 

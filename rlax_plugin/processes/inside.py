@@ -1,4 +1,4 @@
-"""Inside a process that is asked with lines of JSON; the other side is ``asked``."""
+"""The inside of a process that answers lines of JSON; its parent's side is ``asked``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PIECE = 1 << 16  # bytes that are read at once
 
 
 class Lines:
-    """Takes standard input and output: lines to answer, and the answers.
+    """Takes over standard input and output for the lines to answer, and the answers.
 
-    Whatever the process prints from now on goes where its errors go, and it finds its standard
-    input empty. Nothing is read beyond what was sent, so a forked process goes on with the same
-    lines.
+    From then on the process's own output goes to its standard error, and its standard input is
+    empty. It reads no further than the lines that were sent, so a forked process continues with
+    the same lines.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class Lines:
         self._rest = b""
 
     def next(self, idle_s: float | None = None) -> bytes:
-        """The next line; empty at the end.
+        """Returns the next line; empty at the end.
 
         Args:
-          idle_s: it also counts as the end if nothing comes for so many seconds; None: it does not,
-            because whoever asks ends this process with itself.
+          idle_s: seconds without a line that also count as the end; None: no limit, because the
+            parent ends this process with itself.
         """
         parts = [self._rest]
         while b"\n" not in parts[-1]:
@@ -48,10 +48,10 @@ class Lines:
         return line
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Answers; what JSON does not know is written as its text.
+        """Sends an answer; values that JSON lacks are written as their text.
 
         Raises:
-          BrokenPipeError: nobody reads it.
+          BrokenPipeError: the parent has closed the pipe.
         """
         data = memoryview(json.dumps(message, default=str).encode() + b"\n")
         while data:
@@ -59,10 +59,10 @@ class Lines:
 
 
 def memory_with(more_bytes: int) -> int:
-    """The address space of this process in bytes, and so many more: a value of ``RLIMIT_AS``.
+    """Returns the address space of this process plus ``more_bytes``, a value of ``RLIMIT_AS``.
 
     Raises:
-      OSError, ValueError: the system does not tell.
+      OSError, ValueError: the address space is unknown.
     """
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize() + more_bytes

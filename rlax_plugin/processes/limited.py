@@ -137,7 +137,7 @@ class LimitedFunction:
 
 
 class _Again(Exception):
-    """The call is tried again by a new worker, as its arguments may not be to blame."""
+    """Makes a new worker try the call again, as its arguments may not be to blame."""
 
 
 def _line(message: Sequence[Any]) -> bytes:
@@ -145,11 +145,11 @@ def _line(message: Sequence[Any]) -> bytes:
 
 
 def _answer(process: AskedProcess, within_s: float, late: DeadlineError) -> dict[str, Any]:
-    """The next answer of the keeper, see ``limited_process``, or of its worker.
+    """Returns the next answer of the parent process or its worker, see ``limited_process``.
 
     Raises:
       DeadlineError: ``late``.
-      EndedError: there is none any more.
+      EndedError: there are no more answers.
     """
     try:
         return json.loads(process.receive(within_s))

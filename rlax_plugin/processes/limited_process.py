@@ -1,9 +1,9 @@
 """The processes of a ``LimitedFunction``: a parent, and a worker that it forks.
 
 Started as ``python -m rlax_plugin.processes.limited_process FUNCTION CPU_S MEMORY_BYTES``. The
-keeper imports the function's module once, forks the worker, and waits. The worker calls the
-function with what it is asked, and answers. When a limit has killed it, the keeper says so on its
-behalf and forks another one, which takes milliseconds, as everything is imported.
+parent imports the function's module once, forks the worker, and waits. The worker calls the
+function with the arguments of each line, and answers. When a limit has killed it, the parent says
+so in its place and forks another one, which takes milliseconds, as everything is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AGAIN = 75  # exit code of a worker that has answered, and wants to be replaced
 
 
 def _work(function: Callable[..., Any], lines: Lines, cpu_s: float) -> None:
-    """Answers until there are no more questions."""
+    """Answers lines until the input ends."""
     # Its default action ends the process wherever it is, in C code as well.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     while line := lines.next():

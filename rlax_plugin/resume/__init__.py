@@ -1,1 +1,1 @@
-"""The state of a run, its records beside the journal, and the way back to them on a resume."""
+"""The state of a run, its snapshots and retention, and the recovery of both on a resume."""

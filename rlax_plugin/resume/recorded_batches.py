@@ -1,4 +1,4 @@
-"""Batches that an earlier process has committed: they train again, as they are."""
+"""Batches that an earlier process has committed: they train again, unchanged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlax_plugin.types import Judged, TrainBatch
 
 
 class RecordedBatches:
-    """Brings the run state from one recorded batch to the next, as the trainer asks for them.
+    """Brings the run state from one recorded batch to the next, as the trainer requests them.
 
     Attributes:
-      position: the journal's segment at whose end the run state is true.
-      left: whether there are batches that were not handed out yet.
-      resumed_from: the step of the checkpoint that the run goes on from; None: it begins.
+      position: the journal segment at whose end the run state holds.
+      left: True if some batches were not handed out yet.
+      resumed_from: the step of the checkpoint that the run continues from; None: it begins.
     """
 
     def __init__(self, recovery: Recovery, history: RunHistory):
@@ -25,14 +25,14 @@ class RecordedBatches:
         self.resumed_from = recovery.step if recovery.anything else None
 
     def holds(self, step: int) -> bool:
-        """Whether the batch of a step is recorded."""
+        """True if the batch of a step is recorded."""
         return self._recovery.holds(step)
 
     async def batch(self, step: int) -> tuple[TrainBatch, StepStats]:
-        """What trains at ``step``, and what had happened on the way to them.
+        """Returns the batch of ``step``, and the statistics of the events that led to it.
 
         Raises:
-          JournalError: its files are not what was committed.
+          JournalError: its files differ from the committed ones.
         """
         found = await self._history.read(self._recovery.load, step)
         found.apply(self._history.run_state)
@@ -45,7 +45,7 @@ class RecordedBatches:
         return found.batch, stats
 
     async def apply_rest(self) -> list[Judged]:
-        """Adds up what had happened after the last recorded batch; returns what was scored."""
+        """Applies the events after the last recorded batch; returns the groups scored in them."""
         rest = await self._history.read(self._recovery.load_rest)
         rest.apply(self._history.run_state)
         return rest.scored

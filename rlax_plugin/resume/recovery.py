@@ -1,9 +1,9 @@
-"""Goes back to where a run was: snapshot, journal, and what only the ledger knows.
+"""Restores a run from its snapshot, its journal, and the events that only the ledger has.
 
 The trainer's checkpoint is the only commit point. The snapshot that was written before it gives the
-controller's state at that step. The segments after it are added up step by step, as the trainer
-asks again for the batches that they commit, so that at every step the state is what it was. What
-happened after the last segment comes from the ledger, if it tells of this past.
+controller's state at that step. The segments after it are applied step by step, as the trainer
+requests the batches that they commit, so that the state at every step is the original one. The
+events after the last segment come from the ledger, if it has the same history.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class ReplayInterval:
     """Events between two batches, with the samples of the groups that were scored in them.
 
     Attributes:
-      segment, checksum: of the journal, where it ends.
+      segment, checksum: of the journal, at the end of the interval.
       events: in order; ``Trained`` is among the last if they lead to a batch.
-      judged: group id -> the group as it was scored.
-      segment_of: group id -> the segment in whose samples it is, if not only in a batch.
-      batch: of the step that it leads to; None: it leads to none.
+      judged: group id -> the scored group, accepted or rejected.
+      segment_of: group id -> the segment with its samples, unless only a batch has them.
+      batch: of the step that the interval leads to; None: it leads to none.
     """
 
     segment: int
@@ -55,7 +55,7 @@ class ReplayInterval:
         return [self.judged[e.group] for e in self.events if isinstance(e, ev.Scored)]
 
     def apply(self, run_state: RunState) -> None:
-        """Adds the events up."""
+        """Applies the events to a run state."""
         for event in self.events:
             run_state.apply(
                 event, group_of(self.judged[event.group]) if isinstance(event, ev.Scored) else None
@@ -66,24 +66,24 @@ class ReplayInterval:
 
 
 class Recovery:
-    """What a resume found; blocking.
+    """The state and the records that a resume has found; blocking.
 
     Attributes:
       step: see below.
-      segment, checksum: where in the journal the checkpoint's state is true.
-      metrics: what the snapshot knows of the checkpoint's step.
+      segment, checksum: the journal segment at whose end the checkpoint's state holds.
+      metrics: those of the checkpoint's step that the snapshot has.
       observers: the states of the observers in the snapshot.
       turns: of episodes that were not over.
-      anything: whether the run had begun before.
+      anything: True if the run had begun before.
 
     Args:
-      step: of the checkpoint that the trainer restored; 0: it starts anew.
-      run_state: brought to that step.
-      recorder: told where the journal ends.
+      step: of the checkpoint that the trainer restored; 0: it starts from its first weights.
+      run_state: is brought to that step.
+      recorder: continues from the end of the journal.
 
     Raises:
       TrainingError: no snapshot belongs to that checkpoint.
-      JournalError: the journal is broken before its end.
+      JournalError: the journal is damaged before its end.
     """
 
     def __init__(
@@ -119,7 +119,10 @@ class Recovery:
     def _of_ledger(
         self, ledger: Ledger, found: list[tuple[Segment, str]], number: int, checksum: str
     ) -> tuple[list[ev.Event], list[pa.Table]]:
-        """What only the ledger knows; one that tells of another past is put right instead."""
+        """Returns events not yet in the journal.
+
+        A ledger with a different history is rewritten from the journal.
+        """
         tail = ledger.tail(number, checksum)
         if tail is not None:
             return tail
@@ -130,24 +133,24 @@ class Recovery:
         return [], []
 
     def holds(self, step: int) -> bool:
-        """Whether the batch of a step is recorded."""
+        """True if the batch of a step is recorded."""
         return step in self._stretches
 
     @property
     def last_step(self) -> int | None:
-        """The last step whose batch is recorded, of those that the checkpoint does not hold."""
+        """The last step after the checkpoint whose batch is recorded; None if there is none."""
         return max(self._stretches, default=None)
 
     def load(self, step: int) -> ReplayInterval:
-        """What led to the batch of a step.
+        """Returns the events that led to the batch of a step.
 
         Raises:
-          JournalError: its files are not what was committed.
+          JournalError: its files differ from the committed ones.
         """
         return self._load(self._stretches[step])
 
     def load_rest(self) -> ReplayInterval:
-        """What happened after the last recorded batch."""
+        """Returns the events after the last recorded batch."""
         stretch = self._load(self._rest)
         events, rows = self._tail
         judged = {one.group.id: one.judged for table in rows for one in from_table(table)}
@@ -195,7 +198,7 @@ def _restore_snapshot(step: int, run_state: RunState, files: RunFiles) -> dict[s
 
 
 def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment, str]]:
-    """The segments after a snapshot. A broken last one was never committed, and is ignored."""
+    """Returns the segments after a snapshot. A damaged last one was never committed: ignored."""
     found: list[tuple[Segment, str]] = []
     try:
         found.extend(journal.read(files, after, checksum))
@@ -210,6 +213,6 @@ def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment,
 
 
 def _remove_uncommitted(files: RunFiles, number: int) -> None:
-    """Removes what a killed process put, and whose segment it did not live to put."""
+    """Removes the samples that a killed process wrote without committing their segment."""
     for later in journal.numbers(files, journal.SAMPLES, above=number):
         files.delete(journal.samples_name(later))

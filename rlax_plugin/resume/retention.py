@@ -1,9 +1,9 @@
 """Removes records that ``rlax.retention`` does not keep, and never one that a resume may need.
 
-A resume starts from the newest checkpoint that can be read. It reads that one's snapshot, the
-samples of the groups that were ready then, and all samples behind it. So what the two newest
-checkpoints need is kept, and nothing is removed while there is only the first one, which may still
-be being written.
+A resume starts from the newest checkpoint that can be read. It reads the checkpoint's snapshot, the
+samples of the groups that were ready then, and all later samples. So the records that the two
+newest checkpoints need are kept, and all records while there is only one checkpoint, which may
+still be being written.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from rlax_plugin.resume.snapshots import remove_snapshot, snapshot_name, snapsho
 log = logging.getLogger("rlax.controller")
 
 _AT_ONCE = 64
-"""Segments looked at in one turn: what is to be committed next does not wait for thousands."""
+"""Most segments removed in one turn, so that the next commit does not wait for thousands."""
 
 
 class Retaining:
     """Removes samples and snapshots, a few at a time; blocking.
 
     Args:
-      checkpoints: steps of the trainer's checkpoints; None: the trainer cannot tell, and nothing is
-        removed.
+      checkpoints: steps of the trainer's checkpoints; None: unknown, and no record is removed.
     """
 
     def __init__(
@@ -44,18 +43,18 @@ class Retaining:
         self._saved: frozenset[int] = frozenset()
 
     def note_checkpoints(self) -> None:
-        """Sees which checkpoints there are, for what is removed until the next time.
+        """Reads the list of checkpoints, on which removals depend until the next call.
 
-        Called while the trainer waits: so it depends on nothing's pace what is removed when.
+        It is called while the trainer waits, so removals do not depend on the timing of threads.
         """
         if self._checkpoints is not None:
             with _warning():
                 self._saved = frozenset(self._checkpoints())
 
     def remove_some(self) -> bool:
-        """Removes the oldest of what may go; returns whether there may be more of it.
+        """Removes some of the oldest removable records; returns True if there may be more.
 
-        What cannot be removed stays until the next time.
+        Records that cannot be removed stay until the next call.
         """
         with _warning():
             return bool(self._saved) and self._remove_some()
@@ -81,7 +80,7 @@ class Retaining:
                     remove_snapshot(self._files, step)
 
     def _remove_samples(self, bases: list[int]) -> bool:
-        """Returns whether some were removed.
+        """Removes samples; returns True if there were any to remove.
 
         Args:
           bases: steps of the snapshots that a resume may start from.
@@ -109,12 +108,12 @@ class Retaining:
     def _until(
         self, goes: list[int], limit: int, last_step: int, before: Pruned
     ) -> tuple[int, int]:
-        """The last segment and the last step whose samples are to be removed by now.
+        """Returns the last segment and the last step whose samples are to be removed now.
 
         Args:
-          goes: segments that have samples which are not needed.
+          goes: segments with samples that no resume needs.
           limit: the last segment whose samples may be removed.
-          last_step: the last one that has a snapshot.
+          last_step: the last step that has a snapshot.
         """
         until, step, over = before.until, before.step, 0
         steps, most = self._retention.samples_steps, self._retention.samples_bytes
@@ -145,10 +144,10 @@ def _warning() -> Iterator[None]:
 
 
 def retaining(section: RlaxSection, files: RunFiles, trainer: Trainer) -> Retaining:
-    """What removes a run's records.
+    """Returns the object that removes a run's records.
 
     Raises:
-      ConfigError: samples are to be removed, and the trainer cannot tell its checkpoints.
+      ConfigError: samples are to be removed, and the trainer cannot list its checkpoints.
     """
     retention = section.retention
     if isinstance(trainer, CheckpointReader | CheckpointStarter):

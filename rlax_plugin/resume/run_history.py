@@ -1,6 +1,6 @@
-"""What happens in a run: applied to the run state and handed to the recorder, as one act.
+"""Applies each event of a run to the run state and hands it to the recorder, as one act.
 
-So the run state is always what the recorded events add up to.
+So the run state is always the sum of the recorded events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RunHistory:
     """The only writer of the run state while a run is live.
 
     Attributes:
-      stats: what happened since the last batch.
+      stats: counts of the events since the last batch.
     """
 
     def __init__(self, run_state: RunState, recorder: Recorder):
@@ -43,7 +43,7 @@ class RunHistory:
         self.stats.count(event)
 
     def generated(self, event: ev.Generated, turns: Sequence[RecordedTurn]) -> None:
-        """Takes turns of episodes that are not over: a later process need not sample them."""
+        """Takes turns of unfinished episodes, which a later process need not sample again."""
         self.run_state.apply(event)
         self._recorder.add(event, turns=turns)
 
@@ -62,13 +62,13 @@ class RunHistory:
         self.stats.count(event)
 
     def take_stats(self) -> StepStats:
-        """What happened since the last batch; counting begins again."""
+        """Returns the statistics since the last batch, and resets them."""
         stats, self.stats = self.stats, StepStats()
         stats.stage = self.run_state.stage
         return stats
 
     async def commit(self, batch: TrainBatch) -> None:
-        """Commits a batch with everything before it; on disk when it returns.
+        """Commits a batch with all events before it; on disk when it returns.
 
         Raises:
           RlaxError: it cannot be written.
@@ -76,7 +76,7 @@ class RunHistory:
         self._remember(await self._recorder.commit(batch.step, batch))
 
     async def commit_state(self) -> tuple[Commit, Saved]:
-        """Commits everything so far, without a batch.
+        """Commits all events so far, without a batch.
 
         Returns:
           The segment, and the run state at its end.
@@ -95,5 +95,5 @@ class RunHistory:
                 self.run_state.segment_of[group_id] = commit.number
 
     async def read[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Does work that reads records, behind what was committed; see ``Recorder.call``."""
+        """Runs a function that reads records, after pending commits; see ``Recorder.call``."""
         return await self._recorder.call(work, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""The run state: what has become of every group, and what decides which prompt comes next.
+"""The run state: the state of every group, and of the choice of the next prompts.
 
-All of it is what the run's events add up to. Live, an event is applied when it happens; on a resume
-the recorded ones are applied again, in the same order, onto the snapshot of a checkpoint. No I/O,
-no clock, no concurrency.
+It is the sum of the run's events. Live, an event is applied when it happens; on a resume the
+recorded events are applied again, in the same order, to the snapshot of a checkpoint. No I/O, no
+clock, no concurrency.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Totals:
 
 
 class Saved(NamedTuple):
-    """A run state at one moment; of it nothing changes with what happens later.
+    """A copy of a run state, which later events do not change.
 
     Attributes:
       document: JSON-able; of ready groups only their ids, for which ``segment_of`` is complete.
@@ -75,13 +75,13 @@ class Saved(NamedTuple):
 
 
 class RunState:
-    """See the module.
+    """The state of a run as the sum of its events.
 
     Attributes:
       prompts: of the split that is trained on.
-      rates: how often each prompt's samples passed.
-      open: group id -> issued, not yet scored; in issue order.
-      ready: group id -> accepted, not yet trained.
+      rates: the pass rate of each prompt.
+      open: group id -> issued group that is not scored yet; in issue order.
+      ready: group id -> accepted group that is not in a batch yet.
       segment_of: group id of a ready group -> journal segment in whose file of samples it is.
       next_step: the step whose batch is next, from 1.
       issued_for_step: groups issued since the last batch, or since the run was resumed.
@@ -107,14 +107,14 @@ class RunState:
 
     @property
     def stage(self) -> int | None:
-        """How many stages are over; None: the config has none."""
+        """Number of completed curriculum stages; None: the config has no stages."""
         return self._stages.number if self._stages else None
 
     def choose(self, count: int, min_version: int) -> ev.Issued:
         """Lets the sampler choose the next prompts, and issues a group for each.
 
         Raises:
-          TrainingError: it chose more or fewer than it was asked for.
+          TrainingError: the sampler chose more or fewer than ``count``.
         """
         prompts = self._stages.prompts(self.next_step)
         chosen = self._sampler.choose(prompts, self.rates, self._rng, count)
@@ -131,13 +131,13 @@ class RunState:
         return event
 
     def apply(self, event: ev.Event, group: ScoredGroup | None = None) -> None:
-        """Makes what an event says true.
+        """Applies an event to the state.
 
         Args:
           group: of a ``Scored`` event.
 
         Raises:
-          TrainingError: the sampler chooses other prompts than were recorded.
+          TrainingError: the sampler chooses different prompts than were recorded.
         """
         match event:
             case ev.Issued():
@@ -203,7 +203,7 @@ class RunState:
     # --- snapshot ------------------------------------------------------------------------------
 
     def state(self) -> Saved:
-        """Copies of everything."""
+        """Returns a copy of the whole state."""
         # Not dataclasses.asdict: it makes a Counter of a Counter's items.
         totals = {f.name: getattr(self.totals, f.name) for f in dataclasses.fields(self.totals)}
         # Copies: the state is written while more happens.
@@ -237,12 +237,12 @@ class RunState:
         rates: RateColumns,
         load: Callable[[Mapping[int, int]], Mapping[int, ScoredGroup]],
     ) -> None:
-        """Goes back to what ``state`` returned.
+        """Restores a state that ``state`` returned.
 
         Args:
-          state, rates: the document, in which open groups of earlier versions have no index; and
-            the pass-rate table.
-          load: group id -> segment, to group id -> group.
+          state: the document; open groups in documents of earlier versions have no index.
+          rates: the pass-rate table.
+          load: maps group id -> segment to group id -> group.
 
         Raises:
           TrainingError: the prompt source has lost a prompt of an open group.
@@ -280,7 +280,7 @@ class RunState:
         return opened
 
     def _is_at(self, index: int | None, prompt_id: str) -> bool:
-        """Whether a prompt is where it was."""
+        """True if the prompt of this id is still at its index."""
         if index is None or not 0 <= index < len(self.prompts):
             return False
         return id_at(self.prompts, index) == prompt_id

@@ -1,8 +1,8 @@
 """Snapshots: the controller's state beside each checkpoint of the trainer, and the pass rates.
 
-The pass rates are a file of their own, ``controller/<step>.pass_rates.parquet``, in the format of
-all tables of pass rates: what another run can begin with. It is written first, and the document
-``controller/<step>.json`` says which bytes it must have.
+The pass rates are in a separate file, ``controller/<step>.pass_rates.parquet``, in the format of
+all tables of pass rates, so that another run can begin with it. It is written first, and the
+document ``controller/<step>.json`` has its size and checksum.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _DIRECTORY = "controller"
 
 
 def snapshot_name(step: int) -> str:
-    """Of the controller's state beside the trainer's checkpoint of a step."""
+    """Returns the file name of the controller's state beside a step's checkpoint."""
     return f"{_DIRECTORY}/{step:08d}.json"
 
 
 def rates_name(step: int) -> str:
-    """Of the pass rates that belong to a snapshot."""
+    """Returns the file name of the pass rates that belong to a snapshot."""
     return f"{_DIRECTORY}/{step:08d}.pass_rates.parquet"
 
 
 def snapshot_steps(files: RunFiles) -> list[int]:
-    """Of all snapshots that are there, ascending."""
+    """Returns the steps of all existing snapshots, ascending."""
     stems = (name.removesuffix(".json") for name in files.names(_DIRECTORY))
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
@@ -52,11 +52,11 @@ def snapshot(
     metrics: Mapping[str, float] | None = None,
     observers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document that ``read_snapshot`` reads: a run state, and where in the journal it is true.
+    """Returns the document for ``read_snapshot``: a run state, and its place in the journal.
 
     Args:
-      metrics: what was known of the step before its checkpoint, should the process not live to
-        hear the rest.
+      metrics: those of the step that are known before its checkpoint, in case the process ends
+        before the rest arrives.
       observers: their states, see ``controller.observers``.
     """
     where = {"step": step, "segment": segment, "checksum": checksum}
@@ -71,11 +71,11 @@ def write_snapshot(
     prompts: Sequence[Prompt],
     about: About,
 ) -> None:
-    """Writes a snapshot; blocking, for a million prompts a second or two.
+    """Writes a snapshot; blocking, a second or two for a million prompts.
 
     Args:
       document: of ``snapshot``.
-      about: of the pass rates; their version is put in.
+      about: of the pass rates; their version is added.
     """
     data = pack_rates(rates, prompts, about)
     files.put(rates_name(document["step"]), data)
@@ -85,7 +85,7 @@ def write_snapshot(
 
 
 def remove_snapshot(files: RunFiles, step: int) -> None:
-    """Removes both files; the document first, which needs the other."""
+    """Removes both files; the document first, as it is invalid without the other."""
     files.delete(snapshot_name(step))
     files.delete(rates_name(step))
 
@@ -93,11 +93,11 @@ def remove_snapshot(files: RunFiles, step: int) -> None:
 def read_snapshot(
     files: RunFiles, step: int, prompts: Sequence[Prompt]
 ) -> tuple[dict[str, Any], RateColumns]:
-    """The document and the pass rates of a step; of earlier versions with the rates within.
+    """Returns the document and the pass rates of a step; earlier formats have both in one file.
 
     Raises:
-      TrainingError: one of both is missing, or they do not belong together or to these prompts.
-      RlaxError: one cannot be read.
+      TrainingError: a file is missing, or they do not belong together or to these prompts.
+      RlaxError: a file cannot be read.
     """
     document = files.get_json(name := snapshot_name(step))
     if document is None:
@@ -122,7 +122,7 @@ def read_snapshot(
 
 
 def pack_rates(rates: RateColumns, prompts: Sequence[Prompt], about: About) -> bytes:
-    """A file of the prompts of which something is known."""
+    """Returns a file with the pass rates of all measured prompts."""
     rows = np.flatnonzero(rates.version_n >= 0)
     columns = {
         "id": ids_of(prompts, rows),
@@ -139,10 +139,10 @@ def pack_rates(rates: RateColumns, prompts: Sequence[Prompt], about: About) -> b
 
 
 def unpack_rates(data: bytes, name: str, prompts: Sequence[Prompt]) -> RateColumns:
-    """What ``pack_rates`` made of the same prompts.
+    """Returns the pass rates that ``pack_rates`` packed for the same prompts.
 
     Raises:
-      TrainingError: they are others.
+      TrainingError: the file is of other prompts.
       RlaxError: it is no such file.
     """
     rates = rate_files.unpacked(data, name)
@@ -161,7 +161,7 @@ def unpack_rates(data: bytes, name: str, prompts: Sequence[Prompt]) -> RateColum
 def _from_inline(
     inline: Mapping[str, Sequence[float]], step: int, prompts: Sequence[Prompt]
 ) -> RateColumns:
-    """The rates of an earlier version: prompt id -> (passed, all); they count as of the step."""
+    """Converts rates of an earlier version, prompt id -> (passed, all), as if of the step."""
     found = dataclasses.replace(RateColumns.empty(len(prompts)), version=step)
     for prompt_id, index in indices_of(prompts, inline.keys()).items():
         passed, seen = inline[prompt_id]

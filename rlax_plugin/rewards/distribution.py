@@ -22,8 +22,9 @@ At the start of the run, only processes ended by a signal are tried again: code 
 there does so every time."""
 
 _AHEAD_S, _MOST_AHEAD = 0.005, 16
-"""Jobs are sent ahead of the one that a main thread runs: as many as take this time, estimated from
-the slowest recent one, and at most this many."""
+"""Bounds on the jobs sent ahead of the one that a main thread runs: their time and their number.
+
+Their time is estimated from the slowest recent job."""
 _QUICK_S = 0.001
 """A process with less work than this gets the next job as well: waking another costs more."""
 

@@ -1,7 +1,8 @@
 """Inside a reward process: the event loop for jobs that wait, async rewards and episodes.
 
-It records whose step it runs, task by task: many jobs share the loop, and if one of them blocks it,
-or ends the process, the trainer has to know which. Tasks that a job starts count as the job's.
+It records the job of each step, task by task: many jobs share the loop, and if one of them blocks
+it or ends the process, the trainer has to find out which. Tasks that a job starts count as the
+job's.
 """
 
 from __future__ import annotations

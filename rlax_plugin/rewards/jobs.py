@@ -182,13 +182,13 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """How the rewards of a config are called.
+    """The settings for calling the rewards of a config.
 
     Attributes:
       reward_s: the time for one episode.
       weights: of the rewards.
       limit: ``reward_limit`` of ``RlaxSection``.
-      tokens: whether they see tokens.
+      tokens: True if a reward sees tokens.
       on_loop: see ``Job``.
     """
 
@@ -208,7 +208,7 @@ class ScoreJob(Job):
       episodes: the episodes.
       scores: receives the scores, from place ``first`` on.
       first: place of the first episode in the group.
-      call: how the rewards are called.
+      call: settings for calling the rewards.
     """
 
     def __init__(

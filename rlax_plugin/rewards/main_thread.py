@@ -50,7 +50,7 @@ class MainThread:
     async def call(self, job: int, number: int, form: Form, arguments: tuple[Any, ...]) -> Any:
         """Calls a function that a job on the event loop needs.
 
-        The trainer is told when the call runs, as waiting for it is not the job's own time. A
+        The trainer learns when the call runs, as waiting for it does not count as the job's time. A
         running call cannot be cancelled; the trainer then ends the process.
         """
         future: Future[Any] = Future()

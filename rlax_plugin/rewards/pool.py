@@ -86,7 +86,7 @@ class RewardPool:
 
     @property
     def under_way(self) -> int:
-        """The number of jobs that processes have at this moment."""
+        """The number of jobs that processes have now."""
         return sum(runner.load for runner in self._distributor.runners)
 
     @property
@@ -131,11 +131,11 @@ class RewardPool:
     async def play(self, prompt: Prompt, played: PlayedEpisode) -> Outcome | Unscored:
         """Plays an episode, whose turns ``played`` samples, and returns its outcome.
 
-        If its process ends, and nothing shows that this episode caused it, it is played once more
+        If its process ends, and this episode is not known to have caused it, it is played once more
         from its beginning.
 
         Raises:
-          RlaxError: see ``score``; or what ``played`` raises.
+          RlaxError: see ``score``; also an error of ``played``.
         """
         job = PlayJob(
             prompt,

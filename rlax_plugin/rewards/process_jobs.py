@@ -37,7 +37,7 @@ class Owner(Protocol):
 
         Args:
           runner: the process.
-          how: how it ended, or the error of the late job.
+          how: a description of its end, or the error of the late job.
           ended: the jobs that may have caused it; the others are still in ``runner.jobs``.
         """
         ...
@@ -83,7 +83,7 @@ class Runner:
         return sum(not job.plays for job in self.on_loop.values())
 
     async def start(self) -> None:
-        """See ``RewardProcess.start``."""
+        """Starts the process, see ``RewardProcess.start``."""
         await self.process.start()
         self.begun, self.up = 0, True
         self._told.clear()

@@ -105,7 +105,7 @@ def _tokens(given: Any) -> np.ndarray:
 async def outcome_of(
     environment: Any, prompt: Prompt, session: ProcessSession, reward_limit: float
 ) -> dict[str, Any]:
-    """Plays an episode and returns its outcome as JSON; raises what the environment raises."""
+    """Plays an episode and returns its outcome as JSON; passes on the environment's exceptions."""
     try:
         outcome = await environment.play(prompt, session)
     except EpisodeLimit:

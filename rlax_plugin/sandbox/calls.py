@@ -1,4 +1,4 @@
-"""The system calls that tested code may make; all others are refused, including future ones.
+"""The system calls that tested code may make; all others are rejected, including future ones.
 
 The list has the calls that Python, its standard library, the C library and the dynamic loader need.
 The numbers are those of the kernel's public headers. Imports nothing of the project.
@@ -240,9 +240,11 @@ BY_ARGUMENT: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
 
 CLONE = (56, 220)
 CLONE_REFUSED = 0x7E020080
-"""Flags of clone that are refused: CLONE_NEW*, for new namespaces."""
+"""Flags of clone that are rejected: CLONE_NEW*, for new namespaces."""
 
 FIRST_OPTIONAL = 424
-"""From this number on, which came with Linux 5.1, the C library does without a call that is not
-there, so a refused one says that: ENOSYS. Among these is clone3, whose flags no filter can read. A
-refused call of a smaller number fails with EPERM, and Python raises a PermissionError."""
+"""The first number of the calls whose rejection fails with ENOSYS, as on a kernel without them.
+
+They came with Linux 5.1, and the C library works without them. Among them is clone3, whose flags no
+filter can read. A rejected call of a smaller number fails with EPERM, and Python raises a
+PermissionError."""

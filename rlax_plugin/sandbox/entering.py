@@ -36,7 +36,7 @@ def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
       tell_unshared: has the uid tables written, and returns when they are.
 
     Raises:
-      OSError: the kernel refused one of them.
+      OSError: the kernel does not allow one of them.
     """
     root, flags = os.geteuid() == 0, 0
     for name in layers:

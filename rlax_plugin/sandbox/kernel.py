@@ -195,7 +195,7 @@ def restrict_files(
 ) -> None:
     """Forbids opening any other files, executing files, and using TCP ports, from now on.
 
-    If the kernel supports it, signals to processes outside are refused as well.
+    If the kernel supports it, signals to processes outside are forbidden as well.
 
     Args:
       readable: files and directories; missing ones are ignored.

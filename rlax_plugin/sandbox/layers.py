@@ -1,4 +1,4 @@
-"""The layers of the sandbox: what each of them prevents, and whether this machine supports it."""
+"""The layers of the sandbox: the attacks that each prevents, and the support of this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Layer:
 
     Attributes:
       name: name in messages and in ``rlax check``.
-      keeps_off: what tested code could do without it.
+      keeps_off: the actions of tested code that it prevents.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Offer:
     missing: Mapping[str, str]
 
     def refusal(self) -> str | None:
-        """Returns why untrusted code should not run here, in one sentence; None if it may."""
+        """Returns the reason untrusted code must not run here, as a sentence; None if it may."""
         if not self.missing:
             return None
         named = "; ".join(f"{name} ({why})" for name, why in self.missing.items())

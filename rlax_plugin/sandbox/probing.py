@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _tried(probe: Callable[[], str]) -> tuple[bool, str]:
-    """Returns whether a probe succeeds in a forked process, and its message."""
+    """Returns True if a probe succeeds in a forked process, and its message."""
     read, write = os.pipe()
     if not (pid := os.fork()):
         right, said = False, "its process died"

@@ -1,4 +1,4 @@
-"""The filter of system calls: calls that are not on the list of ``calls`` are refused.
+"""The filter of system calls: calls that are not on the list of ``calls`` are rejected.
 
 A call of another architecture (32-bit calls on x86) ends the process. Imports nothing of the
 project but this package.

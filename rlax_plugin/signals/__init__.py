@@ -1,1 +1,1 @@
-"""Batch signals: what a trainer adds to a batch, such as log-probs of other policies or values."""
+"""Batch signals: arrays that a trainer adds to a batch, such as other policies' log-probs."""

@@ -26,16 +26,16 @@ class SignalChain:
     they stay those of the recorded batch.
 
     Args:
-      signals: name -> signal, of ``chosen_signals``, in order; each sees what those before it
-        added. With none, all of this does nothing.
+      signals: name -> signal, of ``chosen_signals``, in order; each receives the arrays that
+        earlier ones added. An empty chain changes nothing.
       files: the run's directory.
       advantages: the slot that turns rewards, token rewards and values into advantages.
       checkpoints: the steps of which the trainer has a checkpoint.
-      epochs: how often the loss meets every token of a batch.
+      epochs: number of times the loss reads every token of a batch.
 
     Attributes:
-      device_arrays: name -> spec of what ``complete`` adds for the loss.
-      terms: name -> what the signals add to the loss.
+      device_arrays: name -> spec of each array that ``complete`` adds for the loss.
+      terms: name -> term that the signals add to the loss.
       metrics: of the latest batch, sums over tokens as the loss's, added up over all epochs: those
         of the signals, and where advantages were computed here ``objective/advantage`` and
         ``objective/advantage_abs``.
@@ -64,10 +64,10 @@ class SignalChain:
         self.terms = _terms(self._signals)
 
     def start(self, model: ModelView, step: int) -> None:
-        """To be called before the first step.
+        """Starts the signals, and restores their states; to be called before the first step.
 
         Args:
-          step: of the checkpoint that the trainer restored; 0: it starts anew.
+          step: of the checkpoint that the trainer restored; 0: it starts from its first weights.
 
         Raises:
           TrainingError: the state of a signal is missing or damaged.
@@ -80,7 +80,9 @@ class SignalChain:
     def complete(
         self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """The batch with what the signals add, and the advantages that follow; they learn from it.
+        """Returns the batch with the arrays of the signals and the advantages based on them.
+
+        The signals then learn from the completed batch.
 
         Args:
           model: its weights are version ``step - 1``.
@@ -102,7 +104,7 @@ class SignalChain:
         return completed
 
     def _with_advantages(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
-        """Replaces the advantages of a batch; their metrics."""
+        """Replaces the advantages of a batch; returns their metrics."""
         found_bt = of_batch(self._advantages, batch, batch.get(TOKEN_REWARDS), batch.get(VALUES))
         batch["rl_advantages"] = found_bt.astype(ARRAYS["rl_advantages"].dtype)
         trained_n = found_bt[batch["rl_mask"] > 0]
@@ -127,7 +129,7 @@ class SignalChain:
 
 
 def _checked(signals: Mapping[str, BatchSignal]) -> dict[str, ArraySpec]:
-    """Name -> spec of everything that the signals add."""
+    """Returns name -> spec of every array that the signals add."""
     owner = dict.fromkeys(ARRAYS | HOST_ARRAYS, "the batch")
     added: dict[str, ArraySpec] = {}
     for signal_name, signal in signals.items():

@@ -16,7 +16,7 @@ _KEY = "rlax.signals"
 
 
 def needed_signals(slots: ObjectiveSlots) -> tuple[str, ...]:
-    """Names of the signals without which an objective cannot be computed, in their order."""
+    """Returns the names of the signals that an objective needs, in their order."""
     needs = {"reference": slots.needs_reference, "old_policy": slots.needs_old_logprobs}
     return tuple(name for name, needed in needs.items() if needed)
 
@@ -31,8 +31,8 @@ def chosen_signals(
     Args:
       context: of the trainer.
       advantages: the slot of the objective.
-      needed: name -> options of signals that the run needs, whether or not the config lists them;
-        see ``needed_signals``. If it does, the options of the list hold.
+      needed: name -> options of signals that the run needs even if the config does not list them;
+        see ``needed_signals``. Options in the config's list take precedence.
 
     Returns:
       name -> signal, in the order in which they run: the needed ones, then the others as listed.
@@ -40,7 +40,7 @@ def chosen_signals(
     Raises:
       ConfigError: an unknown name or option, with its key; the config lists signals, none of them
         gives values, and the advantages need them.
-      PluginError: a plug-in built something else.
+      PluginError: a plug-in built an object that is not a signal.
     """
     needed = needed or {}
     listed = {

@@ -43,17 +43,17 @@ class Optimizer(Section):
 
 
 class Learner:
-    """Parameters, and the moments of their gradients. It belongs into a signal's state.
+    """Parameters, and the moments of their gradients, which belong in a signal's state.
 
-    All of it is in the memory of the host, as numpy arrays, so that a resumed process computes the
-    same bits. A function that JAX traces takes them as they are.
+    All arrays are in the memory of the host, as numpy arrays, so that a resumed process computes
+    the same bits. They can be passed to a function that JAX traces.
 
     Args:
       optimizer: of the signal's options.
-      params: name -> array of float32 or float64, what learning begins with.
+      params: name -> initial array of float32 or float64.
 
     Attributes:
-      params: name -> array, as they are now.
+      params: name -> current array.
     """
 
     def __init__(self, optimizer: Optimizer, params: Arrays):
@@ -67,10 +67,10 @@ class Learner:
         """Takes one step against a gradient.
 
         Args:
-          gradient: of what is to become small, for every parameter; of numpy or JAX.
+          gradient: of the value to minimise, for every parameter; of numpy or JAX.
 
         Raises:
-          TrainingError: it is of other names or shapes.
+          TrainingError: its names or shapes differ from those of the parameters.
         """
         slopes = {name: np.asarray(array) for name, array in gradient.items()}
         shapes = {name: array.shape for name, array in self.params.items()}
@@ -93,13 +93,13 @@ class Learner:
             self.params[name] = param - given.learning_rate * (move + given.weight_decay * param)
 
     def save(self, state: SignalState) -> None:
-        """Writes all of it; to be called by the signal's ``save``."""
+        """Writes the whole state; to be called by the signal's ``save``."""
         kinds = zip(_KINDS, (self.params, self._mean, self._square), strict=True)
         arrays = {f"{k}/{name}": a for k, of in kinds for name, a in of.items()}
         state.put({**arrays, _COUNT: np.array(self._count)}, _FILE)
 
     def restore(self, state: SignalState) -> None:
-        """Goes back to what ``save`` wrote; to be called by the signal's ``restore``.
+        """Restores the state that ``save`` wrote; to be called by the signal's ``restore``.
 
         Raises:
           TrainingError: it is missing, damaged, or of other parameters.

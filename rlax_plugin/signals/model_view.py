@@ -1,4 +1,4 @@
-"""A trainer's model, as it shows it to signals."""
+"""A trainer's model, as signals see it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlax_plugin.objective.arrays import ArraySpec
 
 
 class Part(NamedTuple):
-    """Some rows of a batch, and what the model says of them.
+    """Some rows of a batch, and the model's outputs for them.
 
     Attributes:
-      rows: which rows of the batch these are.
+      rows: indices of these rows in the batch.
       batch: their arrays.
-      outputs: name -> [rows, length, ...], of the model's own arrays: where it runs on
-        accelerators, they still lie there.
+      outputs: name -> [rows, length, ...], arrays of the model's framework; on accelerators they
+        are still in device memory.
     """
 
     rows: slice
@@ -31,12 +31,12 @@ class ModelView:
     """The model with the weights that a step begins with; a trainer derives its own from it.
 
     Attributes:
-      outputs: name -> spec of what the model can be asked for, all without gradient. ``logprobs``
-        and ``entropy`` are of the target tokens, at the temperature of the samples, nats;
+      outputs: name -> spec of each available output, all without gradient. ``logprobs`` and
+        ``entropy`` are of the target tokens, at the temperature of the samples, nats;
         ``features`` are those of the last layer, to which the output head is applied.
       version: of the weights: ``step - 1`` in ``complete`` and ``learn`` of a step, and the last
         trained step in ``start``.
-      resumable: whether the trainer writes checkpoints, from which a run may go on.
+      resumable: True if the trainer writes checkpoints, from which a run may continue.
     """
 
     outputs: Mapping[str, ArraySpec] = MappingProxyType({})
@@ -46,9 +46,9 @@ class ModelView:
     def parts(
         self, batch: Mapping[str, np.ndarray], names: Sequence[str], weights: Any = None
     ) -> Iterator[Part]:
-        """Runs the model over a batch, a part after the other; all rows come in their order.
+        """Runs the model over a batch, one part after the other; all rows come in their order.
 
-        No more than one part's outputs need to be in memory, so this is the way to large outputs.
+        Only one part's outputs need to be in memory at a time, so this suits large outputs.
 
         Args:
           batch: whole, of ``objective.batches``.
@@ -69,7 +69,7 @@ class ModelView:
     def forward(
         self, batch: Mapping[str, np.ndarray], *names: str, weights: Any = None
     ) -> dict[str, np.ndarray]:
-        """The outputs for a whole batch, in the memory of the host; see ``parts``.
+        """Returns the outputs for a whole batch, in the memory of the host; see ``parts``.
 
         Returns:
           name -> [rows, length, ...], of the specs in ``outputs``.
@@ -83,19 +83,19 @@ class ModelView:
     def _parts(
         self, batch: Mapping[str, np.ndarray], names: tuple[str, ...], weights: Any
     ) -> Iterator[Part]:
-        """What a trainer with outputs computes; see ``parts``."""
+        """Implements ``parts``; a trainer with outputs overrides it."""
         raise NotImplementedError
 
     def keep(self, *, offload: bool = False) -> Any:
-        """A copy of the present weights, for ``weights`` of ``parts``; no update changes it.
+        """Returns a copy of the weights, for ``weights`` of ``parts``; no update changes it.
 
         Args:
-          offload: it rests in the memory of the host between uses.
+          offload: True if it is in the memory of the host between uses.
         """
         raise TrainingError("this trainer keeps no copies of its weights for signals")
 
     def save(self, path: str) -> None:
-        """Writes the present weights where ``load`` finds them, in place of what is there.
+        """Writes the present weights for ``load``, in place of earlier ones.
 
         Args:
           path: a directory, path or URL.
@@ -103,10 +103,10 @@ class ModelView:
         raise TrainingError("this trainer writes no weights for signals")
 
     def load(self, path: str, key: str, *, offload: bool = False) -> Any:
-        """Reads weights, as ``keep`` returns them.
+        """Reads weights, and returns them as ``keep`` does.
 
         Args:
-          path: of ``save``, or whatever else the trainer can read.
+          path: of ``save``, or another one that the trainer can read.
           key: of the config, to name in an error.
 
         Raises:

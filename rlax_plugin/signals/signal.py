@@ -1,4 +1,4 @@
-"""The interface of a batch signal, and the arrays by which one has a say in the advantages."""
+"""The interface of a batch signal, and the arrays with which a signal affects the advantages."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ ADVANTAGE_INPUTS: dict[str, ArraySpec] = {
     TOKEN_REWARDS: ArraySpec(np.dtype(np.float64)),
     VALUES: ArraySpec(np.dtype(np.float64)),
 }
-"""What ``Outcomes`` has beside rewards. A signal that adds one of them has the trainer compute the
-advantages."""
+"""The inputs of advantages beside rewards, as in ``Outcomes``.
+
+A signal that adds one of them has the trainer compute the advantages."""
 
 
 class BatchSignal:
-    """Derive from it, and write what is needed; a trainer calls all of it on its own thread.
+    """The base class of signals: override the methods you need; a trainer calls all on its thread.
 
     For every step, ``complete`` is called before and ``learn`` after the advantages of the batch
     are computed, both before the first update with the batch.
 
     A step may be trained again after a kill, from the newest checkpoint and with the same batch. So
-    whatever a later step depends on belongs into ``save`` and ``restore``; a signal without such a
-    state needs neither.
+    all state that a later step depends on belongs in ``save`` and ``restore``; a signal without
+    such a state needs neither.
 
     Attributes:
-      arrays: what ``complete`` returns. The loss gets all of it but ``ADVANTAGE_INPUTS``.
-      terms: name -> what is added to the loss; it may read the signal's arrays. The mean is
+      arrays: the arrays that ``complete`` returns. The loss gets all of them but
+        ``ADVANTAGE_INPUTS``.
+      terms: name -> term added to the loss; it may read the signal's arrays. The mean is
         reported as ``objective/<name>``.
       metrics: of the latest batch: ``objective/<name>`` -> sum over its trained tokens. The mean is
         reported.
@@ -52,16 +54,16 @@ class BatchSignal:
         """Called once, before the first step.
 
         Args:
-          model: with the weights that training starts or goes on from.
+          model: with the weights that training starts or continues from.
         """
 
     def complete(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
-        """What this signal adds to a batch.
+        """Returns the arrays that this signal adds to a batch.
 
         Args:
           model: its weights are version ``step - 1``.
           step: counts from 1.
-          batch: of ``objective.batches``, whole, with what earlier signals added; not to be
+          batch: of ``objective.batches``, whole, with the arrays of earlier signals; not to be
             changed. Its ``rl_advantages`` may be replaced later.
 
         Returns:
@@ -70,14 +72,14 @@ class BatchSignal:
         return {}
 
     def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:
-        """Learns from a batch, which now has the advantages that are trained."""
+        """Learns from a batch, which now has its final advantages."""
 
     def save(self, step: int, state: SignalState) -> None:
-        """Writes what ``restore`` needs, before the trainer's checkpoint of ``step``."""
+        """Writes the state for ``restore``, before the trainer's checkpoint of ``step``."""
 
     def restore(self, step: int, state: SignalState) -> None:
-        """Goes back to what ``save`` wrote at ``step``; called after ``start``, if at all.
+        """Restores the state that ``save`` wrote at ``step``; called after ``start`` on a resume.
 
         Raises:
-          TrainingError: it is missing or damaged; ``state.get`` says so.
+          TrainingError: it is missing or damaged; ``state.get`` raises it.
         """

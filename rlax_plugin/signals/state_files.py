@@ -34,7 +34,7 @@ class SignalState:
         self._files.put(self._path(f"{name}.npz"), pack(arrays))
 
     def get(self, name: str = "state") -> dict[str, np.ndarray]:
-        """The arrays of a file.
+        """Returns the arrays of a file.
 
         Raises:
           TrainingError: it is missing or damaged.
@@ -54,7 +54,7 @@ class SignalState:
             raise TrainingError(f"{where} is damaged: {error}") from error
 
     def location(self, name: str) -> str:
-        """Path or URL of a file, for a state that another library writes."""
+        """Returns the path or URL of a file, for a state that another library writes."""
         return self._files.location(self._path(name))
 
     def _path(self, name: str) -> str:
@@ -68,7 +68,7 @@ def prune(files: RunFiles, checkpoints: Collection[int], keep: Collection[int]) 
     the newest checkpoint stay.
 
     Args:
-      checkpoints: steps of which the trainer has one.
+      checkpoints: steps of which the trainer has a checkpoint.
       keep: further steps whose state stays.
     """
     newest = max(checkpoints, default=0)

@@ -1,4 +1,4 @@
-"""Builds a run's controller: every part whole, in the order in which they need each other."""
+"""Builds a run's controller: every part is complete before the parts that use it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from rlax_plugin.weights.service import ParameterServer
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A controller that has started, and the way of the weights from the trainer to its workers."""
+    """A started controller, and the publisher that takes weights from the trainer to workers."""
 
     controller: Controller
     publisher: Publisher
@@ -61,8 +61,8 @@ class _Assembly:
     """The parts of one run, built one after the other.
 
     Args:
-      trainer: that will run; asked only which checkpoints it has.
-      running: gets what ends all that is started.
+      trainer: the trainer of the run; used here only to list its checkpoints.
+      running: receives the cleanup of each started part.
       prompts: of training and of evaluations.
     """
 
@@ -264,6 +264,6 @@ async def assemble(
     """Brings up the reward pool, the endpoints and the workers; for ``Running.bring_up``.
 
     Raises:
-      RlaxError: something did not start.
+      RlaxError: a part did not start.
     """
     return await _Assembly(setup, trainer, observers, running, prompts).controller()

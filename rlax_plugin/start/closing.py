@@ -1,7 +1,7 @@
-"""The end of a run or an evaluation: what was started is ended, each part under its own deadline.
+"""The end of a run or an evaluation: each started part is ended under its own deadline.
 
-A part that ends late is left behind, and said so: what was computed is on disk by then, so it is no
-failure of the run.
+A part that does not end in time is left behind, with a warning: all results are on disk by then, so
+this is no failure of the run.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _REST_S = 60.0  # for all that has no deadline here: it neither waits nor writes
 
 
 class Closing:
-    """Ends what was started, last things first; an error in one part does not keep the others.
+    """Ends the started parts in reverse order; all are ended even if one raises an error.
 
     Args:
-      on_late: called with a sentence on each part that was left behind, or has lost something.
+      on_late: called with a sentence on each part that was left behind, or has lost data.
 
     Attributes:
-      deadline_s: the most that ``aclose`` may take, if every part takes its time.
+      deadline_s: the most that ``aclose`` may take, if every part uses up its deadline.
     """
 
     def __init__(self, on_late: Callable[[str], object]) -> None:
@@ -37,7 +37,7 @@ class Closing:
         self.deadline_s = _REST_S
 
     def part(self) -> AsyncExitStack:
-        """Takes what ends the next part, which has no deadline of its own."""
+        """Returns a stack for the cleanup of the next part, which has no deadline of its own."""
         self._parts.append(AsyncExitStack())
         return self._parts[-1]
 
@@ -73,10 +73,10 @@ class Closing:
     def ends_trackers(
         self, trackers: Sequence[Tracker], choices: Sequence[Choice], deadline_s: float
     ) -> None:
-        """Has ``aclose`` close trackers, side by side, and tell what each has lost.
+        """Has ``aclose`` close trackers concurrently, and report the data that each has lost.
 
         Args:
-          trackers: filled meanwhile; those of the config come first.
+          trackers: may still be extended after this call; those of the config come first.
           choices: of the config.
           deadline_s: for all of them together, ``rlax.deadlines.close_s``.
         """

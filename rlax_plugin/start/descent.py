@@ -1,7 +1,7 @@
-"""``rlax train --from``: which run's weights a run starts from, and the record of it.
+"""``rlax train --from``: the run whose weights a run starts from, and the record of it.
 
-The record is ``descent.json`` in the new run's directory. It holds for as long as the run does: who
-continues the run need not say again where it came from, and cannot say something else.
+The record is ``descent.json`` in the new run's directory. It holds as long as the run exists: to
+continue the run, ``--from`` is not needed again, and a different value is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RECORD = "descent.json"
 
 
 def recorded(files: RunFiles) -> Descent | None:
-    """What a run started from; None: from weights of its own.
+    """Returns the recorded origin of a run; None: it started from weights of its own.
 
     Raises:
       RlaxError: the record cannot be read.
@@ -43,7 +43,7 @@ def recorded(files: RunFiles) -> Descent | None:
 
 
 def record(files: RunFiles, descent: Descent | None) -> None:
-    """Writes down what ``decide`` returned."""
+    """Writes the record of an origin that ``decide`` returned."""
     if descent is not None:
         files.put_json(_RECORD, asdict(descent))
 
@@ -55,15 +55,15 @@ def decide(
     section: RlaxSection,
     maxtext: Mapping[str, Any],
 ) -> Descent | None:
-    """What a run starts from: what is recorded, or else what is asked for.
+    """Returns the origin of a run: the recorded one, or the one that the command names.
 
     Args:
       files: of the new run.
-      wanted: ``RUN`` or ``RUN@STEP``, as it was typed; None: nothing was.
+      wanted: ``RUN`` or ``RUN@STEP``, as given to ``--from``; None: the option is missing.
       registry, section, maxtext: of the new run's config.
 
     Raises:
-      ConfigError: the run has begun from something else; the config names other weights; or there
+      ConfigError: the run has begun from another origin; the config names other weights; or there
         is no such run, no checkpoint of that step, or a trainer that cannot start from it.
     """
     known = recorded(files)
@@ -87,13 +87,13 @@ def decide(
 
 
 def start(trainer: Trainer, name: str, descent: Descent) -> str | None:
-    """Tells a trainer what to start from.
+    """Makes a trainer start from another run's checkpoint.
 
     Args:
       name: of the trainer, for messages.
 
     Returns:
-      What is passed over because of it, see ``CheckpointStarter``.
+      The parts of the checkpoint that are ignored, see ``CheckpointStarter``.
 
     Raises:
       ConfigError: it cannot start from another run's checkpoint, or not from this one.

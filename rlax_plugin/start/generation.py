@@ -1,4 +1,4 @@
-"""Brings up what generates and scores groups, for a run or for an evaluation alone."""
+"""Brings up the parts that generate and score groups, for a run or for an evaluation alone."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from rlax_plugin.weights.service import ParameterServer
 
 
 class GenerationStart:
-    """Makes reward pools, endpoints and all else of a ``Generation``, on one event loop.
+    """Makes reward pools, endpoints and all other parts of a ``Generation``, on one event loop.
 
-    Nothing runs before ``start``.
+    They run only after ``start``.
 
     Args:
       prompts: of training and of evaluations.
-      environment: what their answers lead to.
+      environment: turns the answers to prompts into episodes.
       parameters: the parameter server to serve beside the fleet, or host:port of one elsewhere.
-      running: gets what ends all that is started.
-      note: shows in one line what went wrong with rewards or a worker; the run goes on.
+      running: receives the cleanup of each started part.
+      note: shows one line on an error of rewards or a worker; the run continues.
       training: issues groups again; None: samples are not trained on.
       newest: see ``Fleet``.
 
@@ -53,7 +53,7 @@ class GenerationStart:
       address: host:port of the controller's endpoint.
       parameter_server: host:port.
       secrets: of the run.
-      made: all that generates and scores.
+      made: the parts that generate and score.
 
     Raises:
       ConfigError: a part of the config cannot be built, or the port is taken.
@@ -132,10 +132,10 @@ class GenerationStart:
         return pool
 
     async def start(self) -> None:
-        """Brings everything up and has workers started.
+        """Brings all parts up and has workers started.
 
         Raises:
-          RlaxError: something did not start.
+          RlaxError: a part did not start.
         """
         made, closing = self.made, self._running.closing
         launcher, deadlines = made.launcher, made.deadlines

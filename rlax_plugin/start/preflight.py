@@ -1,7 +1,7 @@
-"""What must hold before a run starts, beyond a valid config; ``rlax check`` looks at the same.
+"""Checks before a run starts, beyond a valid config; ``rlax check`` makes the same checks.
 
-Nothing is started or written here. ``rlax eval`` and ``rlax serve RUN`` do not train: their
-sampling may be cut, and a run's own directories are there.
+They start no process and write no results. ``rlax eval`` and ``rlax serve RUN`` do not train: their
+sampling may be truncated, and a run's own directories exist already.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rlax_plugin.text.amounts import in_bytes
 
 
 def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> ObjectiveSlots:
-    """Looks at all that shows at once; builds nothing but the objective.
+    """Makes all quick checks; builds only the objective.
 
     Args:
-      remote: whether URLs are looked at; see ``check_places``.
+      remote: True if URLs are checked; see ``check_places``.
 
     Returns:
       The objective's slots.
 
     Raises:
-      ConfigError, PluginError, TrainingError: what is wrong.
+      ConfigError, PluginError, TrainingError: the first error found.
     """
     section, maxtext = config.section, config.maxtext
     registry.validate(section)
@@ -55,14 +55,14 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
 
 
 def _check_training(section: RlaxSection, maxtext: Mapping[str, Any]) -> None:
-    """Whether the section can train what it says, on this machine.
+    """Checks that the section describes a training that is possible on this machine.
 
     Args:
       maxtext: MaxText's keys; ``steps`` may be missing.
 
     Raises:
-      ConfigError: samples would be of another distribution than the one that is trained, a batch
-        would not fit into memory, or ``steps`` is no whole number of RL steps.
+      ConfigError: samples would come from another distribution than the trained one, a batch
+        would not fit into memory, or ``steps`` is not a multiple of the updates per RL step.
     """
     _check_sampling(section)
     _check_memory(section)
@@ -92,7 +92,7 @@ def _check_sampling(section: RlaxSection) -> None:
 
 
 def _check_memory(section: RlaxSection) -> None:
-    """The controller lays out whole batches in this machine's memory."""
+    """Checks that a whole batch, which the controller lays out, fits into this machine's memory."""
     rows, length = section.batch_rows, section.row_tokens
     a_token = sum(spec.bytes_per_position for spec in (ARRAYS | HOST_ARRAYS).values())
     needed, there = rows * length * a_token, psutil.virtual_memory().total
@@ -118,15 +118,15 @@ def _check_memory(section: RlaxSection) -> None:
 
 
 def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bool = True) -> None:
-    """Whether what a run reads is there, and what it writes can be written.
+    """Checks that the inputs of a run exist, and that its outputs can be written.
 
     Args:
       maxtext: MaxText's keys; without ``run_name`` and ``base_output_directory`` the run's
-        directory is not looked at.
-      remote: whether URLs are looked at, each within ``rlax.deadlines.rpc_s``.
+        directory is not checked.
+      remote: True if URLs are checked, each within ``rlax.deadlines.rpc_s``.
 
     Raises:
-      ConfigError: the first place that will not do.
+      ConfigError: names the first place that cannot be read or written.
     """
     deadline_s = section.deadlines.rpc_s
     base, name = maxtext.get("base_output_directory"), maxtext.get("run_name")
@@ -159,7 +159,7 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
 
 
 def _check_written(key: str, base: str, run: str, deadline_s: float, *, remote: bool) -> None:
-    """The run's directory, under the key and value that are its user's."""
+    """Checks the run's directory; an error shows the config key and value that the user set."""
     try:
         check_writable(key, run, deadline_s, remote=remote, private=True)
     except ConfigError as error:

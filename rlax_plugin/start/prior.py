@@ -1,7 +1,7 @@
 """The pass rates that a run begins with: none, or those of ``rlax.curation.prior``.
 
-A run keeps a copy of what it has read, of its own prompts alone: the sampler's choices depend on
-it, and a resume must make them again, whatever has become of the file.
+A run keeps a copy of the pass rates of its own prompts: the sampler's choices depend on them, and a
+resume must repeat these choices even if the file has changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY = "rlax.curation.prior.path"
 
 
 def about_rates(section: RlaxSection, sampling: SamplingParams, run: str, weights: object) -> About:
-    """How a run measures pass rates.
+    """Returns the settings under which a run measures pass rates.
 
     Args:
       run, weights: see ``About``; weights None: its own.
@@ -39,12 +39,12 @@ def about_rates(section: RlaxSection, sampling: SamplingParams, run: str, weight
 
 
 def check_prior(section: RlaxSection) -> None:
-    """Whether the prior's file was measured as this run measures, as far as the config says it.
+    """Checks that the prior's file was measured with the settings of the config.
 
-    Reads only what the file says of itself.
+    It reads only the file's description, and compares only settings that the config contains.
 
     Raises:
-      ConfigError: it was not, it is missing, or it is no table of pass rates.
+      ConfigError: the settings differ, or the file is missing or is no table of pass rates.
     """
     prior, r = section.curation.prior, section.rollouts
     about = _reading(prior.path, read_about)
@@ -54,7 +54,7 @@ def check_prior(section: RlaxSection) -> None:
 
 
 def kept_prior(files: RunFiles) -> bool:
-    """Whether a run has a copy, so that it does not read the file again."""
+    """True if a run has a copy of the prior, so that it does not read the file again."""
     return files.exists(_COPY) and holds_results(files)
 
 
@@ -65,15 +65,15 @@ def first_rates(
     files: RunFiles,
     note: Callable[[str], None],
 ) -> PassRateTable:
-    """The table of a run's first step; blocking, for a million prompts a few seconds.
+    """Returns the table of a run's first step; blocking, a few seconds for a million prompts.
 
     Args:
       prompts: of training.
-      about: how the run measures.
-      note: is told what was found.
+      about: settings under which the run measures.
+      note: called with one line on the pass rates found.
 
     Raises:
-      ConfigError: the prior cannot be read, or was measured otherwise.
+      ConfigError: the prior cannot be read, or was measured with different settings.
     """
     curation = section.curation
     table = PassRateTable(

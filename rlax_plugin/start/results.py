@@ -19,10 +19,10 @@ from rlax_plugin.text.command_lines import pasteable, train_command
 def print_results(
     out: Console, files: RunFiles, argv: Sequence[str], steps: int, updates: int
 ) -> None:
-    """What a run of that many steps has left behind, and how to go on.
+    """Prints the results that a run of ``steps`` steps has written, and how to continue it.
 
     Args:
-      updates: in one step; MaxText's key ``steps`` counts them.
+      updates: MaxText updates per step; its key ``steps`` counts updates.
     """
     before, after = recorded(files, "before"), recorded(files, "after", version=steps)
     if before is not None and after is not None:
@@ -62,7 +62,7 @@ _LIBRARIES = {
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries underneath."""
+    """Returns the versions of the libraries underneath."""
     found = {}
     for name, distribution in _LIBRARIES.items():
         try:
@@ -80,12 +80,12 @@ def summary(
     config_hash: str,
     last_step: int,
 ) -> dict[str, Any]:
-    """The run's figures; rates are per second of training steps, evaluation left out.
+    """Returns the run's figures; rates are per second of training steps, without evaluation.
 
     Args:
-      after: what was measured after training; None when that was not evaluated.
+      after: result of the evaluation after training; None if there was none.
       began_s: ``time.perf_counter`` at the start of the process.
-      last_step: the run is complete once it is done.
+      last_step: the run is complete once this step is done.
     """
     stats, totals = controller.stats, controller.run_state.totals
     steps = controller.run_state.next_step - 1

@@ -1,7 +1,7 @@
 """``rlax train``: one run from start to end, on two threads.
 
 The main thread belongs to the trainer: it alone launches JAX work and takes signals. The controller
-lives on an event loop on a second thread. ``ControllerPort`` is where they meet.
+lives on an event loop on a second thread. They meet in ``ControllerPort``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
       0 when the run is complete, 130 when it was interrupted and can be continued.
 
     Raises:
-      RlaxError: whatever made it fail; what was computed stays in the run directory.
+      RlaxError: the error that made it fail; its results so far stay in the run directory.
     """
     began_s = time.perf_counter()
     config = resolve(config_path, overrides)
@@ -115,7 +115,7 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
 
 
 class _Run:
-    """One process's part of a run: what it has started, and how it ends."""
+    """One process's part of a run: the parts that it has started, and their end."""
 
     def __init__(self, setup: RunSetup, console: Console, began_s: float):
         self._setup, self._console, self._began_s = setup, console, began_s
@@ -151,7 +151,7 @@ class _Run:
         return INTERRUPTED if stopped else 0
 
     def _read_prompts(self) -> RunPrompts:
-        """On this thread, because it may take minutes; those of a resumed run must be the same."""
+        """Reads the prompts on this thread, as it may take minutes; a resume must find the same."""
         part, note = self._setup.builder.part, self._dashboard.message
         prompts = RunPrompts.read(self._section, part, note=note)
         check_stages(self._section.curation.stages, prompts.train)
@@ -159,7 +159,7 @@ class _Run:
         return prompts
 
     def _train(self, thread: LoopThread, run: Assembled, trainer: Trainer) -> bool:
-        """Trains and evaluates; returns whether training was stopped before its end."""
+        """Trains and evaluates; returns True if training was stopped before its end."""
         controller, publisher = run.controller, run.publisher
         self._dashboard.workers = controller.fleet.workers
         port = self._port = ControllerPort(controller, thread.loop, publisher)
@@ -180,7 +180,10 @@ class _Run:
         return port.stopping
 
     def _stop(self) -> bool:
-        """First signal while a step is trained: stop after it, with a checkpoint; else at once."""
+        """Handles a signal; returns True if a stop with a checkpoint follows the current step.
+
+        Only the first signal during a step does this; any other interrupts at once.
+        """
         port = self._port
         if port is None or not port.training or port.stopping:
             return False

@@ -1,4 +1,4 @@
-"""A run's directory: where it is, whose it is, and whether the run is done."""
+"""A run's directory: its place, the run it belongs to, and the check for a finished run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHT_KEYS = ("load_parameters_path", "load_full_state_path")  # MaxText's, for
 
 
 def run_directory(maxtext: Mapping[str, Any]) -> str:
-    """Where MaxText keeps the run, and so where everything of the run is kept: a path or URL.
+    """Returns the directory of the run, MaxText's and this project's: a path or URL.
 
     Raises:
       ConfigError: a key is missing.
@@ -39,13 +39,13 @@ def run_directory(maxtext: Mapping[str, Any]) -> str:
 
 
 def weights_directory(section: RlaxSection, files: RunFiles) -> str:
-    """Where the run's weight versions are written."""
+    """Returns the directory of the run's weight versions."""
     path = section.weights.path
     return RunFiles(path).location() if path else files.location("weights")
 
 
 def state_directory(section: RlaxSection, files: RunFiles) -> Path:
-    """A local directory for ledger, lock and logs: the run's own, if that is local.
+    """Returns a local directory for ledger, lock and logs: the run's own, if that is local.
 
     Raises:
       ConfigError: it is not set, and this user has no directory for it.
@@ -61,7 +61,7 @@ def state_directory(section: RlaxSection, files: RunFiles) -> Path:
 def make_directories(
     files: RunFiles, state_dir: Path, section: RlaxSection, maxtext: Mapping[str, Any]
 ) -> None:
-    """Makes the local directories of a run, for its user alone, and tries to write there.
+    """Makes the local directories of a run, accessible only to its user, and tries to write there.
 
     MaxText, trackers and the weight store make theirs below these, with the usual modes.
 
@@ -86,7 +86,7 @@ def make_directories(
 
 
 def exposures(files: RunFiles, state_dir: Path, section: RlaxSection) -> list[str]:
-    """Warnings about the directories above those of a run, see ``private.exposed``."""
+    """Returns warnings about the directories above those of a run, see ``private.exposed``."""
     urls = (files.url, str(state_dir), section.weights.path)
     runs = [RunFiles(url) for url in urls if url]
     found = [exposed(Path(run.location())) for run in runs if run.is_local]
@@ -108,7 +108,7 @@ def _unwritable(key: str, value: str, directory: Path, error: OSError) -> Config
 
 @contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
-    """One process per run directory; the lock ends with the process, however it ends."""
+    """Locks a run directory for one process; the lock ends with the process, however it ends."""
     lock: IO[str] = (state_dir / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,7 +129,7 @@ def check_same_run(
 
     Args:
       config: the merged one, whose hash ``digest`` is.
-      argv: what the command was given.
+      argv: arguments of the command.
 
     Raises:
       ConfigError: the directory holds results of another config.
@@ -147,7 +147,7 @@ def check_same_run(
 
 
 def _from_its_weights(files: RunFiles, config: Mapping[str, Any], argv: Sequence[str]) -> str:
-    """How to start a new run from the weights of this one, if it has some."""
+    """Returns advice on starting a new run from the weights of this one, if it has some."""
     if not files.names("checkpoints"):
         return ""
     parent, _, name = files.url.rstrip("/").rpartition("/")
@@ -161,7 +161,7 @@ def _from_its_weights(files: RunFiles, config: Mapping[str, Any], argv: Sequence
 
 
 def _difference(files: RunFiles, config: Mapping[str, Any]) -> str:
-    """For messages: the first keys in which a run's own config and this one differ."""
+    """Returns the first keys in which a run's own config and this one differ, for messages."""
     try:
         known = yaml.safe_load(files.get(CONFIG))
     except (FileNotFoundError, yaml.YAMLError):
@@ -179,10 +179,10 @@ def _value(value: object) -> str:
 
 
 def finished(files: RunFiles, last_step: int, evaluates: bool) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do, None if there is something.
+    """Returns the summary of a run that has no work left; None if it has some.
 
     Args:
-      evaluates: whether an evaluation after training belongs to it.
+      evaluates: True if an evaluation after training belongs to it.
     """
     document = files.get_json("summary.json") or {}
     if not document.get("complete") or document["steps"] < last_step:

@@ -1,4 +1,4 @@
-"""One way up and down for every command that starts something: parts, signals, and the end."""
+"""The common way to start and end the parts of a command, with its handling of signals."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = logging.getLogger("rlax.controller")
 
 
 class Signals:
-    """SIGTERM does what Ctrl-C does; within ``with``.
+    """Makes SIGTERM act like Ctrl-C, within ``with``.
 
     Args:
-      stop: returns whether the command will stop by itself, so that it need not be interrupted.
+      stop: returns True if the command will stop by itself, which avoids an interrupt.
 
     Attributes:
-      ending: what was started is being ended, which has a deadline. A signal changes nothing any
-        more: it would leave processes behind.
+      ending: True while parts are being ended, which has a deadline. Signals are ignored then,
+        because an interrupt would leave processes behind.
     """
 
     def __init__(self, stop: Callable[[], bool] = lambda: False):
@@ -46,19 +46,19 @@ class Signals:
 
 
 class Running:
-    """An event loop on a thread of its own, and the parts of a command that live on it.
+    """An event loop on its own thread, and the parts of a command that live on it.
 
-    Behind the ``with`` everything that was started is ended, last things first. An error in ending
-    it is raised if nothing had failed before, and is only logged otherwise.
+    At the end of the ``with`` block all started parts are ended, in reverse order. An error in that
+    is raised if the block succeeded, and is only logged otherwise.
 
     Args:
       on_late: see ``Closing``.
-      log_name: the file that says more of what has not ended.
+      log_name: the file with details on parts that have not ended.
 
     Attributes:
-      supervision: runs what goes on beside the calls.
-      closing: gets what ends each part.
-      last: what is ended behind all parts, while the loop still runs.
+      supervision: runs the tasks beside the calls.
+      closing: receives the cleanup of each part.
+      last: ended after all parts, while the loop still runs.
     """
 
     def __init__(self, signals: Signals, on_late: Callable[[str], object], log_name: str):
@@ -68,14 +68,14 @@ class Running:
         self.thread = LoopThread()
 
     def bring_up[T](self, parts: Coroutine[Any, Any, T], what: str, deadline_s: float) -> T:
-        """Starts parts on the loop, in their order; what has come up is ended, whatever happens.
+        """Starts parts on the loop, in their order; parts that have started are always ended.
 
         Args:
-          what: is waited for.
+          what: describes the parts in the message of an expired deadline.
           deadline_s: ``rlax.deadlines.startup_s``.
 
         Raises:
-          RlaxError: something did not start.
+          RlaxError: a part did not start.
         """
         return self.thread.run(self._own(parts), deadline_s, what, "rlax.deadlines.startup_s")
 
