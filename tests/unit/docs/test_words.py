@@ -40,7 +40,6 @@ NOT_DONE = {
     "rlax_plugin/batching",
     "rlax_plugin/errors",
     "rlax_plugin/objective",
-    "rlax_plugin/ports",
     "rlax_plugin/prompts",
     "rlax_plugin/records/format1",
     "rlax_plugin/rewards",
