@@ -30,8 +30,8 @@ class Clock:
     """Time left for one operation.
 
     Attributes:
-      nbytes: how much it has to move; 0: not known yet.
-      moved: how much of it is done.
+      nbytes: total number of bytes to move; 0: not known yet.
+      moved: number of bytes moved so far.
     """
 
     def __init__(self, what: str, deadline_s: float):

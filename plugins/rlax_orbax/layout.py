@@ -1,4 +1,4 @@
-"""How a version lies on disk: Orbax's file names and metadata, zarr3 arrays with checksums.
+"""The files of a version: Orbax's file names and metadata, zarr3 arrays with checksums.
 
 A version is a directory that Orbax's own PyTree handler can open: ``_METADATA`` in Orbax's format,
 and one uncompressed zarr3 array per variable, in a subdirectory with the variable's name. The

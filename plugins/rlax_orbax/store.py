@@ -108,12 +108,12 @@ class OrbaxStore(WeightStore):
         """Reads arrays with the shapes, dtypes and shardings of ``like``; see ``WeightStore``.
 
         Args:
-          path: what was given to ``save``.
+          path: path that was passed to ``save``.
           like: name -> ``jax.ShapeDtypeStruct`` with a sharding or jax array, on devices of this
             process; a numpy array or a struct without sharding yields a numpy array.
 
         Raises:
-          WeightsUnreadableError: the bytes could not be had, for whatever reason.
+          WeightsUnreadableError: the bytes could not be read, for any reason.
           WeightsError: truncated or damaged bytes, or other names, shapes or dtypes.
           DeadlineError: it took longer than ``deadline_s``.
         """

@@ -28,7 +28,6 @@ NOT_DONE = {
     "plugins/rlax_launchers",
     "plugins/rlax_maxtext",
     "plugins/rlax_number_tasks",
-    "plugins/rlax_orbax",
     "plugins/rlax_rewards",
     "plugins/rlax_wandb",
     "rlax_plugin/build",
