@@ -31,7 +31,6 @@ NOT_DONE = {
     "plugins/rlax_rewards",
     "plugins/rlax_wandb",
     "rlax_plugin/build",
-    "rlax_plugin/concurrency",
     "rlax_plugin/controller",
     "rlax_plugin/start",
     "rlax_plugin/resume",
