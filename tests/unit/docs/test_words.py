@@ -46,7 +46,6 @@ NOT_DONE = {
     "rlax_plugin/testing",
     "rlax_plugin/text",
     "rlax_plugin/tokens",
-    "rlax_plugin/types",
     "rlax_plugin/weights",
     "rlax_plugin/worker",
 }
