@@ -1,4 +1,4 @@
-"""What must hold of every sample of a group, whoever generated it: the owner of these rules."""
+"""Rules that every sample of a group must satisfy, regardless of the engine that generated it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def defect(
     side: Mapping[str, SideSpec] = EMPTY,
     decode: Decode | None = None,
 ) -> str | None:
-    """What makes samples useless that were generated with ``sampling``; None if nothing does.
+    """The defect that makes samples generated with ``sampling`` unusable; None if there is none.
 
     Short samples are checked many at once, so that each costs little.
 
     Args:
       samples: in order; unfinished ones may have no tokens.
       vocabulary: token ids are below it; 0: it is not known.
-      context_length: tokens before each sample.
+      context_length: number of tokens before each sample.
       side: the side channels that its worker has declared.
-      decode: tokens to text, for stop strings; None: whether samples end at them is not checked.
+      decode: tokens to text, for stop strings; None skips the check that samples end at them.
 
     Returns:
-      Such as ``sample 3 has log-probs above 0``.
+      A phrase such as ``sample 3 has log-probs above 0``.
     """
     most = sampling.max_new_tokens
     for index, s in enumerate(samples):

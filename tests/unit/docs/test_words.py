@@ -45,7 +45,6 @@ NOT_DONE = {
     "rlax_plugin/signals",
     "rlax_plugin/testing",
     "rlax_plugin/text",
-    "rlax_plugin/tokens",
     "rlax_plugin/weights",
     "rlax_plugin/worker",
 }
