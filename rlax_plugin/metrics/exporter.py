@@ -40,11 +40,11 @@ class PrometheusTracker(Tracker):
     """Exports each step's metrics, and the state of the fleet at the time of a scrape.
 
     Args:
-      run: is asked at each scrape.
-      network: its ``prometheus_port`` is not None.
+      run: queried at each scrape.
+      network: network settings, with ``prometheus_port`` set.
 
     Attributes:
-      url: of the page.
+      url: address of the page.
 
     Raises:
       ConfigError: the port is taken, or the token file cannot be used.

@@ -37,7 +37,6 @@ NOT_DONE = {
     "rlax_plugin/fleet",
     "rlax_plugin/batching",
     "rlax_plugin/prompts",
-    "rlax_plugin/records/format1",
     "rlax_plugin/rewards",
     "rlax_plugin/rollouts",
     "rlax_plugin/rpc",
