@@ -31,9 +31,9 @@ class Capabilities:
       scores: True if it computes the log-probs of given tokens. Need not be declared: it follows
         from the engine being a ``TokenScorer``.
       stop_strings: True if it ends a sample at ``SamplingParams.stop_strings``.
-      verification: the most thorough check of new weights that its worker can do. Need not be declared by a
-        ``TokenScorer``, whose worker verifies the ``canary`` of each version; for other engines it
-        is at most ``fingerprints``.
+      verification: the most thorough check of new weights that its worker can do. Need not be
+        declared by a ``TokenScorer``, whose worker verifies the ``canary`` of each version; for
+        other engines it is at most ``fingerprints``.
       side: name -> side channel that its samples have.
     """
 
