@@ -39,7 +39,6 @@ NOT_DONE = {
     "rlax_plugin/prompts",
     "rlax_plugin/rewards",
     "rlax_plugin/rollouts",
-    "rlax_plugin/rpc",
     "rlax_plugin/sandbox",
     "rlax_plugin/signals",
     "rlax_plugin/testing",
