@@ -1,4 +1,4 @@
-"""The options that every prompt source over a data set has."""
+"""The options that every prompt source over a dataset has."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlax_plugin.config.base import PositiveInt, Section
 from rlax_plugin.errors import ConfigError
 
 KEY = "rlax.prompt_source"
-"""Where errors say that an option stands; of an evaluation set's own source it is replaced."""
+"""Config key in errors about an option; replaced for an evaluation set's own source."""
 
 TRAIN = "train"
 MANIFEST = "prepared.json"
-"""What is to be known of the tables beside it."""
+"""Name of the file that describes the tables in its directory."""
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MOST_HELD_OUT = 0.5
 
 
 class DatasetConfig(Section):
-    """Options of every data set.
+    """Options of every dataset.
 
-    A row of a data set has columns. One of them is the question, one may be the reference that
+    A row of a dataset has columns. One of them is the question, one may be the reference that
     rewards compare with, and every further one becomes metadata of the prompt.
     """
 
@@ -104,17 +104,17 @@ class DatasetConfig(Section):
 
     @property
     def read_splits(self) -> tuple[str, ...]:
-        """The splits that are read; training questions are the last."""
+        """The splits that are read; the training split is the last."""
         return (*(name for name in self.splits if name != TRAIN), TRAIN)
 
     @property
     def all_splits(self) -> tuple[str, ...]:
-        """Those that prompts can be asked of."""
+        """The splits that have prompts."""
         return (TRAIN, *self.held_out, *(name for name in self.splits if name != TRAIN))
 
     @property
     def template(self) -> tuple[str, ...] | None:
-        """The columns of a question that is a template; None where it is a column."""
+        """The columns of a question that is a template; None if it is a column."""
         if "{" not in self.question and "}" not in self.question:
             return None
         return tuple(name for _, name, _, _ in string.Formatter().parse(self.question) if name)

@@ -36,7 +36,6 @@ NOT_DONE = {
     "rlax_plugin/resume",
     "rlax_plugin/fleet",
     "rlax_plugin/batching",
-    "rlax_plugin/prompts",
     "rlax_plugin/rewards",
     "rlax_plugin/rollouts",
     "rlax_plugin/sandbox",
