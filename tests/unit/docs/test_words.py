@@ -42,7 +42,6 @@ NOT_DONE = {
     "rlax_plugin/signals",
     "rlax_plugin/testing",
     "rlax_plugin/text",
-    "rlax_plugin/weights",
     "rlax_plugin/worker",
 }
 
