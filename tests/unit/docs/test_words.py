@@ -40,7 +40,6 @@ NOT_DONE = {
     "rlax_plugin/rollouts",
     "rlax_plugin/sandbox",
     "rlax_plugin/signals",
-    "rlax_plugin/testing",
     "rlax_plugin/text",
 }
 
