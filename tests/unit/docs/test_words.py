@@ -24,7 +24,6 @@ NOT_DONE = {
     "plugins/rlax_curation",
     "plugins/rlax_datasets",
     "plugins/rlax_http",
-    "plugins/rlax_jetstream",
     "plugins/rlax_launchers",
     "plugins/rlax_maxtext",
     "plugins/rlax_number_tasks",
