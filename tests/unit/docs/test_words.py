@@ -25,7 +25,6 @@ NOT_DONE = {
     "plugins/rlax_datasets",
     "plugins/rlax_http",
     "plugins/rlax_launchers",
-    "plugins/rlax_maxtext",
     "plugins/rlax_number_tasks",
     "plugins/rlax_rewards",
     "plugins/rlax_wandb",
