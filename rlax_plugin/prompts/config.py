@@ -32,14 +32,14 @@ class DatasetConfig(Section):
 
     splits: Mapping[str, str | tuple[str, ...]] = Field(
         default={},
-        description="split of the run, such as train or test -> what it is read from: files, or "
-        "the name of a split of the data set; empty: everything is for training",
+        description="split of the run, such as train or test -> its data: files, or the name of a "
+        "split of the dataset; empty: all data is for training",
     )
     held_out: Mapping[str, Annotated[float, Field(gt=0, le=_MOST_HELD_OUT)]] = Field(
         default={},
         description="split -> share of the training questions that it gets instead, such as "
-        "{validation: 0.02, test: 0.02}; a hash of the question decides, so that the same question "
-        "is always in the same split",
+        "{validation: 0.02, test: 0.02}; a hash of the question decides, so the same question is "
+        "always in the same split",
     )
     question: str = Field(
         default="",
@@ -64,20 +64,20 @@ class DatasetConfig(Section):
     weights: Mapping[str, Annotated[float, Field(ge=0)]] = Field(
         default={},
         description="domain -> its share of the training prompts, relative to the others; empty: "
-        "each domain has the share that it has of the data",
+        "each domain keeps its share of the data",
     )
     chat: bool | None = Field(
         default=None,
-        description="true: a question is what the user says, put into the model's chat template; "
+        description="true: a question is the user's message in the model's chat template; "
         "false: the policy continues the text of the question. null: true if the tokenizer has "
         "a chat template",
     )
     system: str = Field(
-        default="", description="what the system says before the question in a chat; empty: nothing"
+        default="", description="system message before the question in a chat; empty: none"
     )
     template_arguments: Mapping[str, Any] = Field(
         default={},
-        description="what the chat template is given besides the messages, such as "
+        description="variables of the chat template besides the messages, such as "
         "{enable_thinking: false}",
     )
     stop_strings: tuple[str, ...] = Field(
@@ -93,13 +93,13 @@ class DatasetConfig(Section):
     )
     duplicates: Literal["skip", "keep", "error"] = Field(
         default="skip",
-        description="what happens to a row with the question and reference of an earlier one: "
+        description="treatment of a row with the question and reference of an earlier one: "
         "skip: it is left out and counted",
     )
     broken: Literal["error", "skip"] = Field(
         default="error",
-        description="what happens to a row that cannot be used, such as a line that is no JSON: "
-        "error: it is named and the run does not start; skip: it is left out and counted",
+        description="treatment of a row that cannot be used, such as a line that is not JSON: "
+        "error: the run names it and does not start; skip: it is left out and counted",
     )
 
     @property
