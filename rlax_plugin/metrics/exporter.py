@@ -25,7 +25,7 @@ def prometheus_token(network: Network) -> str:
 
 
 class ExportedRun(Protocol):
-    """A run as it stands; asked on the exporter's thread."""
+    """The present state of a run; queried on the exporter's thread."""
 
     def counts(self) -> Figures:
         """Name -> figure of the run; those that end in ``_total`` are counters."""

@@ -36,7 +36,7 @@ class GivenTextEncoder(Protocol):
     """A source that encodes texts that an environment gives, such as a tool's result."""
 
     def encode_given(self, text: str) -> list[int]:
-        """Tokens of a text after a completion, with whatever the model expects around it.
+        """Tokens of a text after a completion, with the tokens that the model expects around it.
 
         Tokens sampled earlier are not encoded again.
 

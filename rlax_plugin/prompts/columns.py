@@ -1,4 +1,4 @@
-"""Selects the columns of a row and turns the row, whatever it holds, into a question."""
+"""Selects the columns of a row and turns the row, which may hold any values, into a question."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 - rollout engine ``scripted``: samples from that policy, and can be slow, broken, or hold wrong
   weights;
 - weight store ``npz``: one checksummed file per version;
-- signal ``running_value``: a value for each prompt, learnt from its rewards;
+- signal ``running_value``: a value for each prompt, learned from its rewards;
 - observer ``tally``: counts scored groups and steps, each once over kills;
 - a run directory under ``objects://``: a local stand-in for ``gs://`` (see ``object_store``).
 
