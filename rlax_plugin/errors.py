@@ -135,8 +135,8 @@ class Finding:
     Attributes:
       where: plug-in, hook and name of the part.
       expected: requirement of its kind.
-      found: what it did instead.
-      mend: what to change.
+      found: behaviour observed instead.
+      mend: the change that would fix it.
     """
 
     where: str

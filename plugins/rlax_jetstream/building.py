@@ -20,7 +20,7 @@ from rlax_plugin.api import (
 
 
 def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
-    """Builds the decode engine on this process's devices; nothing is loaded or compiled yet.
+    """Builds the decode engine on this process's devices, without loading or compiling yet.
 
     Raises:
       ConfigError: the slots do not divide among the devices, or MaxText rejects the config.
@@ -44,7 +44,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
 
 
 def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
-    """Validates MaxText's keys as a worker has them, and adds up what it needs of memory.
+    """Validates MaxText's keys as a worker has them, and adds up the memory it needs.
 
     Raises:
       ConfigError: MaxText rejects the config.
@@ -75,7 +75,7 @@ def _given(context: BuildContext) -> ResolvedConfig:
 
 
 def sizes(section: RlaxSection, devices: int) -> dict[str, Any]:
-    """MaxText's keys of a worker: how many sequences, and how long."""
+    """MaxText's keys of a worker for the number of sequences and their length."""
     rollouts, prefill = section.rollouts, section.max_context_tokens
     if rollouts.on_new_weights == "continue":
         # A sample goes on behind all its tokens but the last by a prefill, and what follows is

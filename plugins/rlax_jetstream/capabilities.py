@@ -1,4 +1,4 @@
-"""What the engine can do, as its worker declares it."""
+"""The capabilities of the engine, as its worker declares them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ SERVICE = "jetstream_proto.Orchestrator"
 
 
 def capabilities(rollouts: Rollouts, vocabulary: int, max_context: int) -> Capabilities:
-    """Of an engine with these limits.
+    """Capabilities of an engine with these limits.
 
     Args:
-      vocabulary: of the model; 0: the slots are not built yet.
-      max_context: tokens of the longest context.
+      vocabulary: size of the model's vocabulary; 0: the slots are not built yet.
+      max_context: number of tokens of the longest context.
     """
     return Capabilities(
         slots=rollouts.slots,

@@ -1,6 +1,6 @@
-"""What JetStream's servicer needs of a driver, on top of the same scheduler.
+"""A driver for JetStream's servicer, on top of the same scheduler.
 
-``JetStreamDriver`` stands where ``LLMOrchestrator`` expects JetStream's ``Driver`` (tested with
+``JetStreamDriver`` replaces JetStream's ``Driver`` in ``LLMOrchestrator`` (tested with
 google-jetstream 0.2.2; ``prefill_backlog_size`` is of the later upstream code).
 """
 
@@ -65,10 +65,10 @@ class DrivenEngine(Protocol):
 
 
 class JetStreamDriver:
-    """What ``LLMOrchestrator`` needs of a driver.
+    """Implements the methods of a driver that ``LLMOrchestrator`` calls.
 
-    The proto knows neither temperature nor seed: a request is generated with the settings under
-    ``rlax.rollouts`` and random seeds. Its whole completions are one message of the stream.
+    The proto has neither temperature nor seed: a request is generated with the settings under
+    ``rlax.rollouts`` and random seeds. Each reply is a single message with whole completions.
     """
 
     def __init__(self, engine: DrivenEngine):
@@ -93,17 +93,17 @@ class JetStreamDriver:
 
     @property
     def most_waiting(self) -> int:
-        """Samples that may wait at the same time, and so the most that one request may want."""
+        """Maximum number of waiting samples, and so of the samples of one request."""
         return _BACKLOG_FACTOR * self._engine.rollouts.slots
 
     def place_request_on_prefill_queue(self, request: Any, samples: int = 1) -> None:
-        """Takes an ``ActiveRequest``; what goes wrong later arrives through its return channel.
+        """Takes an ``ActiveRequest``; later errors arrive through its return channel.
 
         Args:
-          samples: completions of the request, at most ``most_waiting``.
+          samples: number of completions of the request, at most ``most_waiting``.
 
         Raises:
-          queue.Full: too much is waiting; the servicer answers RESOURCE_EXHAUSTED.
+          queue.Full: too many samples are waiting; the servicer answers RESOURCE_EXHAUSTED.
         """
         if self._engine.backlog + samples > self.most_waiting:
             raise queue.Full
@@ -189,10 +189,10 @@ class JetStreamDriver:
 
 
 class DriverOfOne:
-    """A driver for one call of the stock servicer, which passes on no number of samples.
+    """A driver for one call of the stock servicer, which does not pass on a number of samples.
 
     Args:
-      samples: completions of the call's request.
+      samples: number of completions of the call's request.
     """
 
     def __init__(self, driver: JetStreamDriver, samples: int):

@@ -49,15 +49,16 @@ class JetstreamEngine(RolloutEngine):
     """Rollout engine over ``DecodeSlots``; its thread starts at once and builds them.
 
     New weights, with ``rollouts.on_new_weights`` ``finish``: running samples finish on the old
-    ones, nothing is admitted meanwhile, then the engine swaps. With ``continue`` and ``discard`` it
-    swaps after the decode call in progress; running samples go on behind the tokens they have, the
-    caches computed anew by a prefill of prompt and tokens (AReaL, arXiv 2505.24298), or start
-    again. No request is dropped. Where weights are to be swapped, so that all slots are free, the
-    canary is decoded with them; until they are verified and in use, nothing is admitted.
+    weights, no sample is admitted meanwhile, then the engine swaps. With ``continue`` and
+    ``discard`` it swaps after the decode call in progress; running samples continue after the
+    tokens they have, with caches recomputed by a prefill of prompt and tokens (AReaL, arXiv
+    2505.24298), or start again. No request is dropped. When weights are about to be swapped, so
+    that all slots are free, the canary is decoded with them; until they are verified and in use,
+    no sample is admitted.
 
     Args:
       make_slots: called once, on the engine's thread.
-      store: where weight versions are read from.
+      store: weight store to read versions from.
       rollouts: the ``rlax.rollouts`` section: limits, and settings of JetStream's own requests.
       config: this plug-in's options.
       make_prompt_source: tokenizer of JetStream's text requests; called when one arrives.
@@ -145,9 +146,9 @@ class JetstreamEngine(RolloutEngine):
         return await asyncio.get_running_loop().run_in_executor(self._loading, self._read, version)
 
     async def use(self, loaded: Loaded) -> None:
-        """Returns when the engine has swapped; nothing shortens what running samples take.
+        """Returns when the engine has swapped; running samples are never shortened.
 
-        With ``finish`` they end before, for which a caller's deadline has to allow.
+        With ``finish`` they end first, which a caller's deadline has to allow for.
         """
         await self._between_samples(loaded, None)
 
@@ -198,10 +199,10 @@ class JetstreamEngine(RolloutEngine):
         }
 
     def progress(self) -> dict[Attempt, int]:
-        """See ``RolloutEngine``: tokens of what runs; of what waits, the engine's decode steps.
+        """See ``RolloutEngine``: tokens of a running request; for a waiting one, decode steps.
 
-        What waits for a slot, for weights or for a swap of weights gets on as the engine does. Both
-        change with each decode call, see ``JetstreamConfig.longest_call``.
+        A request that waits for a slot, for weights or for a swap progresses as the engine does.
+        Both figures change with each decode call, see ``JetstreamConfig.longest_call``.
         """
         if (slots := self._slots) is None or (scheduler := self._scheduler) is None:
             return {}
@@ -217,7 +218,7 @@ class JetstreamEngine(RolloutEngine):
 
     @property
     def ready(self) -> bool:
-        """Whether requests can be generated: built, compiled, and holding weights."""
+        """True if requests can be generated: the engine is built, compiled, and holds weights."""
         return self._error is None and self.version >= 0
 
     @property
@@ -227,17 +228,17 @@ class JetstreamEngine(RolloutEngine):
 
     @property
     def backlog(self) -> int:
-        """Samples that wait for a slot."""
+        """Number of samples that wait for a slot."""
         with self._changed:
             return sum(len(job.waiting) for job in self._waiting)
 
     def rejection(self, request: Request) -> str | None:
-        """Why the slots cannot hold a request; None if they can."""
+        """The reason why the slots cannot hold a request; None if they can."""
         vocabulary = self.capabilities.vocabulary
         return rejection(request, self.rollouts, self._deterministic, vocabulary, self._max_context)
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Queues groups; one that needs nothing generated is delivered at once. Any thread.
+        """Queues groups; one that needs no generation is delivered at once. Any thread.
 
         Raises:
           WorkerError: the engine has failed or is closed.
@@ -262,14 +263,14 @@ class JetstreamEngine(RolloutEngine):
         return add_jetstream_service(server, engine)
 
     def client_example(self, address: str, token_file: Path | None) -> str:
-        """A shell command that asks for a completion, with JetStream's own client."""
+        """A shell command that requests a completion, with JetStream's own client."""
         from rlax_jetstream.servicer import client_example
 
         prompts, most = self.prompt_source(), self.rollouts.max_new_tokens
         return client_example(address, token_file, prompts, most)
 
     def close(self) -> None:
-        """Ends the thread; what waits or runs fails. Idempotent; waits at most 10 s."""
+        """Ends the thread; waiting and running requests fail. Idempotent; waits at most 10 s."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -353,7 +354,7 @@ class JetstreamEngine(RolloutEngine):
         return True
 
     def _interrupt(self, scheduler: Scheduler) -> None:
-        """New weights are there: puts what runs back in front of the queue, unless it finishes."""
+        """Returns running samples to the front of the queue for new weights, unless they finish."""
         if (mode := self.rollouts.on_new_weights) != "finish":
             back = scheduler.interrupt(keep_tokens=mode == "continue")
             self._waiting = list(dict.fromkeys(back + self._waiting))
@@ -374,7 +375,7 @@ class JetstreamEngine(RolloutEngine):
         return may_begin or any(job.unwanted for job in self._waiting)
 
     def _admissible(self) -> bool:
-        """Whether a waiting group may be generated with the weights in use."""
+        """True if a waiting group may be generated with the weights in use."""
         return any(job.min_version <= self.version for job in self._waiting)
 
     def _end(self, error: Exception, scheduler: Scheduler | None) -> None:

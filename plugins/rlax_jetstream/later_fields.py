@@ -1,8 +1,8 @@
 """Fields of a ``DecodeRequest`` that the later upstream code has and google-jetstream 0.2.2 lacks.
 
-A client of the later code sends them all the same, and protobuf keeps what it does not know. Each
-field is honoured or refused by name, so that no client gets another answer than it asked for
-(tested with the fields of upstream's commit 29329e8e).
+A client of the later code may send them, and protobuf keeps unknown fields. Each field is honoured
+or rejected by name, so every client gets the answer that it requested (tested with the fields of
+upstream's commit 29329e8e).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _VARINT, _BYTES = 0, 2  # wire types
 
 
 def samples_asked(request: Any, most: int) -> int:
-    """The number of completions that a request wants; 1 if it does not say.
+    """The number of completions that a request wants; 1 by default.
 
     Args:
       request: a ``DecodeRequest`` of either version.
-      most: samples that one request may want.
+      most: maximum number of samples of one request.
 
     Raises:
       RequestError: it wants more, or has a field that this server cannot honour.

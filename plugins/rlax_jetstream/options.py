@@ -45,7 +45,7 @@ class JetstreamConfig(Section):
     )
 
     def longest_call(self, rollouts: Rollouts) -> int:
-        """Decode steps of one call at most; heartbeats tell of no token before it returns."""
+        """Maximum decode steps of one call; heartbeats report its tokens only after it returns."""
         if rollouts.on_new_weights == "finish":
             return min(_LONGEST_CALL, rollouts.max_new_tokens)
         return self.interrupt_steps

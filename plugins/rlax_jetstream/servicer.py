@@ -39,7 +39,7 @@ def servicer_class(orchestrator: ModuleType) -> type:
     from jetstream.core.proto import jetstream_pb2 as pb
 
     class Servicer(orchestrator.LLMOrchestrator):
-        """Status codes as those of ``Generate``; the stock servicer's are all UNKNOWN."""
+        """JetStream's servicer with the status codes of ``Generate`` in place of UNKNOWN."""
 
         async def Decode(self, request: Any, context: Any = None) -> AsyncIterator[Any]:
             if not self._driver.live:
@@ -108,12 +108,12 @@ async def _unavailable(request: bytes, context: grpc.aio.ServicerContext) -> byt
 def add_jetstream_service(server: Any, engine: DrivenEngine) -> Future[None]:
     """Registers JetStream's stock servicer on a ``grpc.aio`` server that has not started yet.
 
-    Importing it brings JAX (seconds) and, in the later upstream code, more: that happens on a
-    thread, and calls are answered UNAVAILABLE until then.
+    Importing it loads JAX (seconds) and, in the later upstream code, more. The import runs on a
+    thread, and calls are answered UNAVAILABLE until it is done.
 
     Returns:
-      Done once the service answers; an ImportError if JetStream is not installed, or whatever else
-      its import raises.
+      A future that is done once the service answers; it raises an ImportError if JetStream is not
+      installed, or any other error of the import.
     """
     forwarder = Forwarder(SERVICE)
     server.add_generic_rpc_handlers((forwarder,))
@@ -141,12 +141,12 @@ def add_jetstream_service(server: Any, engine: DrivenEngine) -> Future[None]:
 def client_example(
     address: str, token_file: Path | None, source: PromptSource, max_tokens: int
 ) -> str:
-    """A shell command that has the first training prompt completed, by JetStream's own stub.
+    """A shell command that completes the first training prompt, with JetStream's own stub.
 
-    Of a data set, which a worker may not have, no prompt is read.
+    A dataset is not read, because a worker may not have it.
 
     Args:
-      token_file: of the server; None: it wants no token.
+      token_file: token file of the server; None: it requires no token.
     """
     known = isinstance(source, DatasetSource)
     if isinstance(source, TextEncoder):

@@ -1,4 +1,4 @@
-"""What becomes of loaded weights: tried by the canary, used, or discarded."""
+"""The loaded weights until they are verified by the canary, used, or discarded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TOTALS = ("steps_total", "tokens_total", "prefill_tokens_total", "prefill_comput
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What the engine thread is to do with loaded weights once no sample is in a slot.
+    """An operation on loaded weights, which the engine thread performs once all slots are free.
 
     Attributes:
       greedy: (tokens, count) to decode with them, as they are not verified yet; None: use them.
-      done: then, with what was decoded.
+      done: future of the operation, with the decoded tokens.
     """
 
     loaded: Loaded
@@ -30,11 +30,11 @@ class Swap:
 
 
 class Swaps:
-    """The weights in use, and those that may follow. All but ``perform`` is guarded by the engine.
+    """The weights in use, and the next ones. All but ``perform`` is guarded by the engine.
 
     Attributes:
       used: the weights in use; those of version -1 before the first.
-      next: what waits until no sample is in a slot.
+      next: the operation that waits until all slots are free.
     """
 
     def __init__(self) -> None:
@@ -54,23 +54,26 @@ class Swaps:
 
     @property
     def paused(self) -> bool:
-        """Whether no sample may be put into a slot: weights wait, or are being verified."""
+        """True if no sample may be put into a slot: weights wait, or are being verified."""
         return self.next is not None or self._tried is not None
 
     def ask(self, loaded: Loaded, greedy: tuple[np.ndarray, int] | None) -> Future[Any]:
-        """Replaces what waits."""
+        """Replaces the waiting operation."""
         if self.next is not None:
             self.next.done.cancel()
         self.next, self._tried = Swap(loaded, greedy, Future()), None
         return self.next.done
 
     def forget_cancelled(self) -> None:
-        """Nobody waits for it any more."""
+        """Forgets the waiting operation if its future was cancelled."""
         if self.next is not None and self.next.done.cancelled():
             self.next = None
 
     def take(self) -> Swap | None:
-        """What is to be performed, as no sample is in a slot; what was tried remains so."""
+        """Takes the waiting operation, to be performed while all slots are free; None without one.
+
+        Weights that are being verified stay marked as such.
+        """
         swap, self.next = self.next, None
         if swap is None or not swap.done.set_running_or_notify_cancel():
             return None
@@ -79,7 +82,7 @@ class Swaps:
         return swap
 
     def discard(self, arrays: Arrays) -> None:
-        """They will not be used: generation goes on with the weights in use."""
+        """Drops weights that will not be used; generation continues with the weights in use."""
         if self.next is not None and self.next.loaded.arrays is arrays:
             self.next.done.cancel()
             self.next = None
@@ -87,7 +90,7 @@ class Swaps:
             self._tried = None
 
     def perform(self, swap: Swap, slots: DecodeSlots) -> None:
-        """On the engine's thread, while all slots are free."""
+        """Performs an operation on the engine's thread, while all slots are free."""
         if swap.greedy is None:
             self.used = swap.loaded
             swap.done.set_result(None)
@@ -99,7 +102,7 @@ class Swaps:
             raise
 
     def fail(self, error: Exception) -> None:
-        """Nothing is performed any more."""
+        """Ends all operations with an error."""
         swap, self.next = self.next, None
         if swap is not None and swap.done.set_running_or_notify_cancel():
             swap.done.set_exception(error)
@@ -111,11 +114,11 @@ def laid_out(
     made_by: Callable[[Arrays], Arrays],
     discard: Callable[[Arrays], None],
 ) -> Loaded:
-    """What was read, as the slots' programs read it fastest.
+    """The loaded weights in the layout that the slots' programs read fastest.
 
     Args:
       made_by: name -> array to name -> uint32.
-      discard: gets the arrays.
+      discard: called with the arrays to discard.
     """
     arrays = loaded.arrays
     assert isinstance(arrays, dict)  # in place: a copy would keep each array as it was
@@ -132,7 +135,7 @@ def _decode_greedy(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and log-probs, generated in the first slot; all slots are free, before and after.
 
-    What the slots have counted stays as it was, as it tells of samples.
+    The counts of the slots stay unchanged, because they are about samples.
     """
     totals = {name: getattr(slots, name) for name in TOTALS}
     sampling = SamplingParams(temperature=0.0, max_new_tokens=count)

@@ -1,4 +1,4 @@
-"""What MaxText's keys and the section ``rlax:`` must agree on."""
+"""Checks that MaxText's keys agree with the section ``rlax:``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlax_plugin.api import AnsweredPrompts, BuildContext, ConfigError, Resolved
 
 
 def given_config(context: BuildContext) -> ResolvedConfig:
-    """The resolved config, whose keys MaxText is given.
+    """The resolved config, whose keys are passed to MaxText.
 
     Raises:
       ConfigError: there is only a section.
@@ -19,10 +19,10 @@ def given_config(context: BuildContext) -> ResolvedConfig:
 
 
 def answered_prompts(context: BuildContext) -> Any:
-    """The run's prompt source, if it can show right answers.
+    """The run's prompt source, if it has correct answers.
 
     Raises:
-      ConfigError: it cannot.
+      ConfigError: it has none.
     """
     choice = context.section.prompt_source
     source = context.part("prompt_source", choice, "rlax.prompt_source")
@@ -33,10 +33,10 @@ def answered_prompts(context: BuildContext) -> Any:
 
 
 def check_rows(config: Any, section: RlaxSection) -> None:
-    """Whether the rows of a batch are those that MaxText's keys make on the devices there are.
+    """Checks that MaxText's keys give the rows of a batch on the available devices.
 
     Raises:
-      ConfigError: they are not; says what would be right.
+      ConfigError: they do not; the message says what would be right.
     """
     rows, mini_batches = section.batch_rows, section.objective.mini_batches
     if config.global_batch_size_to_train_on * mini_batches == rows:
@@ -65,15 +65,15 @@ _BLIND_TO_SEGMENTS = {
 
 
 def _completion(section: RlaxSection) -> str:
-    """The key that limits what stands behind a prompt."""
+    """The key that limits the tokens after a prompt."""
     return "rlax.episodes.max_tokens" if section.episodes.max_tokens else "max_new_tokens"
 
 
 def check_shapes(config: Any, section: RlaxSection) -> None:
-    """What can be said of MaxText's keys without knowing how many devices there are.
+    """Checks MaxText's keys as far as possible without the number of devices.
 
     Raises:
-      ConfigError: one does not suit the section.
+      ConfigError: a key does not suit the section.
     """
     if config.max_target_length != section.row_tokens:
         raise ConfigError(

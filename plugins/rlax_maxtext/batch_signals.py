@@ -1,4 +1,4 @@
-"""The signals of a run of MaxText's trainer, around the model that they see."""
+"""The signals of a run of MaxText's trainer, with the model that they see."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def signals_of(
     """The chain of the signals that the objective needs, and of those that the config lists.
 
     Args:
-      context: of the trainer.
-      options: of the trainer; which of the kept weights rest in host memory.
+      context: context of the trainer.
+      options: options of the trainer; decide which kept weights are in host memory.
       checkpoints: see ``SignalChain``.
     """
     own: dict[str, dict[str, Any]] = {

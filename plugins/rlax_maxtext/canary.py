@@ -1,7 +1,7 @@
-"""The canary: log-probs that prove to a worker that it holds the weights that were published.
+"""The canary: log-probs by which a worker verifies that it holds the published weights.
 
 They are computed from the buffers about to be published, not from the live model, by the trainer's
-own graph and in the trainer's layout: what is checked is what travels.
+own graph and in the trainer's layout, so the check covers exactly the data that is sent.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CanaryForward:
 
 
 def tolerance(loop: Loop) -> float:
-    """Largest difference, in nats, between trainer and worker that is no error."""
+    """Maximum difference, in nats, between trainer and worker that is not an error."""
     config = loop.config
     float32 = config.dtype == np.float32 and config.weight_dtype == np.float32
     # Accelerators multiply float32 matrices in fewer bits unless told otherwise.

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
-    """Validates MaxText's keys, and adds up what training needs of memory.
+    """Validates MaxText's keys, and adds up the memory that training needs.
 
-    How many devices there will be is not known, nor asked.
+    The number of devices is unknown, and not determined here.
     """
     from maxtext_overrides.config.loading import load_to_check, passed_on, without_effect
 
@@ -81,7 +81,7 @@ def _check_first_weights(config: Config, needed: TrainingMemory) -> Iterator[tup
 
 
 def _devices(config: Config, section: RlaxSection) -> int:
-    """How many devices the batch is made for."""
+    """The number of devices that the batch is made for."""
     mini_batches = section.objective.mini_batches
     held = config.per_device_batch_size * config.gradient_accumulation_steps * mini_batches
     devices, rest = divmod(section.batch_rows, held)
@@ -98,10 +98,10 @@ def _devices(config: Config, section: RlaxSection) -> int:
 
 
 def check_vocabulary(config: Config, context: BuildContext) -> None:
-    """Whether the ids of the prompt source are the model's.
+    """Checks that the ids of the prompt source are the model's.
 
     Raises:
-      ConfigError: some are not, or its tokenizer is another one than that of ``tokenizer_path``.
+      ConfigError: some are not, or its tokenizer differs from that of ``tokenizer_path``.
     """
     choice, key = context.section.prompt_source, "rlax.prompt_source"
     source = context.part("prompt_source", choice, key)

@@ -1,4 +1,4 @@
-"""The trainer's part of ``rlax export``: which model it is, its tokenizer, and the directory."""
+"""The trainer's part of ``rlax export``: the model, its tokenizer, and the directory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _tokenizer(path: object, vocab_size: int) -> Tokenizer:
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What files that have to be made say of tokens that begin and end a text."""
+    """Settings of the tokens that begin and end a text, for files that have to be made."""
     ids: dict[str, Any] = {"eos_token_id": list(tokenizer.stop_ids)}
     if tokenizer.bos_ids:
         ids["bos_token_id"] = tokenizer.bos_ids[0]

@@ -19,14 +19,14 @@ _FLOAT32 = ArraySpec(np.dtype(np.float32))
 
 
 class MaxTextView(ModelView):
-    """The model of a loop, which it must be given before signals see it.
+    """The model of a loop, which must be set before signals see it.
 
     Outputs are computed by compiled forward passes of the trainer's own graph in the trainer's
-    layout, to which the weights are an argument: one for each set of outputs that is asked for.
+    layout, with the weights as an argument: one for each requested set of outputs.
 
     Args:
       config: MaxText's, of the RL loop.
-      temperature: of the samples.
+      temperature: temperature of the samples.
     """
 
     def __init__(self, config: Config, temperature: float):

@@ -1,4 +1,4 @@
-"""The trainer's part of ``rlax convert``: a model of another library as MaxText has it."""
+"""The trainer's part of ``rlax convert``: a model of another library in MaxText's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of trainer ``maxtext``, and what of them the rest of the config must agree with."""
+"""Options of trainer ``maxtext``, and their checks against the rest of the config."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TrainerOptions(Section):
 
 
 def check_start(options: TrainerOptions, context: BuildContext) -> None:
-    """Rejects options without effect, and a local tokenizer or first weights that are not there.
+    """Rejects options without effect, and a local tokenizer or first weights that do not exist.
 
     Raises:
       ConfigError: see above.
@@ -131,10 +131,10 @@ def check_start(options: TrainerOptions, context: BuildContext) -> None:
 
 
 def check_directory(warm: WarmStart, context: BuildContext) -> None:
-    """Looks for the finished warm start that is to be used, if one is.
+    """Looks for the finished warm start that the config names, if it names one.
 
     Raises:
-      ConfigError: nothing is there, or it cannot be reached within ``rlax.deadlines.rpc_s``.
+      ConfigError: it does not exist, or cannot be reached within ``rlax.deadlines.rpc_s``.
     """
     if warm.enabled and warm.directory:
         deadline_s = context.section.deadlines.rpc_s

@@ -1,17 +1,17 @@
 """Signals of other policies: log-probs of a batch under the reference's and pi_old's weights.
 
 Both are computed from a whole RL step's batch before its first update. A config need not list them:
-they run, before all others, where its objective needs them.
+they run, before all others, if its objective needs them.
 
     proximal    pi_old is the policy just before the first update. With one update per batch the
                 loss has it already, as the stop-gradient of its own log-probs.
     reprefill   pi_old is, token by token, the policy of the version that sampled it, if that is
-                the current one or the one of which a copy is kept: the newest but the current that
-                workers load which were there from the start, every ``staleness.reload_every``-th.
-                Of any other, and after a resume until that copy is there again, it is the proximal
-                policy, and counted.
+                the current one or the one kept copy. The copy is of the newest earlier version
+                that workers load if they are there from the start: every
+                ``staleness.reload_every``-th. For any other version, and after a resume until
+                there is a copy again, pi_old is the proximal policy, and the token is counted.
 
-Neither has a state that belongs to a checkpoint: the reference is stored once, before step 1, and
+Neither has state that belongs to a checkpoint: the reference is stored once, before step 1, and
 the copy of older weights is made again.
 """
 
@@ -47,7 +47,7 @@ Arrays = dict[str, np.ndarray]
 class ReferenceConfig(Section):
     """Log-probs under a frozen reference policy, rlax.objective.reference.
 
-    It runs where the coefficient of the KL term is above 0. Listed without such a term, it only
+    It runs if the coefficient of the KL term is above 0. Listed without such a term, it only
     adds rl_reference_logprobs to each batch, for other signals.
     """
 
@@ -57,7 +57,7 @@ class ReferenceConfig(Section):
 
 
 class OldPolicyConfig(Section):
-    """Log-probs under pi_old, where the loss does not have them already.
+    """Log-probs under pi_old, if the loss does not have them already.
 
     It runs where rlax.objective.old_policy needs it.
     """
@@ -98,10 +98,10 @@ class ReferencePolicy(BatchSignal):
     """KL to frozen weights: log-probs for the loss, or token rewards for the advantages.
 
     Args:
-      slots: of the run; with KL in the reward they make token rewards of it.
-      path: of the reference; empty: the weights that training starts from.
+      slots: slots of the run; with KL in the reward they turn it into token rewards.
+      path: path of the reference; empty: the weights that training starts from.
       files: the run's directory, below which they are kept.
-      offload: whether they rest in host memory between steps.
+      offload: True to keep them in host memory between steps.
 
     Attributes:
       metrics: with KL in the reward ``objective/reference_kl_{k1,k3}``, of the sampler to the
@@ -119,7 +119,7 @@ class ReferencePolicy(BatchSignal):
             self.arrays = {"rl_reference_logprobs": _LOGPROBS}
 
     def start(self, model: ModelView) -> None:
-        """Gets the reference.
+        """Loads the reference.
 
         Raises:
           ConfigError: there is none, or it is another model's.
@@ -155,16 +155,16 @@ class ReferencePolicy(BatchSignal):
 
 
 class OldPolicy(BatchSignal):
-    """Log-probs under pi_old, where the loss does not have them already.
+    """Log-probs under pi_old, if the loss does not have them already.
 
     Args:
       slots: with ``needs_old_logprobs``.
-      reload_every: versions from one that workers load to the next.
-      offload: whether a kept copy rests in host memory between steps.
+      reload_every: number of versions from one that workers load to the next.
+      offload: True to keep a copy in host memory between steps.
 
     Attributes:
       metrics: with ``reprefill`` ``objective/reprefill_missed``, trained tokens whose version was
-        not at hand.
+        not available.
     """
 
     def __init__(self, slots: ObjectiveSlots, reload_every: int, *, offload: bool):
@@ -199,7 +199,7 @@ class OldPolicy(BatchSignal):
         }
 
     def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:
-        """Keeps the current weights if later batches can hold tokens of theirs."""
+        """Keeps the current weights if later batches can contain tokens generated with them."""
         if self._slots.algorithm.old_policy != "reprefill" or self._slots.max_staleness == 1:
             return
         if (step - 1 - self._started_from) % self._reload_every == 0:

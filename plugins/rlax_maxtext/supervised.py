@@ -35,7 +35,7 @@ _LOGITS_AT_ONCE = 2**28  # bytes, float32
 
 
 class AnsweredSource(PromptSource, AnsweredPrompts, Protocol):
-    """A prompt source that knows the right completions; of several turns if ``AnsweredTurns``."""
+    """A prompt source that knows correct completions; of several turns if ``AnsweredTurns``."""
 
 
 def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dict[str, np.ndarray]:
@@ -68,7 +68,7 @@ def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dic
 
 
 def _answer_turns(source: AnsweredPrompts, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What is given before each answer of the right one, and that answer; the prompt first."""
+    """For each turn of the correct answer the input before it, the prompt first, and the answer."""
     if not isinstance(source, AnsweredTurns):
         return [(prompt.tokens, source.answer_tokens(prompt))]
     (nothing, first), *later = source.answer_turns(prompt)
@@ -79,9 +79,9 @@ class PassAt1:
     """Exact pass@1 on fixed problems.
 
     Args:
-      arrays: of ``rows``.
-      temperature: that completions are generated with.
-      at_once: rows of one forward pass.
+      arrays: arrays of ``rows``.
+      temperature: temperature of the completions.
+      at_once: number of rows of one forward pass.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], temperature: float, at_once: int):
@@ -106,7 +106,7 @@ class PassAt1:
 
 
 def _parts(arrays: Mapping[str, np.ndarray], rows: int) -> list[dict[str, np.ndarray]]:
-    """Equally many rows each; the last one is filled up with its last row."""
+    """Splits arrays into equal numbers of rows; the last part is filled up with its last row."""
     count = len(arrays["inputs"])
     every = np.minimum(np.arange(-(-count // rows) * rows), count - 1)
     parts = every.reshape(-1, rows)
@@ -114,7 +114,7 @@ def _parts(arrays: Mapping[str, np.ndarray], rows: int) -> list[dict[str, np.nda
 
 
 def _rows_at_once(config: Config, problems: int) -> int:
-    """How many rows' logits fit into ``_LOGITS_AT_ONCE`` on each device."""
+    """The number of rows whose logits fit into ``_LOGITS_AT_ONCE`` on each device."""
     devices = config.num_target_devices
     row = config.max_target_length * config.vocab_size * 4
     return devices * max(1, min(-(-problems // devices), _LOGITS_AT_ONCE // row))
@@ -147,7 +147,7 @@ def _configure(given: ResolvedConfig, rl_config: Config, warm: WarmStart) -> Con
 
 
 def _finished(files: RunFiles) -> str | None:
-    """Path of the finished warm start's weights, if there is one."""
+    """Path of the finished warm start's weights; None if there is none."""
     record = files.get_json(_RECORD)
     if record is None:
         return None
@@ -162,7 +162,7 @@ def warm_start(
     source: AnsweredSource,
     on_progress: Callable[[int, float], None] = lambda step, pass_at_1: None,
 ) -> str:
-    """Trains on right answers until validation pass@1 is in the config's window.
+    """Trains on correct answers until validation pass@1 is in the config's window.
 
     Skipped if it was finished before, or if ``rlax.trainer.warm_start.directory`` names one. Runs
     MaxText's loop under ``<run_name>/prepared/warm_start``.
@@ -171,8 +171,8 @@ def warm_start(
       given: the config of the RL run.
       rl_config: MaxText's, loaded from it.
       warm: the trainer's options for it.
-      source: of problems and answers; "train" is trained on, "validation" looked at.
-      on_progress: called with step and pass@1 at every look.
+      source: source of problems and answers; "train" is trained on, "validation" is evaluated.
+      on_progress: called with step and pass@1 at every evaluation.
 
     Returns:
       Path for MaxText's ``load_parameters_path``.

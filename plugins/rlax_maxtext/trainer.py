@@ -38,11 +38,11 @@ log = logging.getLogger("rlax.trainer")
 
 
 class _Published(Exception):
-    """The first weights are; nothing is to be trained."""
+    """The first weights are published; no training is requested."""
 
 
 class MaxTextTrainer(Trainer):
-    """Runs on the main thread; everything it calls on the port is called there."""
+    """Runs on the main thread, which also makes all its calls of the port."""
 
     def __init__(self, options: TrainerOptions, context: BuildContext):
         self._options, self._context = options, context
@@ -59,7 +59,7 @@ class MaxTextTrainer(Trainer):
         return report
 
     def _publisher(self, port: TrainerPort) -> Callable[[Loop], None]:
-        """Publishes the weights of a loop, with the canary that workers must match."""
+        """A function that publishes the weights of a loop, with the canary for workers."""
         from maxtext_overrides.trainer.train_loop import fresh_weights
         from rlax_maxtext.canary import CanaryForward
 
@@ -77,7 +77,7 @@ class MaxTextTrainer(Trainer):
         Raises:
           ConfigError: MaxText's config and the ``rlax`` section disagree.
           OverrideError: MaxText is not a tested version.
-          Exception: whatever the port raised, unchanged.
+          Exception: any error of the port, unchanged.
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         from maxtext_overrides.trainer.checkpoints import mismatch
@@ -145,7 +145,7 @@ class MaxTextTrainer(Trainer):
             raise ConfigError(*found, reason) from error
 
     def _initialized(self, port: TrainerPort) -> Any:
-        """MaxText's config of a training; makes the warm start, if there is to be one.
+        """MaxText's config of a training; runs the warm start, if the config has one.
 
         Raises:
           ConfigError: MaxText's config and the ``rlax`` section disagree.
@@ -187,7 +187,7 @@ class MaxTextTrainer(Trainer):
         """The options of the warm start; a replay uses the one of the run that it repeats.
 
         Raises:
-          ConfigError: the finished one that is to be used is not there.
+          ConfigError: the finished warm start that the config names does not exist.
         """
         warm = self._options.warm_start
         if self._context.replays and not warm.directory:
@@ -200,7 +200,7 @@ class MaxTextTrainer(Trainer):
         """See ``CheckpointStarter``.
 
         Raises:
-          ConfigError: there is no own checkpoint, and the other one is gone.
+          ConfigError: there is no own checkpoint, and the other one is missing.
         """
         from maxtext_overrides.trainer.checkpoints import holds
 
@@ -211,7 +211,7 @@ class MaxTextTrainer(Trainer):
         return "the warm start" if self._options.warm_start.enabled else None
 
     def first_weights(self) -> dict[str, str]:
-        """MaxText's keys for the weights of another run. It prefers an own checkpoint to them."""
+        """MaxText's keys for the weights of another run; an own checkpoint takes precedence."""
         if self._descent is None:
             return {}
         from maxtext_overrides.trainer.checkpoints import items
@@ -251,7 +251,7 @@ class MaxTextTrainer(Trainer):
         return export_model(self._context, weights, out, dtype, most_bytes)
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
-        """See ``CheckpointReader``: MaxText's loop restores it, and has nothing left to train."""
+        """See ``CheckpointReader``: MaxText's loop restores it, with no step left to train."""
         from maxtext_overrides.config.loading import initialize
         from maxtext_overrides.trainer.checkpoints import items
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop

@@ -1,4 +1,4 @@
-"""The time that is left for moving a version, and what a failure of the files means."""
+"""The remaining time for moving a version, and the kinds of file errors."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Clock:
     """Time left for one operation.
 
     Attributes:
-      nbytes: how much it has to move; 0: not known yet.
-      moved: how much of it is done.
+      nbytes: total number of bytes to move; 0: not known yet.
+      moved: number of bytes moved so far.
     """
 
     def __init__(self, what: str, deadline_s: float):
@@ -40,7 +40,7 @@ class Clock:
         self.nbytes = self.moved = 0
 
     def left_s(self) -> float:
-        """Seconds that a wait may still take; 0 makes it fail at once unless it is over."""
+        """Seconds that a wait may still take; with 0 an unfinished wait fails at once."""
         return max(0.0, self._end - time.monotonic())
 
     def _late(self) -> DeadlineError:
@@ -54,7 +54,7 @@ class Clock:
     def errors(
         self, what: str, translated: Callable[[str, Exception], WeightsError]
     ) -> Iterator[None]:
-        """Makes an overrun a ``DeadlineError``, and a failing file what ``translated`` returns."""
+        """Turns an overrun into a ``DeadlineError``, and a file error into ``translated``'s one."""
         try:
             yield
         except IO_ERRORS as error:
@@ -65,14 +65,14 @@ class Clock:
 
 
 def read_error(what: str, error: Exception) -> WeightsError:
-    """Wrong bytes are known as such. Everything else, also what is unknown, may pass."""
+    """A ``WeightsError`` for known signs of wrong bytes; any other failure may be temporary."""
     if _WRONG_BYTES.match(str(error)):
         return WeightsError(f"{what} is damaged: {error}")
     return WeightsUnreadableError(f"{what} cannot be read: {error}")
 
 
 def write_error(what: str, error: Exception) -> WeightsError:
-    """An error that TensorStore raises at once would be raised again."""
+    """A ``WeightsUnwritableError`` for failures that may be temporary, else a ``WeightsError``."""
     passing = isinstance(error, OSError) or _STATUS.match(str(error))
     kind = WeightsUnwritableError if passing else WeightsError
     return kind(f"cannot write {what}: {error}")

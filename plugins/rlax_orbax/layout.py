@@ -1,4 +1,4 @@
-"""How a version lies on disk: Orbax's file names and metadata, zarr3 arrays with checksums.
+"""The files of a version: Orbax's file names and metadata, zarr3 arrays with checksums.
 
 A version is a directory that Orbax's own PyTree handler can open: ``_METADATA`` in Orbax's format,
 and one uncompressed zarr3 array per variable, in a subdirectory with the variable's name. The
@@ -45,7 +45,7 @@ def chunk_shape(shard: tuple[int, ...], itemsize: int, limit_bytes: int) -> tupl
 
 
 def array_spec(directory: str, name: str, layout: Layout) -> dict[str, Any]:
-    """TensorStore's spec of one variable, complete, so that opening it reads no metadata."""
+    """TensorStore's complete spec of one variable, so opening it reads no metadata."""
     location = f"{directory}/{name}/"
     return {
         "driver": "zarr3",
@@ -72,7 +72,7 @@ def array_spec(directory: str, name: str, layout: Layout) -> dict[str, Any]:
 
 
 def encode(layouts: Mapping[str, Layout]) -> bytes:
-    """The text of ``_METADATA``: what Orbax's PyTree handler reads, and our manifest."""
+    """The text of ``_METADATA``: the fields for Orbax's PyTree handler, and our manifest."""
     tree = {
         str((name,)): {
             "key_metadata": [{"key": name, "key_type": 2}],  # 2: a dict's key
@@ -99,7 +99,7 @@ def decode(path: str, text: bytes) -> dict[str, Layout]:
     """The manifest inside ``_METADATA``.
 
     Raises:
-      WeightsError: damaged, or not written by this store.
+      WeightsError: it is damaged, or was not written by this store.
     """
     try:
         entries = json.loads(text)["custom_metadata"][_KEY]

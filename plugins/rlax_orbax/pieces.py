@@ -1,4 +1,4 @@
-"""Arrays as the pieces that are moved: one host buffer per distinct shard."""
+"""Arrays as pieces that are moved separately: one host buffer per distinct shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGNMENT = 64  # bytes; XLA's CPU client takes over host buffers that are alig
 
 
 class Pieces:
-    """One array on its way in: a host buffer and a pending read per distinct shard.
+    """An array that is being read: a host buffer and a pending read per distinct shard.
 
     Buffers are aligned so that XLA's CPU client keeps them instead of copying.
     """
@@ -50,7 +50,7 @@ class Pieces:
             pending.result(clock.left_s())
 
     def array(self) -> Any:
-        """The finished array; host buffers are given away."""
+        """The finished array, which takes over the host buffers."""
         if self._sharding is None:
             return self._buffers[0]
         if len(self._sharding.device_set) == 1:
@@ -65,7 +65,7 @@ class Pieces:
 
 
 def host_pieces(array: Any) -> Iterator[tuple[Index, np.ndarray]]:
-    """Every element once: the first replica of each shard."""
+    """Yields every element once: the first replica of each shard."""
     if not isinstance(array, jax.Array):
         yield (slice(None),) * array.ndim, np.asarray(array)
         return

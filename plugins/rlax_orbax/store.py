@@ -41,10 +41,11 @@ class OrbaxStore(WeightStore):
     """Weight versions as Orbax checkpoints.
 
     Args:
-      deadline_s: for one ``save`` or ``load``.
-      chunk_bytes: largest chunk where the shape allows.
+      deadline_s: time limit of one ``save`` or ``load``.
+      chunk_bytes: maximum size of a chunk, if the shape allows it.
       in_flight_bytes: host memory for arrays on their way to devices.
-      grace_s: for what cannot be stopped: writes under way when a save fails, and its commit.
+      grace_s: time for operations that cannot be stopped: writes under way when a save fails, and
+        its commit.
       context: further settings of TensorStore's context.
     """
 
@@ -108,12 +109,12 @@ class OrbaxStore(WeightStore):
         """Reads arrays with the shapes, dtypes and shardings of ``like``; see ``WeightStore``.
 
         Args:
-          path: what was given to ``save``.
+          path: path that was passed to ``save``.
           like: name -> ``jax.ShapeDtypeStruct`` with a sharding or jax array, on devices of this
             process; a numpy array or a struct without sharding yields a numpy array.
 
         Raises:
-          WeightsUnreadableError: the bytes could not be had, for whatever reason.
+          WeightsUnreadableError: the bytes could not be read, for any reason.
           WeightsError: truncated or damaged bytes, or other names, shapes or dtypes.
           DeadlineError: it took longer than ``deadline_s``.
         """
@@ -144,7 +145,7 @@ class OrbaxStore(WeightStore):
         return loaded
 
     def delete(self, path: str) -> None:
-        """Removes a version and what a killed ``save`` of it has left; silent if it is gone."""
+        """Removes a version and the remains of a killed ``save``; silent if there are none."""
         final = epath.Path(path)
         try:
             kind = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)

@@ -43,7 +43,7 @@ _OURS = {CONFIG, "trainer.log", "replayed"}  # what a replay leaves
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run has recorded.
+    """Segments and digests that a run has recorded.
 
     Attributes:
       segments: step -> the segment of its batch.

@@ -47,7 +47,7 @@ class Supervision:
             self.fail(error)
 
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Returns a task that ``close`` ends if nothing waits for it any more."""
+        """Returns a task that ``close`` ends even if no caller awaits it any more."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

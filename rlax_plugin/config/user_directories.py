@@ -1,4 +1,4 @@
-"""Where the files of a user lie that belong to no run: the XDG base directories."""
+"""Directories of a user's files that belong to no run: the XDG base directories."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def state_home(key: str) -> Path:
     """``$XDG_STATE_HOME``, by default ``~/.local/state``.
 
     Args:
-      key: what a user can set instead, for the error's message.
+      key: the setting that a user can change instead, for the error's message.
 
     Raises:
-      ConfigError: neither is known, as for a user id of a container that has no account.
+      ConfigError: neither is known, as for a user id in a container that has no account.
     """
     return _base("XDG_STATE_HOME", ".local/state", key)
 

@@ -18,10 +18,10 @@ _KEY = "rlax.curation.stages"
 
 
 def check_stages(stages: Sequence[Stage], prompts: Sequence[Prompt]) -> None:
-    """Whether the training prompts have the domains that stages name.
+    """Checks that the training prompts have the domains that the stages name.
 
     Raises:
-      ConfigError: they have not; it names those that there are.
+      ConfigError: a domain has no prompts; the message names the existing domains.
     """
     if not stages:
         return
@@ -48,14 +48,14 @@ def check_stages(stages: Sequence[Stage], prompts: Sequence[Prompt]) -> None:
 
 
 class Stages:
-    """Where a run is in its stages.
+    """The stages of a run and the one it is in.
 
     Args:
-      prompts: all training prompts; what samplers see is a view of them.
-      rates: of the run; tell ``observed`` of each change.
+      prompts: all training prompts; samplers see a view of them.
+      rates: pass rates of the run; call ``observed`` after each change.
 
     Attributes:
-      number: of stages that are over; none of them comes back.
+      number: number of completed stages; a completed stage never starts again.
 
     Raises:
       ConfigError: see ``check_stages``.

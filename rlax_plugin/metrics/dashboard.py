@@ -99,7 +99,7 @@ class Dashboard:
             self.message(f"{phase}: step {done} of at most {of} {note}")
 
     def reading(self, what: str, rows: int) -> None:
-        """Shows the number of rows that were read of a data set."""
+        """Shows the number of rows of a dataset that were read."""
         self._phase.update(self._task, description=what, completed=rows, total=None)
         now = self._clock()
         if self._live is None and now - self._last_line_s > self._every_s:

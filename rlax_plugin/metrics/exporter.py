@@ -25,7 +25,7 @@ def prometheus_token(network: Network) -> str:
 
 
 class ExportedRun(Protocol):
-    """A run as it stands; asked on the exporter's thread."""
+    """The present state of a run; queried on the exporter's thread."""
 
     def counts(self) -> Figures:
         """Name -> figure of the run; those that end in ``_total`` are counters."""
@@ -40,11 +40,11 @@ class PrometheusTracker(Tracker):
     """Exports each step's metrics, and the state of the fleet at the time of a scrape.
 
     Args:
-      run: is asked at each scrape.
-      network: its ``prometheus_port`` is not None.
+      run: queried at each scrape.
+      network: network settings, with ``prometheus_port`` set.
 
     Attributes:
-      url: of the page.
+      url: address of the page.
 
     Raises:
       ConfigError: the port is taken, or the token file cannot be used.

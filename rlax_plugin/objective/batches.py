@@ -51,8 +51,10 @@ HOST_ARRAYS: dict[str, ArraySpec] = {
     "rl_place": _INT32,
 }
 TOKEN_REWARDS = "rl_token_rewards"
-"""float64, reward given at a token; only in a batch that has such rewards, with ``PAID_AT_TOKENS``
-beside it."""
+"""float64, reward given at a token.
+
+Only in a batch that has such rewards, together with ``PAID_AT_TOKENS``.
+"""
 
 
 def sizes(groups: Sequence[ScoredGroup]) -> list[int]:

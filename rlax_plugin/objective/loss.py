@@ -51,17 +51,21 @@ __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a r
 
 
 TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
-"""A slot. It may also have
+"""A function in a slot of the objective.
+
+It may also have these attributes:
 
 - ``metrics(inputs) -> {name: array_bt}``: reported as ``objective/<name>``, the mean over tokens,
   in the slot grad_2 as ``objective/grad_2_<name>``;
 - ``ratio``: the ``Ratio`` it multiplies the term by; the product over the slots must make sense;
-- ``corrects = True``: it keeps samples of old weights from dominating, by cutting or masking what
-  their ratio to the sampler says.
+- ``corrects = True``: it limits the influence of samples from old weights, by clipping or masking
+  their ratio to the sampler.
 """
 Aggregation = Callable[[TokenInputs], tuple[Any, Any]]
-"""-> (weights_bt, total weight). The total is a count, 0 or at least 1: trainers divide by
-max(sum of totals, 1)."""
+"""Returns (weights_bt, total weight).
+
+The total is a count, 0 or at least 1: trainers divide by max(sum of totals, 1).
+"""
 Loss = Callable[[Scores, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
 
 
@@ -98,10 +102,10 @@ class ObjectiveSlots:
 
     @property
     def recorded_advantages(self) -> AdvantageSlot:
-        """What the controller computes and records, before signals of the config add values.
+        """The advantages that the controller records, before signals of the config add values.
 
-        Values count as 0, and a sample has one advantage, the mean over its tokens, unless it was
-        paid at tokens.
+        Values count as 0, and a sample has one advantage, the mean over its tokens, unless it has
+        rewards at tokens.
         """
         if not self.lists_signals:
             return self.advantages

@@ -17,16 +17,16 @@ _SUM, _WEIGHT, _SCALE = "term_sum/", "term_weight/", "term_scale/"
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """What is added to the loss that is minimised: sum / weight, over a whole update.
+    """A term that is added to the minimised loss: sum / weight, over a whole update.
 
     Both functions are pure and traced by JAX, often over a micro-batch.
 
     Attributes:
-      sum: (scores, batch arrays) -> scalar, with the gradient that is meant to flow. Select with
-        ``jnp.where(data["rl_mask"] > 0, ...)`` before any arithmetic: what padding holds must not
-        matter.
+      sum: (scores, batch arrays) -> scalar, with the intended gradient. Select with
+        ``jnp.where(data["rl_mask"] > 0, ...)`` before any arithmetic: the contents of padding must
+        not matter.
       weight: batch arrays -> scalar, a count, 0 or at least 1, such as the number of trained
-        tokens. It must not depend on anything else than the batch.
+        tokens. It must depend on the batch only.
       outputs: names in ``scores.outputs`` that ``sum`` reads, such as ``features``.
     """
 
@@ -82,10 +82,10 @@ def scale_names(terms: Terms) -> tuple[str, ...]:
 def whole_update(
     terms: Terms, batch: Mapping[str, np.ndarray], weight: Callable[[Mapping[str, Any]], Any]
 ) -> dict[str, np.ndarray]:
-    """A batch of one update, with what makes terms exact where it is cut into micro-batches.
+    """A batch of one update, with the arrays that keep terms exact when it is cut in micro-batches.
 
     Args:
-      batch: what the loss gets of all micro-batches together.
+      batch: the arrays that the loss receives in all micro-batches together.
       weight: batch -> the objective's weight.
     """
     import numpy as np

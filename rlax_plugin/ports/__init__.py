@@ -1,1 +1,1 @@
-"""What plug-ins implement and how they are found: protocols, hooks, the plug-in manager."""
+"""Interfaces that plug-ins implement and the manager that loads them: protocols and hooks."""

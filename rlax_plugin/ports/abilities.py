@@ -1,8 +1,8 @@
-"""Which optional abilities of its kind a part has, for people and for ``rlax check-plugin``.
+"""Reports which optional abilities of its kind a part has; ``rlax check-plugin`` shows this.
 
-An ability is a small runtime-checkable protocol, and the code that uses it asks with
-``isinstance``. This module tells of all of them together, and of those that are not implemented as
-they are called.
+An ability is a small runtime-checkable protocol, and the code that uses it tests for it with
+``isinstance``. This module lists all abilities of a part together, and those whose methods have
+other arguments than their callers pass.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ type Ability = type[Any]  # a runtime-checkable protocol
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What was found in a part; as a text, one line.
+    """The abilities found in a part; ``str()`` gives one line.
 
     Attributes:
-      found: names of members, of the abilities that it has.
-      missing: of those that it does not have.
-      problems: what is wrong with those that it has, or has in part; one phrase each.
+      found: member names of the abilities that the part has.
+      missing: member names of the abilities that it does not have.
+      problems: one phrase for each fault in an ability that it has completely or partly.
     """
 
     found: tuple[str, ...]
@@ -35,7 +35,7 @@ class Abilities:
 
 
 def abilities_of(part: object, known: Sequence[Ability]) -> Abilities:
-    """Looks for the abilities of a kind in one of its parts, without calling anything.
+    """Looks for a kind's abilities in one of its parts; calls none of the part's methods.
 
     Args:
       known: the abilities, see ``Kind.abilities``.
@@ -61,13 +61,13 @@ def members(ability: Ability) -> tuple[str, ...]:
 
 
 def _own_members(ability: Ability, known: Sequence[Ability]) -> tuple[str, ...]:
-    """Those that no other ability has, by which it is known."""
+    """Members of a protocol that belong to no other ability and therefore identify it."""
     others = {name for other in known if other is not ability for name in members(other)}
     return tuple(name for name in members(ability) if name not in others)
 
 
 def _misfits(part: Any, ability: Ability) -> Iterator[str]:
-    """How the methods of a part differ from how they are called."""
+    """One phrase for each method of a part whose arguments or result do not fit its callers."""
     for name in members(ability):
         if not _is_method(ability, name):
             continue  # to look at its value is up to who uses it
@@ -85,7 +85,7 @@ def _misfits(part: Any, ability: Ability) -> Iterator[str]:
 
 
 def _may_wait(expected: Any) -> bool:
-    """Whether what a protocol's method returns is awaited, always or if it can be."""
+    """True if the result of a protocol's method is awaited, always or if it is awaitable."""
     returned = str(expected.__annotations__.get("return"))
     return inspect.iscoroutinefunction(expected) or "Awaitable" in returned
 
@@ -95,12 +95,12 @@ def _is_method(ability: Ability, name: str) -> bool:
 
 
 def _has(part: object, name: str) -> bool:
-    """Whether it has a member, which is not called if it is a property; as ``isinstance`` looks."""
+    """True if the part has this member, as ``isinstance`` decides; evaluates no property."""
     return inspect.getattr_static(part, name, None) is not None
 
 
 def _takes(method: Any, taken: Sequence[inspect.Parameter]) -> bool:
-    """Whether a method takes these arguments, with and without those that have defaults."""
+    """True if a method accepts these arguments, both with and without the optional ones."""
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):  # such as of a built-in function, which does not tell

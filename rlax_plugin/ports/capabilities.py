@@ -1,4 +1,4 @@
-"""What a rollout engine can do: declared by the engine, told by its worker when it registers."""
+"""Capabilities of a rollout engine, which its worker reports when it registers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ VERIFICATIONS: tuple[Verification, ...] = get_args(Verification)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine declares. A run rejects a worker that lacks what the run needs.
+    """Capabilities that an engine declares. A run rejects a worker that lacks a required one.
 
     Attributes:
-      slots: sequences that it decodes at once, at least 1.
-      vocabulary: token ids are below it; 0: not known yet. Prompts and samples are held against it.
-      context_tokens: of one sequence, prompt and completion together, at most; 0: no limit beyond
-        the run's own. Longer requests go to other workers.
-      seeded: a request's seed and the weights decide a sample's tokens.
-      logprobs: a sample's log-probs are those of its tokens; training needs them.
-      resumes: it goes on behind the tokens of ``Request.resume``. Other engines are sent such
-        a group without them.
-      scores: it computes the log-probs of given tokens. Need not be declared: it is so if the
-        engine is a ``TokenScorer``.
-      stop_strings: it ends a sample at ``SamplingParams.stop_strings``.
-      verification: how thoroughly its worker can verify new weights. Need not be declared by a
-        ``TokenScorer``, whose worker verifies the ``canary`` of each version; of other engines it
-        is ``fingerprints`` at most.
+      slots: sequences decoded at the same time, at least 1.
+      vocabulary: size of the vocabulary, every token id is below it; 0: not known yet. Prompts and
+        samples are checked against it.
+      context_tokens: maximum length of one sequence, prompt and completion together; 0: no limit
+        beyond the run's own. Longer requests go to other workers.
+      seeded: True if a request's seed and the weights determine a sample's tokens.
+      logprobs: True if a sample's log-probs are those of its tokens; training needs them.
+      resumes: True if it continues after the tokens of ``Request.resume``. Other engines receive
+        such a group without these tokens.
+      scores: True if it computes the log-probs of given tokens. Need not be declared: it follows
+        from the engine being a ``TokenScorer``.
+      stop_strings: True if it ends a sample at ``SamplingParams.stop_strings``.
+      verification: the most thorough check of new weights that its worker can do. Need not be
+        declared by a ``TokenScorer``, whose worker verifies the ``canary`` of each version; for
+        other engines it is at most ``fingerprints``.
       side: name -> side channel that its samples have.
     """
 
@@ -49,10 +50,10 @@ class Capabilities:
 
 
 def capabilities_of(engine: object) -> Capabilities:
-    """What an engine can do, now: what it declares, and what follows from its methods.
+    """The current capabilities of an engine: those declared and those its methods imply.
 
     Raises:
-      PluginError: it declares nothing.
+      PluginError: the engine declares no capabilities.
     """
     found = getattr(engine, "capabilities", None)
     if not isinstance(found, Capabilities):

@@ -1,4 +1,4 @@
-"""Interfaces of curation: what chooses prompts, by which pass rates, and what judges groups."""
+"""Interfaces of curation: samplers choose prompts by their pass rates, filters judge groups."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class PassRates(Protocol):
-    """Read-only view of the pass-rate table: by index into ``prompts``, in whole arrays.
+    """Read-only view of the pass-rate table, by index into ``prompts``, in whole arrays.
 
-    Ask for the prompts that you consider, not for all of a million: ``indices`` may be any integers
-    in an array or a list, and each answer has their shape. None stands for all prompts.
+    Pass only the prompts that you consider, not all of a million: ``indices`` may be any integers
+    in an array or a list, and each result has their shape. None means all prompts.
 
     Attributes:
-      version: the newest policy version of which a sample was observed. Samples count the less the
-        older they are than this (``rlax.curation.pass_rate_half_life``).
-      outcomes: how many groups of the run were scored, in this order: of which all samples passed,
-        of which none did, and all others. What has changed since the last call says what is new.
+      version: the newest policy version with an observed sample. Samples count less the older they
+        are than this version (``rlax.curation.pass_rate_half_life``).
+      outcomes: numbers of the run's scored groups, in this order: all samples passed, none passed,
+        mixed. A change since the last call shows that new groups were scored.
     """
 
     @property
@@ -35,52 +35,54 @@ class PassRates(Protocol):
     def counts(
         self, indices: np.ndarray | Sequence[int] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(passed, failed) samples, decayed; float64, 0 where a prompt was never measured."""
+        """Decayed counts (passed, failed) of samples; float64, 0 for a prompt never measured."""
         ...
 
     def posterior(
         self, indices: np.ndarray | Sequence[int] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(alpha, beta) of the Beta posterior of the pass rate; float64, never 0.
+        """Parameters (alpha, beta) of the Beta posterior of the pass rate; float64, never 0.
 
-        A sampler that takes a draw ``rng.beta(alpha, beta)`` for the rate tries what it does not
-        know as often as that deserves (Thompson sampling).
+        A sampler that uses ``rng.beta(alpha, beta)`` as the rate explores uncertain prompts in
+        proportion to their uncertainty (Thompson sampling).
         """
         ...
 
     def measured(self, indices: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
-        """Of which prompts something is known, from this run or from a prior; bool."""
+        """True for prompts with observations from this run or with a prior; bool."""
         ...
 
     def streaks(self, indices: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
-        """Groups in a row, up to the last, of which all samples passed, or minus those of which
-        none did; int32, 0 after a mixed group."""
+        """Length of the current streak of groups; int32, 0 after a mixed group.
+
+        Positive if all samples passed in each of these groups, negative if none did.
+        """
         ...
 
 
 class Sampler(Protocol):
-    """Chooses which prompts are asked next (curation.sample)."""
+    """Chooses the prompts to issue next (curation.sample)."""
 
     def choose(
         self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
     ) -> list[int]:
-        """Indices into ``prompts``, ``count`` of them; all randomness comes from ``rng``.
+        """Returns ``count`` indices into ``prompts``; all randomness must come from ``rng``.
 
-        A data set gives an ``rlax_plugin.api.PromptTable``: ``id_at(index)`` is cheaper there than
-        the whole prompt, and its ``domains`` say which share of the prompts each should have.
+        A dataset passes an ``rlax_plugin.api.PromptTable``: its ``id_at(index)`` is cheaper than
+        reading the whole prompt, and its ``domains`` give the share of prompts for each domain.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state, for ``restore``."""
+        """JSON-compatible state, for ``restore``."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class Filter(Protocol):
-    """Decides whether a scored group trains (curation.accept)."""
+    """Decides whether a scored group is used for training (curation.accept)."""
 
     def reject(self, group: ScoredGroup) -> str | None:
-        """None accepts the group; otherwise the reason, one short phrase that is counted."""
+        """None to accept the group; otherwise the reason, a short phrase that is counted."""
         ...

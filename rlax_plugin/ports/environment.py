@@ -1,9 +1,9 @@
-"""Environments: what a prompt's answer leads to, until the episode is over.
+"""Environments: they respond to the policy's answers until the episode is over.
 
-An environment plays one episode: it reads what the policy has answered, perhaps calls a tool, gives
-the policy something to go on from, and ends the episode when it likes. It runs in a process of its
-own without JAX, beside rewards. It sees tokens and texts and never a log-prob, so that it cannot
-invent one; the controller puts the episode together from what the workers have returned.
+An environment plays one episode: it reads the policy's answer, perhaps calls a tool, gives the
+policy further input, and ends the episode when it chooses. It runs in its own process without JAX,
+like rewards. It sees tokens and texts but never log-probs, so it cannot make them up; the
+controller assembles the episode from the workers' replies.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ import numpy as np
 from rlax_plugin.types import EMPTY, Finish, Prompt
 
 Given = Sequence[int] | str | Sequence[Mapping[str, Any]]
-"""Tokens; or a text (``GivenTextEncoder``); or messages of a chat, each a mapping with
-``role`` and ``content`` (``MessageEncoder``)."""
+"""Input that an environment gives the policy.
+
+Tokens; or a text (``GivenTextEncoder``); or messages of a chat, each a mapping with ``role`` and
+``content`` (``MessageEncoder``).
+"""
 
 
 def messages_of(given: Given) -> Sequence[Mapping[str, Any]] | None:
-    """The messages, where what is given are messages."""
+    """The given input as chat messages; None if it is tokens or a text."""
     is_chat = isinstance(given, list | tuple) and given and isinstance(given[0], Mapping)
     return given if is_chat else None  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy has sampled in one turn.
+    """The policy's answer in one turn.
 
     Attributes:
       tokens: int32 [length], the stop token included.
-      text: what they say, without stop tokens; it ends before a stop string.
-      finish: "stop" (a stop token or string), or "length": it was cut at the most tokens allowed.
+      text: decoded tokens, without stop tokens; it ends before a stop string.
+      finish: "stop" (a stop token or string), or "length" (cut at the maximum number of tokens).
     """
 
     tokens: np.ndarray
@@ -44,14 +47,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an episode came to.
+    """The result of an episode.
 
     Attributes:
-      text: what rewards read; None: the last answer's text.
-      rewards: one per turn, in the order in which they were sampled, paid at each turn's last token
-        in addition to what rewards give; (): none.
-      ended: "done", or "cut" where the episode was ended before it was over.
-      metrics: further figures, by name; they do not train.
+      text: text that rewards read; None: the last answer's text.
+      rewards: one per turn, in the order in which the turns were sampled, credited at each turn's
+        last token in addition to the reward functions; (): none.
+      ended: "done", or "cut" if the episode was ended before it was over.
+      metrics: further figures, by name; they are not used for training.
     """
 
     text: str | None = None
@@ -63,7 +66,7 @@ class Outcome:
 class EpisodeLimit(Exception):
     """No further turn fits: ``rlax.episodes`` limits turns, tokens and trajectories.
 
-    An environment may catch it and return an outcome; otherwise the episode is cut there.
+    An environment may catch it and return an outcome; otherwise the episode is cut at this point.
     """
 
 
@@ -71,9 +74,9 @@ class Session(Protocol):
     """One episode, as its environment sees it.
 
     Attributes:
-      answer: to the prompt: the first turn is over before an environment is asked.
-      turns_left: further turns that ``sample`` may take.
-      tokens_left: tokens that fit behind the newest answer, given and sampled.
+      answer: the answer to the prompt; the first turn is over before an environment is called.
+      turns_left: number of further turns that ``sample`` may take.
+      tokens_left: number of given and sampled tokens that fit after the newest answer.
     """
 
     answer: Answer
@@ -81,23 +84,23 @@ class Session(Protocol):
     tokens_left: int
 
     async def sample(self, given: Given, trajectory: int = 0) -> Answer:
-        """Gives the policy something behind its last answer, and returns what it samples next.
+        """Appends input after the policy's last answer, and returns the policy's next answer.
 
         Args:
-          given: see ``Given``. What was sampled before is never encoded again.
-          trajectory: 0, or what ``begin`` has returned.
+          given: see ``Given``. Tokens sampled earlier are never encoded again.
+          trajectory: 0, or a number returned by ``begin``.
 
         Raises:
           EpisodeLimit: no further turn fits.
-          ValueError: it cannot be encoded, a token is none of the model's, or the trajectory's last
-            answer is not there yet.
+          ValueError: the input cannot be encoded, a token is outside the model's vocabulary, or the
+            trajectory's last answer has not arrived yet.
         """
         ...
 
     async def begin(self, context: Given) -> int:
-        """Begins a further sequence that trains, such as that of a summary; returns its number.
+        """Begins a further training sequence, such as that of a summary; returns its number.
 
-        Its first turn is what ``sample(given, trajectory)`` samples behind ``context + given``.
+        Its first turn is what ``sample(given, trajectory)`` samples after ``context + given``.
 
         Raises:
           EpisodeLimit: no further trajectory fits.
@@ -107,23 +110,23 @@ class Session(Protocol):
 
 
 class Environment(Protocol):
-    """Plays episodes; many of one process at a time, so it waits with ``await`` only.
+    """Plays episodes; many run at once in one process, so it must wait with ``await`` only.
 
-    It may be a ``DeterministicEnvironment``; else ``rlax.deterministic`` is rejected.
+    It may be a ``DeterministicEnvironment``; otherwise ``rlax.deterministic`` is rejected.
     """
 
     def first(self, prompt: Prompt) -> np.ndarray:
-        """int32 [length], what the policy is asked first; the same for all samples of a group.
+        """The policy's first prompt, int32 [length]; the same for all samples of a group.
 
-        Called in the trainer's process; pure, and fast.
+        Called in the trainer's process; must be pure and fast.
         """
         ...
 
     async def play(self, prompt: Prompt, session: Session) -> Outcome:
         """Plays an episode from its first answer on.
 
-        After a kill it is played again from the beginning; as long as it gives the same, ``sample``
-        returns what was sampled before.
+        After a restart the episode is played again from the beginning; as long as the environment
+        gives the same input, ``sample`` returns the earlier answers.
         """
         ...
 
@@ -133,7 +136,7 @@ class DeterministicEnvironment(Protocol):
     """An environment that says whether its episodes can be repeated.
 
     Attributes:
-      deterministic: whether an episode depends on the prompt and on the policy's answers alone.
+      deterministic: True if an episode depends only on the prompt and on the policy's answers.
     """
 
     @property
@@ -141,15 +144,15 @@ class DeterministicEnvironment(Protocol):
 
 
 def is_deterministic(environment: Environment) -> bool:
-    """Whether an environment says that its episodes can be repeated."""
+    """True if an environment declares that its episodes can be repeated."""
     return isinstance(environment, DeterministicEnvironment) and environment.deterministic
 
 
 class PlayedEpisode(Protocol):
-    """The controller's side of a ``Session``: what it answers to an environment's process.
+    """The controller's side of a ``Session``: it answers an environment's process.
 
     Attributes:
-      index: of the sample in its group.
+      index: index of the sample in its group.
       answer, turns_left, tokens_left: see ``Session``.
     """
 
@@ -165,11 +168,11 @@ class PlayedEpisode(Protocol):
     def tokens_left(self) -> int: ...
 
     def begin_again(self) -> None:
-        """Its process was lost: the environment plays from the first answer on once more."""
+        """Restarts after a lost process: the environment plays again from the first answer."""
         ...
 
     async def sample(self, given: Given, trajectory: int = 0) -> Answer:
-        """See ``Session.sample``; raises what that raises, or an RlaxError that ends the run."""
+        """See ``Session.sample``; raises the same, or an RlaxError that ends the run."""
         ...
 
     def begin(self, context: Given) -> int:

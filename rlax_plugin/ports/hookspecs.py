@@ -48,7 +48,7 @@ REGISTER: Mapping[str, Callable[[], Extensions]] = MappingProxyType(
 
 @hookspec
 def rlax_on_run_start(run_dir: str, config_hash: str) -> None:
-    """Every part is built and a worker is ready; no prompt is asked yet. Also on a resume."""
+    """Every part is built and a worker is ready; no prompt is issued yet. Also on a resume."""
 
 
 @hookspec
@@ -66,7 +66,7 @@ def rlax_on_step_end(step: int, metrics: Mapping[str, float]) -> None:
 
 @hookspec
 def rlax_on_weights_published(version: WeightVersion) -> None:
-    """A version is visible to workers; the first is what training starts from."""
+    """A version is visible to workers; the first one is the initial weights of training."""
 
 
 @hookspec

@@ -1,8 +1,8 @@
-"""The kinds of parts: one entry each, from which hooks, registry, commands and checks derive.
+"""The kinds of parts: one entry each, which hooks, registry, commands and checks are built from.
 
-``hookspecs`` makes the hook of each kind, ``build`` looks a config's choices up at its places,
+``hookspecs`` makes the hook of each kind, ``build`` looks up a config's choices at its places,
 ``rlax config`` explains it there, ``rlax check-plugin`` runs its contract, and ``rlax new-plugin``
-writes one from the template of its name.
+writes one from the template with its name.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Kind:
     """One kind of part.
 
     Attributes:
-      name: of the kind, and of its template in ``commands/scaffold/templates/parts``.
-      part: what is built: a name of ``rlax_plugin.api``, or a function's arguments and result.
+      name: name of the kind, and of its template in ``commands/scaffold/templates/parts``.
+      part: type of the part: a name in ``rlax_plugin.api``, or a function's arguments and result.
       process: the processes in which it is built.
-      places: where a config chooses such a part: keys below ``rlax``; one that ends in ``[]`` holds
-        a list.
+      places: config keys below ``rlax`` that choose such a part; a key that ends in ``[]`` holds a
+        list.
       contract: the module of ``rlax_plugin.testing.contracts`` that has ``check_<name>``.
-      toy: the part that stands in for it where an author tries parts of other kinds; empty where
-        none is needed.
-      abilities: protocols that a part may implement besides, of which ``rlax check-plugin`` tells.
+      toy: the part that replaces it when an author tries parts of other kinds; empty if no
+        replacement is needed.
+      abilities: optional protocols of such a part, which ``rlax check-plugin`` reports.
     """
 
     name: str
@@ -55,16 +55,16 @@ class Kind:
 
     @property
     def fills_slot(self) -> bool:
-        """Whether it is a part of the objective, which a preset may choose as well."""
+        """True if it is a part of the objective, which a preset may choose as well."""
         return self.name != "objective" and self.places[0].startswith(_SLOTS)
 
     @property
     def config_keys(self) -> tuple[str, ...]:
-        """The places as dotted keys, without the marks of lists."""
+        """The places as dotted keys, without the list marks."""
         return tuple(f"rlax.{place.removesuffix(_MANY)}" for place in self.places)
 
     def usage(self, name: str) -> str:
-        """What a section ``rlax:`` says to choose the part ``name``, on one line."""
+        """One line of a section ``rlax:`` that chooses the part ``name``."""
         place = self.places[0]
         *sections, key = place.removesuffix(_MANY).split(".")
         value = name if key == "preset" else f"{{name: {name}}}"

@@ -1,6 +1,6 @@
-"""The plug-in manager: loads the plug-ins that it is given, and nothing else.
+"""The plug-in manager: loads the plug-ins that it is given, and no others.
 
-pluggy is silent about a missing marker, a class in place of an instance and a hook that never
+pluggy does not report a missing marker, a class in place of an instance or a hook that never
 runs; here each of these is a ``PluginError`` that says what would be right.
 """
 
@@ -43,10 +43,10 @@ class Installed:
     """A plug-in that a distribution offers as an entry point.
 
     Attributes:
-      name: what ``rlax.plugins`` would list.
+      name: name to write in ``rlax.plugins``.
       target: ``module`` or ``module:attribute``.
       distribution: the installed package, e.g. ``rlax-plugin``.
-      version: of the distribution.
+      version: version of the distribution.
     """
 
     name: str
@@ -56,18 +56,18 @@ class Installed:
 
     @property
     def built_in(self) -> bool:
-        """Whether it is known without being listed, as a plug-in of this very project."""
+        """True if it belongs to this project and is therefore known without being listed."""
         return self.distribution == "rlax-plugin"
 
 
 def installed() -> tuple[Installed, ...]:
-    """Every installed plug-in, by name. Nothing is imported."""
+    """Every installed plug-in, by name; imports none of them."""
     return tuple(_installed(tuple(sys.path)).values())
 
 
 @functools.cache
 def _installed(path: tuple[str, ...]) -> dict[str, Installed]:
-    """One look at the metadata of all distributions on ``path``, which is ``sys.path``."""
+    """Reads the metadata of all distributions on ``path``, which is ``sys.path``."""
     points = importlib.metadata.entry_points(group=GROUP)
     found: dict[str, Installed] = {}
     for point in sorted(points, key=lambda p: (p.name, p.value)):
@@ -151,7 +151,7 @@ class Manager:
         """Calls a hook in every plug-in that implements it, in the order of the config.
 
         Returns:
-          (plug-in, what it returned) pairs.
+          (plug-in, return value) pairs.
 
         Raises:
           PluginError: a plug-in raised; names it, and has its exception as cause.
@@ -167,7 +167,7 @@ class Manager:
         return results
 
     def origin(self, name: str) -> Installed:
-        """Where a loaded plug-in comes from; a bare module has no distribution."""
+        """The installed package that a loaded plug-in comes from; a bare module has none."""
         plugin = self._pluggy.get_plugin(name)
         version = str(getattr(plugin, "__version__", ""))
         return _installed(tuple(sys.path)).get(name, Installed(name, name, "", version))
@@ -178,7 +178,7 @@ def _bad(name: str, reason: str) -> PluginError:
 
 
 def told(error: Exception) -> str:
-    """An exception of a plug-in, with the line that raised it."""
+    """Formats an exception of a plug-in, with the line that raised it."""
     told = f"{type(error).__name__}: {error}"
     trace = traceback.extract_tb(error.__traceback__)
     return f"{told} ({trace[-1].filename}:{trace[-1].lineno})" if trace else told
@@ -204,7 +204,7 @@ def _load(name: str) -> Any:
 
 
 def _check(name: str, plugin: Any) -> None:
-    """Finds what pluggy would accept in silence, or reject without saying what would be right."""
+    """Rejects faults that pluggy accepts silently or reports without saying what is right."""
     if inspect.isclass(plugin):
         raise _bad(name, f"is the class {plugin.__name__}: register an instance of it")
     marker = f"{hookspecs.PROJECT}_impl"
@@ -227,7 +227,7 @@ def _check(name: str, plugin: Any) -> None:
 
 
 def _functions(plugin: Any) -> Iterator[tuple[str, Any]]:
-    """Functions and methods of a plug-in, properties untouched."""
+    """Functions and methods of a plug-in; evaluates no properties."""
     for attribute in dir(plugin):
         static = inspect.getattr_static(plugin, attribute, None)
         if inspect.isroutine(static):

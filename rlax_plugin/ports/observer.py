@@ -1,4 +1,4 @@
-"""The interface of observers, which receive a run's events and keep a state over a resume."""
+"""The interface of observers, which receive a run's events and keep state across a resume."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PREFIX = "on_"
 
 
 class Observer:
-    """Derive from it, and write the methods that are needed.
+    """Base class of observers; override the methods that you need.
 
     ``on_<event>`` is called when the hook ``rlax_on_<event>`` is, with the same arguments (see
     ``hookspecs``), on the controller's event loop, so it must be quick. ``on_run_start`` is the
     first call in each process.
 
-    ``state`` is saved with each checkpoint. A process that continues from it passes the saved state
-    to ``restore``, and then reports again the step ends and the scored groups that came after it: a
+    ``state`` is saved with each checkpoint. A process that continues from the checkpoint passes the
+    saved state to ``restore``, and then reports the later step ends and scored groups again: a
     group or a step may be reported twice, and is in the state once. Published versions, lost
     workers, starts and errors are not reported again.
     """
@@ -41,15 +41,15 @@ class Observer:
     def on_run_error(self, error: str) -> None: ...
 
     def state(self) -> dict[str, Any]:
-        """What ``restore`` needs: at most 1 MB of what JSON has, with texts as keys."""
+        """State for ``restore``: JSON-compatible, with strings as keys, at most 1 MB."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes back to a ``state``; called once at most, before everything else."""
+        """Returns to a saved ``state``; called at most once, before all other methods."""
 
 
 def defect(part: object) -> str | None:
-    """Why a part cannot receive events; None if it can."""
+    """The reason why a part cannot receive events; None if it can."""
     if not isinstance(part, Observer):
         return f"is of class {type(part).__name__}: derive it from rlax_plugin.api.Observer"
     known = [f"{_PREFIX}{event}" for event in EVENTS]
@@ -69,10 +69,10 @@ def defect(part: object) -> str | None:
 
 
 def storable(state: object) -> dict[str, Any]:
-    """A copy of a ``state``, as a later process reads it.
+    """A copy of a ``state``, as a later process would read it from JSON.
 
     Raises:
-      ValueError: it would not come back as it is, or is too large; says so of the part.
+      ValueError: the copy differs from the state, or is too large; the message speaks of the part.
     """
     if not isinstance(state, dict):
         raise ValueError(f"returned {type(state).__name__} from state, expected a dict")
@@ -90,7 +90,7 @@ def storable(state: object) -> dict[str, Any]:
 
 
 def _changed(value: object, place: str) -> str | None:
-    """The first thing that JSON takes, and gives back as something else."""
+    """The first value that JSON accepts but reads back as a different value."""
     if isinstance(value, tuple):
         return f"{place} is a tuple, which would come back as a list"
     if isinstance(value, dict):

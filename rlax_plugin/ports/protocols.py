@@ -1,7 +1,7 @@
 """Interfaces of the parts that plug-ins provide: one to four methods each, no implementation.
 
-An instance is made by ``Extension.build`` (see ``hookspecs``). Parts know nothing of each other or
-of the controller; deadlines and retries belong to the controller, parts raise.
+An instance is made by ``Extension.build`` (see ``hookspecs``). Parts do not know each other or the
+controller; parts raise errors, and the controller handles deadlines and retries.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Arrays = Mapping[str, Any]  # variable name -> numpy or JAX array
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a part's ``check`` has found out, for ``rlax check`` to tell.
+    """Findings of a part's ``check``, which ``rlax check`` shows.
 
     Attributes:
-      says: title -> what is so, in words.
-      memory: what for -> bytes, of all devices of one process together.
-      warnings: (config key, one sentence) of what is allowed and yet may not be meant.
+      says: title -> finding, in words.
+      memory: purpose -> bytes, of all devices of one process together.
+      warnings: (config key, one sentence) for settings that are allowed but may be unintended.
       weights_bytes: size of one weight version; None: this part does not know it.
-      silent_tokens: of an engine, tokens of one sequence that it decodes at most before a heartbeat
-        can tell of them; None: this part does not know it.
+      silent_tokens: for an engine, maximum number of tokens that it decodes for one sequence before
+        a heartbeat can report them; None: this part does not know it.
     """
 
     says: Mapping[str, str] = field(default_factory=dict)
@@ -49,15 +49,17 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Extension[C: BaseModel]:
-    """What a plug-in registers under a name.
+    """A part that a plug-in registers under a name.
 
     Attributes:
       config_class: pydantic model of the options that stand beside ``name:`` in the config.
       build: called once with the validated options and the run's context; returns the part.
         For objective slots the part is a pure function that JAX may trace.
-      check: called by ``rlax check`` only, like ``build``: raises a ConfigError for what the
-        options alone do not show, without touching a device; may return ``CheckResult``.
-      needs_model: ``build`` wants the run's own model: ``rlax check-plugin`` does not try the part.
+      check: called only by ``rlax check``, with the same arguments as ``build``: raises a
+        ConfigError for faults that the options alone do not show, without touching a device; may
+        return ``CheckResult``.
+      needs_model: True if ``build`` needs the run's own model; ``rlax check-plugin`` then does not
+        try the part.
       check_start: called like ``check``, by ``rlax check`` also with ``--fast``, and by ``rlax
         train`` before it starts anything: raises a ConfigError for options that contradict the rest
         of the config or have no effect. It takes milliseconds and loads no model.
@@ -84,25 +86,26 @@ def _no_progress(what: str, done: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What every part may know of the run.
+    """Facts about the run that every part may use.
 
     Attributes:
-      run_dir: a local directory for what the part keeps: the run's own, or the local stand-in of
-        one on an object store. Exists only in processes that own the run.
-      run_url: the run's directory as the config gives it, a path or an fsspec URL. What a part
-        makes before step 1 and another config could not use belongs into its folder ``PREPARED``.
+      run_dir: a local directory for the part's files: the run's own, or the local stand-in of one
+        on an object store. Exists only in processes that own the run.
+      run_url: the run's directory as given in the config, a path or an fsspec URL. Files that a
+        part makes before step 1 and that another config could not use belong into its folder
+        ``PREPARED``.
       replays: in ``rlax replay``, path or URL of the run that is trained again, whose ``PREPARED``
         is used.
       seed: ``rlax.seed``.
       section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
       config: the whole resolved config, for parts that need MaxText's keys (``config.maxtext``);
-        None where there is only a section, such as in reward processes.
+        None if there is only a section, as in reward processes.
       part: (kind, choice, dotted config key) -> another part of the config, built; for parts that
-        are made of others, such as a trainer.
+        consist of others, such as a trainer.
       check_part: (kind, choice, dotted config key): runs the ``check_start`` of another part; for
-        the ``check_start`` of parts that are made of others.
-      progress: (what, how far) is shown to whoever waits, where somebody does; any thread may call
-        it.
+        the ``check_start`` of parts that consist of others.
+      progress: (task, progress) is shown to the user, if the command shows progress; any thread
+        may call it.
     """
 
     run_dir: Path
@@ -117,19 +120,19 @@ class BuildContext:
 
     @classmethod
     def outside_run(cls, section: Any, config: ResolvedConfig | None = None) -> BuildContext:
-        """For a process that owns no run: what parts keep there is not meant to be found again."""
+        """Context for a process that owns no run; files that parts keep there are temporary."""
         return cls(Path(), section.seed, section, config)
 
     @property
     def maxtext(self) -> Mapping[str, Any]:
-        """MaxText's own keys, as far as the config sets them."""
+        """MaxText's own keys that the config sets."""
         return {} if self.config is None else self.config.maxtext
 
 
 class PromptSource(Protocol):
-    """Owns what a prompt is. Deterministic: the same config gives the same prompts everywhere.
+    """Owns the identity of prompts. The same config gives the same prompts in every process.
 
-    It may have abilities beyond this, such as to encode texts: see ``source_abilities``.
+    It may have further abilities, such as encoding texts: see ``source_abilities``.
     ``rlax_plugin.api.TextSource`` has most of them.
     """
 
@@ -153,14 +156,15 @@ class PromptSource(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores completions. Runs in a process of its own, without JAX. May be slow, may raise.
+    """Scores completions in a process of its own, without JAX. May be slow, may raise.
 
-    Or it is a ``GroupReward`` or an ``EpisodeReward``: the first of the three that it is counts.
+    A reward may instead be a ``GroupReward`` or an ``EpisodeReward``; the first match of these
+    three decides.
 
     Each may be an ``async def``: then many samples are scored at the same time in one process, and
     it must not block. Any may return a ``Score``: its ``total`` is the reward, ``metrics`` are
-    recorded and reported, ``token_rewards`` say what of the total was paid for which token; its
-    ``parts`` are ignored. ``prompt.metadata`` is as JSON has it: lists in place of tuples.
+    recorded and reported, ``token_rewards`` assign shares of the total to tokens; its ``parts`` are
+    ignored. ``prompt.metadata`` has JSON types: lists in place of tuples.
     """
 
     def __call__(
@@ -173,9 +177,9 @@ class EpisodeReward(Protocol):
     """A reward that sees episodes; see ``Reward``."""
 
     def score(self, prompt: Prompt, episode: Episode) -> float | Score | Awaitable[float | Score]:
-        """The reward of an episode: its turns with their tokens, and how it ended.
+        """The reward of an episode, from its turns with their tokens and its ending.
 
-        Log-probs, versions and side channels are empty, seeds 0, workers unnamed.
+        Log-probs, versions and side channels are empty, seeds are 0, workers have no names.
         """
         ...
 
@@ -187,12 +191,12 @@ class GroupReward(Protocol):
     def score_group(
         self, prompt: Prompt, episodes: Sequence[Episode]
     ) -> Sequence[float | Score] | Awaitable[Sequence[float | Score]]:
-        """The rewards of the episodes, which are in the order of their ``index``."""
+        """The rewards of the episodes, in the order of their ``index``."""
         ...
 
 
 class WeightLoader(Protocol):
-    """The half of a rollout engine that takes up weights."""
+    """The half of a rollout engine that loads weights."""
 
     @property
     def version(self) -> int:
@@ -204,9 +208,10 @@ class WeightLoader(Protocol):
 
         Parts that the weights in use have as well need not be read again, see ``Loaded``.
 
-        What runs goes on with the weights in use. An engine with room for one set of weights may
-        pause its samples, as ``on_new_weights`` says, until ``use``, ``discard`` or another
-        ``load``. The worker then verifies what was loaded, and never has wrong weights used.
+        Running samples continue with the weights in use. An engine with memory for only one set of
+        weights may pause its samples, as ``on_new_weights`` says, until ``use``, ``discard`` or
+        another ``load``. The worker then verifies the loaded weights, and never lets wrong weights
+        be used.
 
         Raises:
           WeightsUnreadableError: the store could not read them, see ``WeightStore.load``.
@@ -216,23 +221,23 @@ class WeightLoader(Protocol):
         ...
 
     async def use(self, loaded: Loaded) -> None:
-        """Makes verified weights those in use; samples are treated as ``on_new_weights`` says.
+        """Puts verified weights into use; samples are treated as ``on_new_weights`` says.
 
-        Returns once they are. Nothing is generated with them before.
+        Returns once they are in use; before that, no token is generated with them.
         """
         ...
 
 
 class RolloutEngine(WeightLoader, Protocol):
-    """Generates completions. Lives in a worker process; safe to call from the worker's event loop.
+    """Generates completions in a worker process; safe to call from the worker's event loop.
 
-    It may have abilities beyond this, such as to score given tokens or to end requests early: see
+    It may have further abilities, such as scoring given tokens or ending requests early: see
     ``engine_abilities``.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do: told when its worker registers, and again when it has changed."""
+        """The engine's capabilities; reported when its worker registers, and when they change."""
         ...
 
     async def generate(
@@ -240,34 +245,34 @@ class RolloutEngine(WeightLoader, Protocol):
     ) -> None:
         """Generates; calls ``on_reply(key, samples)`` on the event loop as each request ends.
 
-        Requests wait inside the engine until it holds their ``min_version``. One that stood still
-        is asked for again with another ``attempt``, perhaps while the first one goes on. With
-        ``on_new_weights: continue`` the engine also reports unfinished ones every ``progress_s``:
-        then some of the samples have no ``finish``, and the request goes on.
+        Requests wait inside the engine until it holds their ``min_version``. A request that made no
+        progress arrives again with another ``attempt``, perhaps while the first still runs. With
+        ``on_new_weights: continue`` the engine also reports unfinished requests every
+        ``progress_s``: then some of the samples have no ``finish``, and the request continues.
         """
         ...
 
     def health(self) -> dict[str, float]:
-        """slots, active, waiting, tokens_total; raises if the engine's thread has died.
+        """Reports slots, active, waiting, tokens_total; raises if the engine's thread has died.
 
-        With these as well a run can tell before a deadline expires that it will: steps_total and
-        decode_s_total, decode steps and the seconds that they took; silent_tokens, see
+        With three optional figures a run can predict that a deadline will expire: steps_total and
+        decode_s_total, the decode steps and their duration in seconds; silent_tokens, see
         ``CheckResult``.
         """
         ...
 
 
 class WeightStore(Protocol):
-    """Keeps the bytes of weight versions, part by part. A part is visible whole or not at all.
+    """Keeps the bytes of weight versions, part by part. A part is visible completely or not at all.
 
-    Which error is raised decides what happens next. A failing disk or network passes and is tried
-    again until ``rlax.deadlines.weights_s``; wrong bytes quarantine the worker that read them. So a
-    store raises a plain ``WeightsError`` from ``load`` only for bytes that it has read and found to
-    be wrong, and leaves everything that it is not sure of to the first kind.
+    The type of error decides what happens next. A failing disk or network is temporary, and the
+    operation is retried until ``rlax.deadlines.weights_s``; wrong bytes quarantine the worker that
+    read them. Therefore ``load`` must raise a plain ``WeightsError`` only for bytes that it has
+    read and found to be wrong, and a ``WeightsUnreadableError`` in every uncertain case.
     """
 
     def save(self, path: str, arrays: Arrays) -> None:
-        """Writes all arrays under a new directory ``path``, atomically. Blocking, thread-safe.
+        """Writes all arrays to a new directory ``path``, atomically. Blocking, thread-safe.
 
         Raises:
           WeightsUnwritableError: the disk or the network failed; an ``OSError`` counts as one. The
@@ -277,61 +282,61 @@ class WeightStore(Protocol):
         ...
 
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
-        """Reads arrays with the shapes, dtypes and shardings of ``like``, checksums verified.
+        """Reads arrays with the shapes, dtypes and shardings of ``like``; verifies checksums.
 
         Raises:
-          WeightsUnreadableError: the bytes could not be had: access was denied, a connection broke
+          WeightsUnreadableError: the bytes could not be read: access was denied, a connection broke
             or timed out, a limit was reached, or there is no such version (any more). Every other
             exception that is no ``RlaxError``, such as an ``OSError``, counts as one.
-          WeightsError: the bytes were read and are wrong: a checksum failed, a file is shorter than
-            it was or cannot be decoded, or names, shapes or dtypes are not those of ``like``.
+          WeightsError: the bytes were read and are wrong: a checksum failed, a file is truncated or
+            cannot be decoded, or names, shapes or dtypes are not those of ``like``.
         """
         ...
 
     def delete(self, path: str) -> None:
-        """Removes a part, and what a ``save`` of it that was killed has left; silent if gone.
+        """Removes a part and the remains of an interrupted ``save``; silent if there are none.
 
         Raises:
-          WeightsError: it cannot be removed now; this is tried again with the next version.
+          WeightsError: it cannot be removed now; deletion is retried with the next version.
         """
         ...
 
 
 class Launcher(Protocol):
-    """Brings worker processes up. Called on the controller's event loop.
+    """Starts worker processes. Called on the controller's event loop.
 
-    It may be a ``TimedLauncher``; else ``stop`` may take 60 seconds.
+    It may be a ``TimedLauncher``; otherwise ``stop`` may take 60 seconds.
     """
 
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         """Starts workers: ``rlax serve --controller CONTROLLER --token-file TOKEN_FILE``.
 
-        The controller hands them the config.
+        The controller sends them the config.
 
         Args:
           controller: host:port.
           run_dir: see ``BuildContext``; for logs.
-          token_file: absolute path of the file that lets a worker in. Hand on the file, never
-            what is in it, as an argument or in the environment.
+          token_file: absolute path of the file that lets a worker in. Pass on the path only, never
+            the file's content as an argument or in the environment.
         """
         ...
 
     async def stop(self) -> None:
-        """Ends every process it started, politely first; returns when none is left."""
+        """Ends every process it started, first with a request; returns when none is left."""
         ...
 
     @property
     def restarts(self) -> int:
-        """How often a worker was started again after it ended by itself."""
+        """Number of times a worker was restarted after it ended by itself."""
         ...
 
 
 @runtime_checkable
 class TimedLauncher(Protocol):
-    """A launcher that knows how long it takes to end its processes.
+    """A launcher that knows how long ending its processes takes.
 
     Attributes:
-      stop_s: seconds that ``stop`` takes at most.
+      stop_s: maximum duration of ``stop``, in seconds.
     """
 
     @property
@@ -339,19 +344,19 @@ class TimedLauncher(Protocol):
 
 
 class Tracker(Protocol):
-    """Takes metrics. Called on the controller's event loop, so it must return fast."""
+    """Receives metrics. Called on the controller's event loop, so it must return fast."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of one RL step, named ``stage/name``.
 
-        A step may come twice. A run that was killed goes on from its last checkpoint, so that its
-        next process logs the steps behind that once more: keep one of the two. And the last step
-        gets further metrics where an evaluation ends after training: keep both.
+        A step may be logged twice. A killed run resumes from its last checkpoint, and its next
+        process logs the steps after that checkpoint again: keep one of the two. And the last step
+        gets further metrics if an evaluation ends after training: keep both.
         """
         ...
 
     def close(self) -> str | None:
-        """Writes what is left, within a deadline of its own; what was lost, if anything was.
+        """Writes buffered metrics, within its own deadline; returns what was lost, or None.
 
         Called on a thread, while other trackers are closed.
         """

@@ -1,6 +1,6 @@
-"""Optional abilities of a prompt source: one small protocol each, told by its members.
+"""Optional abilities of a prompt source: one small protocol each, recognised by its members.
 
-A source has an ability if it has all of the protocol's members; it need not inherit anything.
+A source has an ability if it has all of the protocol's members; it need not inherit from it.
 ``TextSource`` has most of them, ``DatasetSource`` some more.
 """
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """A source that makes prompts of texts: other programs can ask a worker with text."""
+    """A source that turns texts into prompts, so other programs can send a worker text."""
 
     def encode(self, text: str) -> list[int]:
-        """A prompt's tokens, with those in front of its text.
+        """Tokens of a prompt, including those that precede its text.
 
         Raises:
           ValueError: the text cannot be encoded.
@@ -33,12 +33,12 @@ class TextEncoder(Protocol):
 
 @runtime_checkable
 class GivenTextEncoder(Protocol):
-    """A source whose policy can be given texts by an environment, such as the result of a tool."""
+    """A source that encodes texts that an environment gives, such as a tool's result."""
 
     def encode_given(self, text: str) -> list[int]:
-        """Tokens of a text behind a completion, with whatever the model expects around it.
+        """Tokens of a text after a completion, with the tokens that the model expects around it.
 
-        What was sampled before is not encoded again.
+        Tokens sampled earlier are not encoded again.
 
         Raises:
           ValueError: the text cannot be encoded.
@@ -48,10 +48,10 @@ class GivenTextEncoder(Protocol):
 
 @runtime_checkable
 class MessageEncoder(Protocol):
-    """A source whose policy can be given messages of a chat by an environment."""
+    """A source that encodes chat messages that an environment gives."""
 
     def encode_messages(self, messages: Sequence[Message], after: np.ndarray | None) -> list[int]:
-        """Tokens of messages behind a completion, up to where the policy answers next.
+        """Tokens of messages after a completion, up to the start of the policy's next answer.
 
         Args:
           messages: mappings with a role and a content.
@@ -65,20 +65,20 @@ class MessageEncoder(Protocol):
 
 @runtime_checkable
 class AnswerReader(Protocol):
-    """A source that finds the answer in a completion; else a completion is its own answer."""
+    """A source that extracts the answer from a completion; else the completion is the answer."""
 
     def answer(self, completion: str) -> str | None:
-        """The answer, which votes in majority@k; None if the completion gives none."""
+        """The answer, which votes in majority@k; None if the completion contains none."""
         ...
 
 
 @runtime_checkable
 class StopStringSource(Protocol):
-    """A source whose samples end at texts as well.
+    """A source that also ends samples at certain texts.
 
     Attributes:
       stop_strings: texts. A sample ends with the first token at which ``decode`` of all its tokens
-        contains one. That token trains; the text that rewards and people read ends before the
+        contains one. That token is trained; the text for rewards and displays ends before the
         string.
     """
 
@@ -88,10 +88,10 @@ class StopStringSource(Protocol):
 
 @runtime_checkable
 class TokenizerSource(Protocol):
-    """A source that says whose ids its tokens are.
+    """A source that names the tokenizer of its token ids.
 
     Attributes:
-      tokenizer: is compared with the model's.
+      tokenizer: tokenizer that is compared with the model's.
     """
 
     @property
@@ -103,7 +103,7 @@ class SplitSource(Protocol):
     """A source that knows the names of its splits.
 
     Attributes:
-      splits: those that ``prompts`` takes; of other sources the usual three are tried.
+      splits: names that ``prompts`` accepts; for other sources the usual three are tried.
     """
 
     @property
@@ -112,23 +112,23 @@ class SplitSource(Protocol):
 
 @runtime_checkable
 class IdentifiedSource(Protocol):
-    """A source that tells which data it reads, so that a resumed run can name what has changed."""
+    """A source that identifies its data, so a resumed run can report what has changed."""
 
     def identity(self) -> Mapping[str, Any]:
-        """JSON that is equal as long as the data is, such as names, sizes and times of files."""
+        """JSON that stays equal while the data does, such as names, sizes and times of files."""
         ...
 
 
 @runtime_checkable
 class AnsweredPrompts(Protocol):
-    """A source that knows right completions, for a trainer's warm start.
+    """A source that knows correct completions, for a trainer's warm start.
 
     Attributes:
       pad_id: the token that fills rows up to the batch's length.
     """
 
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
-        """A right completion, int32 [length], stop token included."""
+        """A correct completion, int32 [length], stop token included."""
         ...
 
     @property
@@ -137,18 +137,18 @@ class AnsweredPrompts(Protocol):
 
 @runtime_checkable
 class AnsweredTurns(Protocol):
-    """``AnsweredPrompts`` whose right answers take several turns."""
+    """``AnsweredPrompts`` whose correct answers take several turns."""
 
     def answer_turns(self, prompt: Prompt) -> Sequence[tuple[np.ndarray, np.ndarray]]:
-        """Of each turn what is given before the answer, and the answer; int32 arrays.
+        """For each turn the input before the answer, and the answer; int32 arrays.
 
-        Nothing is given before the first answer but the prompt.
+        The input before the first answer is empty, because the prompt precedes it.
         """
         ...
 
 
 def tokenizer_of(source: object) -> Tokenizer | None:
-    """The tokenizer of a prompt source; None where it names none."""
+    """The tokenizer of a prompt source; None if it names none."""
     return source.tokenizer if isinstance(source, TokenizerSource) else None
 
 

@@ -21,7 +21,7 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class CheckpointReader(Protocol):
-    """What a trainer offers besides ``run`` if ``rlax eval`` is to measure its checkpoints."""
+    """A trainer whose checkpoints ``rlax eval`` can measure."""
 
     def checkpoints(self) -> Mapping[int, str]:
         """Training step -> name below ``checkpoints/`` in the run's directory."""
@@ -34,48 +34,48 @@ class CheckpointReader(Protocol):
 
 @runtime_checkable
 class FirstWeightsReader(Protocol):
-    """What a trainer offers besides ``run`` if ``rlax measure`` is to measure a config's policy."""
+    """A trainer whose initial policy ``rlax measure`` can measure."""
 
     def publish_first(self, port: TrainerPort) -> None:
         """Publishes the weights that ``run`` starts from, as version 0, and returns.
 
-        Called in place of ``run``, for a run that has no checkpoint. What ``run`` would make before
-        its first step, such as a warm start, is made here too.
+        Called in place of ``run``, for a run that has no checkpoint. Anything that ``run`` would
+        compute before its first step, such as a warm start, is computed here too.
         """
         ...
 
 
 @runtime_checkable
 class CheckpointStarter(Protocol):
-    """What a trainer offers besides ``run`` if ``rlax train --from`` is to be possible with it."""
+    """A trainer that ``rlax train --from`` can start from another run's checkpoint."""
 
     def checkpoints(self) -> Mapping[int, str]:
         """See ``CheckpointReader``."""
         ...
 
     def start_from(self, descent: Descent) -> str | None:
-        """Has ``run`` start from the weights of another run's checkpoint, as its version 0.
+        """Makes ``run`` start from the weights of another run's checkpoint, as its version 0.
 
-        Only the weights are taken: no optimizer state and no step. A run that has a checkpoint of
-        its own goes on from that, and does not need the other run any more. Called before ``run``,
+        Only the weights are used: no optimizer state and no step. A run that has a checkpoint of
+        its own continues from that, and no longer needs the other run. Called before ``run``,
         which may raise the error as well.
 
         Returns:
-          What the config asks for and these weights replace, in words; None: nothing.
+          The setting of the config that these weights replace, in words; None if there is none.
 
         Raises:
-          ConfigError: the checkpoint is gone or of another model, or the config says otherwise.
+          ConfigError: the checkpoint is missing or of another model, or contradicts the config.
         """
         ...
 
 
 class ConvertibleModel(Protocol):
-    """A model of another library, read and checked; nothing of it is written yet.
+    """A model of another library, read and checked, but not yet written.
 
     Attributes:
       description: in words, such as its architecture and number of parameters.
-      nbytes: how much will be written, about.
-      notes: sentences on what a user would not expect.
+      nbytes: approximate number of bytes to write.
+      notes: sentences on results that a user would not expect.
     """
 
     description: str
@@ -83,17 +83,17 @@ class ConvertibleModel(Protocol):
     notes: Sequence[str]
 
     def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:
-        """Fills a directory with what a run starts from.
+        """Fills a directory with the files that a run starts from.
 
         ``model.yml`` in it has the config's keys of the model, and ``huggingface/`` its tokenizer.
 
         Args:
           directory: exists and is empty.
-          home: where it will be in the end, an absolute path.
-          progress: (bytes written, bytes of all).
+          home: the final directory, an absolute path.
+          progress: (bytes written, total bytes).
 
         Raises:
-          ConfigError: the model cannot be read any more.
+          ConfigError: the model can no longer be read.
           OSError: the disk failed.
         """
         ...
@@ -101,36 +101,36 @@ class ConvertibleModel(Protocol):
 
 @runtime_checkable
 class VerifiableModel(Protocol):
-    """What a ``ConvertibleModel`` offers besides ``write`` if it can be verified."""
+    """A ``ConvertibleModel`` whose conversion can be verified."""
 
     def verification(self, python: str) -> Callable[[Path], Sequence[str]]:
-        """Finds numbers to compare the converted model with; called before anything is written.
+        """Computes reference numbers from the original model; called before anything is written.
 
         Args:
           python: path of a Python, which may have libraries that compute the original model.
 
         Returns:
-          Compares a directory that ``write`` has filled with these numbers. It returns sentences on
-          what was compared, also if nothing was, and raises an RlaxError with figures if the two
-          are not the same model.
+          A function that compares a directory filled by ``write`` with these numbers. It returns
+          sentences on the comparison, even if none was possible, and raises an RlaxError with
+          figures if the two are not the same model.
 
         Raises:
-          RlaxError: there are such numbers or libraries, and they cannot be used.
+          RlaxError: there are such numbers or libraries, but they cannot be used.
         """
         ...
 
 
 @runtime_checkable
 class ModelConverter(Protocol):
-    """What a trainer offers besides ``run`` if ``rlax convert`` is to be possible with it."""
+    """A trainer that ``rlax convert`` can use to convert models."""
 
     def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
         """Reads a model's config, tokenizer and the shapes of its tensors.
 
         Args:
           source: a Hugging Face directory, or a GGUF file.
-          dtype: of what will be written: float32 or bfloat16.
-          scan_layers: whether layers are stored as one scanned layer.
+          dtype: dtype of the converted weights: float32 or bfloat16.
+          scan_layers: True to store the layers as one scanned layer.
 
         Raises:
           ConfigError: the model is damaged or not supported; names the file and what is wrong.
@@ -139,12 +139,12 @@ class ModelConverter(Protocol):
 
 
 class Exported(NamedTuple):
-    """What ``ModelExporter.export_model`` has written.
+    """The result of ``ModelExporter.export_model``.
 
     Attributes:
-      model: in words, such as its architecture and number of parameters.
+      model: description in words, such as its architecture and number of parameters.
       files: names of the files with weights.
-      notes: sentences on what a user would not expect.
+      notes: sentences on results that a user would not expect.
     """
 
     model: str
@@ -154,7 +154,7 @@ class Exported(NamedTuple):
 
 @runtime_checkable
 class ModelExporter(Protocol):
-    """What a trainer offers besides ``run`` if ``rlax export`` is to be possible with it."""
+    """A trainer that ``rlax export`` can use to export models."""
 
     def checkpoints(self) -> Mapping[int, str]:
         """See ``CheckpointReader``."""
@@ -171,15 +171,15 @@ class ModelExporter(Protocol):
         dtype: Literal["float32", "bfloat16"],
         most_bytes: int,
     ) -> Exported:
-        """Writes a model so that ``transformers`` loads it, with its tokenizer.
+        """Writes a model and its tokenizer in a form that ``transformers`` loads.
 
         Args:
-          weights: path or URL of a checkpoint, of which no more than the parameters are read; or
-            what reads a weight version into memory, name -> array, called once the config is known
-            to be right.
-          out: directory, which does not exist; it appears when all is written, or not at all.
-          dtype: of the tensors.
-          most_bytes: largest size of a file of weights.
+          weights: path or URL of a checkpoint, of which only the parameters are read; or a function
+            that reads a weight version into memory, name -> array, called once the config has been
+            checked.
+          out: new directory; it appears once all files are written, or not at all.
+          dtype: dtype of the tensors.
+          most_bytes: maximum size of a file of weights.
 
         Raises:
           ConfigError: the model or its tokenizer cannot be exported, or the weights are not those
@@ -199,10 +199,10 @@ TRAINER_ABILITIES = (
 
 
 class Decision(NamedTuple):
-    """What a trainer must do at the end of a step.
+    """Instructions for a trainer at the end of a step.
 
     Attributes:
-      save: save a checkpoint of this step, whether or not one is due.
+      save: save a checkpoint of this step, even if none is due.
       stop: return from ``run`` after this step.
     """
 
@@ -211,10 +211,10 @@ class Decision(NamedTuple):
 
 
 class TrainerPort(Protocol):
-    """All that a trainer knows of the controller; called on the trainer's thread."""
+    """A trainer's whole view of the controller; called on the trainer's thread."""
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
-        """Blocks until the batch of ``step`` (from 1) is there.
+        """Blocks until the batch of ``step`` (from 1) is available.
 
         Returns:
           name -> array [rows, length, ...], see ``objective.arrays.ArraySpec``.
@@ -239,8 +239,8 @@ class TrainerPort(Protocol):
         """Hands over fresh buffers holding the weights after ``step`` steps; returns at once.
 
         Args:
-          arrays: the variables of part ``base``; None: they are those of the version before, and
-            are neither written nor read again.
+          arrays: the variables of part ``base``; None: unchanged since the previous version, and
+            neither written nor read again.
           canary: of ``canary_tokens`` under these weights; its log-probs may still be on a device.
           parts: further variables of the same kind, by the name of their part, such as ``adapter``.
         """
@@ -255,13 +255,13 @@ class TrainerPort(Protocol):
         ...
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
-        """Shows how far a phase outside the training loop is."""
+        """Shows the progress of a phase outside the training loop."""
         ...
 
     def decide(self, step: int) -> Decision:
-        """What the trainer must do at the end of ``step``; ask once, as late as possible.
+        """The trainer's instructions at the end of ``step``; call once, as late as possible.
 
-        A stop that is requested while a step is computed holds for that step. There is one answer
+        A stop that is requested while a step is computed applies to that step. There is one answer
         per step: a trainer on several hosts asks on one of them and passes it on.
         """
         ...

@@ -1,1 +1,1 @@
-"""Prompts of data sets: columns that another process prepares once, read by index."""
+"""Prompts of datasets: columns that another process prepares once, read by index."""

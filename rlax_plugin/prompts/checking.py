@@ -1,4 +1,4 @@
-"""Reading the prompts of a source: they are checked, and their texts made harmless."""
+"""Reads the prompts of a source, checks them, and makes their texts harmless."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_ID = 256
 
 
 def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
-    """Those of a prompt source; () where it has none.
+    """The stop strings of a prompt source; () if it has none.
 
     Raises:
       ConfigError: they cannot be used.
@@ -34,13 +34,13 @@ def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
 
 
 def completion_text(source: PromptSource, tokens: np.ndarray) -> str:
-    """What sampled tokens say, without the stop string that ended them and what is behind it."""
+    """Text of sampled tokens, up to the stop string that ended them."""
     text = source.decode(tokens)
     return cut(text, source.stop_strings) if isinstance(source, StopStringSource) else text
 
 
 def splits_of(source: PromptSource) -> tuple[str, ...]:
-    """The splits that a source says it has, else the usual ones, of which some may be missing."""
+    """The splits that a source declares, else the usual ones, of which some may be missing."""
     usual = ("train", "validation", "test")
     return tuple(source.splits) if isinstance(source, SplitSource) else usual
 
@@ -49,7 +49,7 @@ def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequ
     """The prompts of a split.
 
     Args:
-      key, value: what the config says of them, for messages.
+      key, value: config key and value that choose them, for messages.
 
     Raises:
       ConfigError: the source has no such split, or its data cannot be read.
@@ -66,12 +66,12 @@ def training_prompts(
     split: str = "train",
     note: Callable[[str], object] = lambda text: None,
 ) -> Sequence[Prompt]:
-    """All prompts of a split; of training those that ``rlax.curation.only`` keeps.
+    """All prompts of a split; for training only those that ``rlax.curation.only`` keeps.
 
-    Workers reject one that does not fit, at the step that requests it.
+    Workers reject a prompt that does not fit, at the step that requests it.
 
     Args:
-      note: is told how many prompts are kept.
+      note: called with the number of prompts kept.
 
     Raises:
       ConfigError: there are none, they cannot be read, none of them is kept, one is longer than
@@ -91,19 +91,19 @@ def training_prompts(
 
 
 def longest_prompt(prompts: Sequence[Prompt]) -> int:
-    """Tokens of the longest prompt."""
+    """Number of tokens of the longest prompt."""
     if isinstance(prompts, PromptTable):
         return int(prompts.lengths.max())
     return max(len(prompt.tokens) for prompt in prompts)
 
 
 def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) -> Sequence[Prompt]:
-    """Prompts of a source, their texts made harmless, each id that of one prompt.
+    """Prompts of a source, with harmless texts and unique ids.
 
-    A reference is only made storable: what it means is between the prompt source and rewards.
+    A reference is only made storable, because its meaning is defined by source and rewards.
 
     Args:
-      key: of their prompt source in the config.
+      key: config key of their prompt source.
       source: its name.
 
     Raises:
@@ -135,7 +135,7 @@ def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) 
 
 
 def first_of(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
-    """The prompts that are asked if ``count`` are to be; None: all."""
+    """The first ``count`` prompts; None: all."""
     if isinstance(prompts, PromptTable):
         return prompts.read(prompts.first(len(prompts) if count is None else count))
     return prompts[:count]

@@ -1,8 +1,8 @@
-"""The process that reads a data set: ``python -m rlax_plugin.prompts.child``.
+"""The process that reads a dataset: ``python -m rlax_plugin.prompts.child``.
 
-It is given one line of JSON on standard input, which stays open as long as whoever asked lives, and
-writes lines of JSON: progress, and in the end that it is done or why it is not. What the data set's
-libraries load and print stays here, and so does the memory that reading takes.
+It gets one line of JSON on standard input, which stays open as long as its parent lives, and
+writes lines of JSON: progress, and finally success or the reason for the failure. Modules loaded
+and text printed by the dataset's libraries stay here, and so does the memory that reading takes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options that every prompt source over a data set has."""
+"""The options that every prompt source over a dataset has."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from rlax_plugin.config.base import PositiveInt, Section
 from rlax_plugin.errors import ConfigError
 
 KEY = "rlax.prompt_source"
-"""Where errors say that an option stands; of an evaluation set's own source it is replaced."""
+"""Config key in errors about an option; replaced for an evaluation set's own source."""
 
 TRAIN = "train"
 MANIFEST = "prepared.json"
-"""What is to be known of the tables beside it."""
+"""Name of the file that describes the tables in its directory."""
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MOST_HELD_OUT = 0.5
 
 
 class DatasetConfig(Section):
-    """Options of every data set.
+    """Options of every dataset.
 
-    A row of a data set has columns. One of them is the question, one may be the reference that
+    A row of a dataset has columns. One of them is the question, one may be the reference that
     rewards compare with, and every further one becomes metadata of the prompt.
     """
 
     splits: Mapping[str, str | tuple[str, ...]] = Field(
         default={},
-        description="split of the run, such as train or test -> what it is read from: files, or "
-        "the name of a split of the data set; empty: everything is for training",
+        description="split of the run, such as train or test -> its data: files, or the name of a "
+        "split of the dataset; empty: all data is for training",
     )
     held_out: Mapping[str, Annotated[float, Field(gt=0, le=_MOST_HELD_OUT)]] = Field(
         default={},
         description="split -> share of the training questions that it gets instead, such as "
-        "{validation: 0.02, test: 0.02}; a hash of the question decides, so that the same question "
-        "is always in the same split",
+        "{validation: 0.02, test: 0.02}; a hash of the question decides, so the same question is "
+        "always in the same split",
     )
     question: str = Field(
         default="",
@@ -64,20 +64,20 @@ class DatasetConfig(Section):
     weights: Mapping[str, Annotated[float, Field(ge=0)]] = Field(
         default={},
         description="domain -> its share of the training prompts, relative to the others; empty: "
-        "each domain has the share that it has of the data",
+        "each domain keeps its share of the data",
     )
     chat: bool | None = Field(
         default=None,
-        description="true: a question is what the user says, put into the model's chat template; "
+        description="true: a question is the user's message in the model's chat template; "
         "false: the policy continues the text of the question. null: true if the tokenizer has "
         "a chat template",
     )
     system: str = Field(
-        default="", description="what the system says before the question in a chat; empty: nothing"
+        default="", description="system message before the question in a chat; empty: none"
     )
     template_arguments: Mapping[str, Any] = Field(
         default={},
-        description="what the chat template is given besides the messages, such as "
+        description="variables of the chat template besides the messages, such as "
         "{enable_thinking: false}",
     )
     stop_strings: tuple[str, ...] = Field(
@@ -93,28 +93,28 @@ class DatasetConfig(Section):
     )
     duplicates: Literal["skip", "keep", "error"] = Field(
         default="skip",
-        description="what happens to a row with the question and reference of an earlier one: "
+        description="treatment of a row with the question and reference of an earlier one: "
         "skip: it is left out and counted",
     )
     broken: Literal["error", "skip"] = Field(
         default="error",
-        description="what happens to a row that cannot be used, such as a line that is no JSON: "
-        "error: it is named and the run does not start; skip: it is left out and counted",
+        description="treatment of a row that cannot be used, such as a line that is not JSON: "
+        "error: the run names it and does not start; skip: it is left out and counted",
     )
 
     @property
     def read_splits(self) -> tuple[str, ...]:
-        """The splits that are read; training questions are the last."""
+        """The splits that are read; the training split is the last."""
         return (*(name for name in self.splits if name != TRAIN), TRAIN)
 
     @property
     def all_splits(self) -> tuple[str, ...]:
-        """Those that prompts can be asked of."""
+        """The splits that have prompts."""
         return (TRAIN, *self.held_out, *(name for name in self.splits if name != TRAIN))
 
     @property
     def template(self) -> tuple[str, ...] | None:
-        """The columns of a question that is a template; None where it is a column."""
+        """The columns of a question that is a template; None if it is a column."""
         if "{" not in self.question and "}" not in self.question:
             return None
         return tuple(name for _, name, _, _ in string.Formatter().parse(self.question) if name)

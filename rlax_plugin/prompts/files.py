@@ -17,7 +17,7 @@ _VERSIONS = ("mtime", "ETag", "etag", "generation", "md5Hash", "LastModified", "
 
 
 def matching_files(patterns: str | Sequence[str], key: str) -> list[str]:
-    """Paths or URLs of files; those that a pattern such as ``data/*.jsonl`` matches in order.
+    """Paths or URLs of files; those that match a pattern such as ``data/*.jsonl``, in order.
 
     Args:
       key: dotted config key of the patterns.
@@ -41,7 +41,7 @@ def matching_files(patterns: str | Sequence[str], key: str) -> list[str]:
 
 
 def identify(path: str, key: str) -> dict[str, Any]:
-    """What changes when a file does: its size and when it was written.
+    """Values that change when a file does: its size and its modification time.
 
     Raises:
       ConfigError: it cannot be found.
@@ -58,7 +58,7 @@ def identify(path: str, key: str) -> dict[str, Any]:
 
 @contextmanager
 def opened(path: str, key: str) -> Iterator[IO[bytes]]:
-    """A file's bytes, decompressed if it is called ``.gz``, ``.bz2``, ``.xz`` or ``.zst``.
+    """A file's bytes, decompressed if its name ends in ``.gz``, ``.bz2``, ``.xz`` or ``.zst``.
 
     Raises:
       ConfigError: it cannot be read.
@@ -85,7 +85,7 @@ def _file_system(path: str) -> tuple[Any, str]:
 
 @contextmanager
 def _naming(key: str, path: str) -> Iterator[None]:
-    """Names the file, whatever its file system raises: not all of them raise OSError."""
+    """Adds the file's name to any error of its file system; not all of them raise OSError."""
     try:
         yield
     except (RlaxError, *_OF_CODE):

@@ -1,4 +1,4 @@
-"""An id stands for one prompt: run state, records and pass rates know a prompt by its id alone."""
+"""Ids identify prompts: run state, records and pass rates know a prompt by its id alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SHOWN = 40  # characters of a text in a message
 
 
 def contradiction(prompts: Iterable[Prompt]) -> str | None:
-    """Two different prompts with one id, in words; None where every id stands for one prompt.
+    """Describes two different prompts with the same id; None if every id stands for one prompt.
 
-    A prompt that is given twice, with the same reference, text and tokens, is no contradiction: it
-    is asked twice as often, and it does not matter which of the two is found by the id.
+    A prompt that occurs twice, with the same reference, text and tokens, is no contradiction: it
+    is issued twice as often, and either of the two may be found by the id.
 
     Args:
-      prompts: of one split.
+      prompts: the prompts of one split.
     """
     known: dict[str, Prompt] = {}
     for prompt in prompts:
@@ -44,7 +44,7 @@ def _told(prompt_id: str, what: str, one: str, other: str) -> str:
 
 
 def _shown(one: str, other: str) -> tuple[str, str]:
-    """Both, shortened to where they begin to differ."""
+    """Both texts, shortened to the first difference."""
     shorter = min(len(one), len(other))
     differ = next((i for i in range(shorter) if one[i] != other[i]), shorter)
     start = max(0, differ - _SHOWN // 2)

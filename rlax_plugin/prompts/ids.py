@@ -18,7 +18,7 @@ _CHUNK = 1 << 16  # rows: how long the interpreter is held at once
 
 
 def among(values: pa.Array | pa.ChunkedArray, wanted: pa.Array) -> np.ndarray:
-    """bool, which values are among the wanted ones."""
+    """True for each value that is among the wanted ones; bool array."""
     import pyarrow.compute as pc
 
     found: Any = pc.is_in(values, value_set=wanted)  # pyright: ignore[reportAttributeAccessIssue]
@@ -26,7 +26,7 @@ def among(values: pa.Array | pa.ChunkedArray, wanted: pa.Array) -> np.ndarray:
 
 
 def put_table(path: str, table: pa.Table) -> None:
-    """Writes a Parquet file, whole or not at all.
+    """Writes a Parquet file atomically.
 
     Raises:
       RlaxError: it cannot be written.
@@ -44,7 +44,7 @@ def ids_of(prompts: Sequence[Prompt], indices: np.ndarray | None = None) -> pa.C
     """The ids of some prompts, or of all, as strings.
 
     Args:
-      indices: int [n], ascending or not.
+      indices: int [n], in any order.
     """
     import pyarrow as pa
 

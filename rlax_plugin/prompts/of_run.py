@@ -1,4 +1,4 @@
-"""All prompts of a run: those that it trains with, and those that its evaluations ask."""
+"""All prompts of a run: those for training, and those for its evaluations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rlax_plugin.prompts.checking import (
 from rlax_plugin.types import Prompt
 
 Part = Callable[[str, Choice, str], Any]
-"""Builds a part: of a kind, as chosen under a key of the config."""
+"""Builds a part of a kind, as chosen under a key of the config."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedSet:
-    """A set of ``rlax.evaluation`` and what it asks.
+    """A set of ``rlax.evaluation`` and its prompts.
 
     Attributes:
-      chosen: its settings, filled in.
-      prompts: as many as are asked.
+      chosen: its settings, with defaults filled in.
+      prompts: the prompts that are issued.
     """
 
     name: str
@@ -41,11 +41,11 @@ def asked_sets(section: RlaxSection, source: PromptSource, part: Part) -> list[A
     """The sets of ``rlax.evaluation``, the main one first; none if evaluation is off.
 
     Args:
-      source: of training.
+      source: prompt source of the training.
       part: builds a part of the config.
 
     Raises:
-      ConfigError: a set has no problems, or some that the workers cannot take.
+      ConfigError: a set has no problems, or has problems that the workers cannot take.
     """
     settings = section.evaluation
     found: list[AskedSet] = []
@@ -65,7 +65,7 @@ class RunPrompts:
     """All prompts of a run, read and checked.
 
     Attributes:
-      train: training prompts; () where nothing is trained.
+      train: training prompts; () if the command trains nothing.
       asked: the sets of its evaluations.
     """
 
@@ -82,7 +82,7 @@ class RunPrompts:
         trains: bool = True,
         note: Callable[[str], object] = lambda text: None,
     ) -> RunPrompts:
-        """Reads them; blocking, and perhaps for minutes.
+        """Reads all prompts; blocking, possibly for minutes.
 
         Args:
           note: see ``training_prompts``.

@@ -1,4 +1,4 @@
-"""Has a data set prepared by a process of its own, once, and finds what was prepared before."""
+"""Has another process prepare a dataset once, and finds tables that were prepared before."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _FORMAT = 1  # of what is prepared: another number, and it is prepared anew
 _UNUSED_S = 30 * 86_400  # after which what was prepared is removed
 _END_S = 10.0  # until a process that says nothing more has ended
 Progress = Callable[[str, int], None]
-"""Told what is being read, and how many rows of it were."""
+"""Called with the name of the data being read, and the number of rows read so far."""
 
 
 class PreparedSource(Protocol):
-    """A source as far as it decides its tables; see ``DatasetSource``."""
+    """The members of a source that decide its tables; see ``DatasetSource``."""
 
     @property
     def config(self) -> DatasetConfig: ...
@@ -48,7 +48,7 @@ class PreparedSource(Protocol):
 
 
 def cache_directory() -> Path:
-    """Where prepared prompts are kept: they can be removed at any time.
+    """The directory of prepared prompts, which can be deleted at any time.
 
     Raises:
       ConfigError: this user has no directory for it.
@@ -59,15 +59,15 @@ def cache_directory() -> Path:
 def tables_of(
     source: PreparedSource, *, deadline_s: float, progress: Progress
 ) -> dict[str, PromptTable]:
-    """The tables of all splits of a source, prepared unless they are.
+    """The tables of all splits of a source, prepared if they do not exist yet.
 
     Args:
       deadline_s: ``rlax.deadlines.prompts_s``.
 
     Raises:
-      ConfigError: the data cannot be used, or other users could change what is prepared.
+      ConfigError: the data cannot be used, or other users could change the prepared files.
       DeadlineError: preparing made no progress for ``deadline_s``.
-      RlaxError: it failed, or cannot be written.
+      RlaxError: preparing failed, or its result cannot be written.
     """
     asked = _request(source)
     found = cache_directory() / _key(asked)
@@ -101,10 +101,10 @@ def _check_private(cache: Path) -> None:
 
 
 def _name_of(one: type) -> str:
-    """A class as the other process finds it.
+    """Name under which the other process finds a class.
 
     Raises:
-      RlaxError: it cannot.
+      RlaxError: the other process cannot find it.
     """
     name = f"{one.__module__}:{one.__qualname__}"
     if one.__module__ == "__main__" or getattr(sys.modules[one.__module__], one.__name__, 0) != one:
@@ -113,7 +113,7 @@ def _name_of(one: type) -> str:
 
 
 def _request(source: PreparedSource) -> dict[str, Any]:
-    """What decides the tables, as the other process is told it."""
+    """The input of the other process: everything that decides the tables."""
     tokenizer = source.tokenizer
     return {
         "source": _name_of(type(source)),
@@ -136,7 +136,7 @@ def _key(asked: Mapping[str, Any]) -> str:
 
 
 def open_tables(directory: Path, source: PreparedSource) -> dict[str, PromptTable] | None:
-    """What was prepared; None: it was not, or is damaged."""
+    """The prepared tables; None if there are none, or they are damaged."""
     try:
         document = json.loads((directory / MANIFEST).read_bytes())
         os.utime(directory)
@@ -171,7 +171,7 @@ def _weights(source: PreparedSource, domains: list[str]) -> Mapping[str, float]:
 
 
 def _remove_unused(directory: Path) -> None:
-    """What nobody has opened for a long time, and what killed processes have left."""
+    """Removes tables that were not opened for a long time, and the remains of killed processes."""
     for one in directory.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - one.stat().st_mtime > _UNUSED_S:
@@ -182,7 +182,7 @@ def _ask(asked: Mapping[str, Any], deadline_s: float, progress: Progress) -> Non
     """Runs the other process until it is done.
 
     Raises:
-      DeadlineError: nothing was read for so long.
+      DeadlineError: no row was read for ``deadline_s``.
     """
     process = AskedProcess(
         "rlax_plugin.prompts.child",

@@ -1,7 +1,7 @@
-"""The prompts of a run stay what they were: noted when it begins, compared when it is resumed.
+"""Checks that a run's prompts do not change: recorded at the start, compared on resume.
 
-A run finds prompts by their place and id: with other prompts it would go on with another order than
-it began with. What is noted of each prompt are four bytes of its id, which tell the first that
+A run finds prompts by their place and id, so with other prompts it would continue in another order
+than before. The record has four bytes of each prompt's id, which identify the first prompt that
 differs.
 """
 
@@ -32,11 +32,12 @@ _TRAINING = "training"
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrompts:
-    """What a run has noted of its training prompts.
+    """The record of a run's training prompts.
 
     Attributes:
-      prompts: their number.
-      domains: domain -> its prompts; {}: they are of one, or an earlier version noted none.
+      prompts: number of prompts.
+      domains: domain -> number of its prompts; {}: there is only one domain, or an earlier version
+        recorded none.
     """
 
     prompts: int
@@ -44,7 +45,7 @@ class TrainingPrompts:
 
 
 def training_prompts(files: RunFiles) -> TrainingPrompts | None:
-    """Reads what was noted; None if nothing was.
+    """Reads the record; None if there is none.
 
     Raises:
       RlaxError: the record is damaged.
@@ -54,10 +55,10 @@ def training_prompts(files: RunFiles) -> TrainingPrompts | None:
 
 
 def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -> None:
-    """Notes the prompts of a new run, or holds those of a resumed one against what was noted.
+    """Records the prompts of a new run, or compares those of a resumed run with the record.
 
     Raises:
-      ConfigError: they are others.
+      ConfigError: they differ.
     """
     known = files.get_json(_RECORD) if holds_results(files) else None
     found: dict[str, Any] = {}
@@ -117,7 +118,7 @@ def identity(prompts: Sequence[Prompt]) -> tuple[np.ndarray, str]:
 
 
 def _weights(prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Domain -> share of the prompts; {} without domains, whose order nothing else decides."""
+    """Domain -> share of the prompts; {} without domains: then only the prompts set the order."""
     domains = prompts.domains if isinstance(prompts, PromptTable) else None
     if domains is None:
         return {}
@@ -134,7 +135,7 @@ def _counts(prompts: Sequence[Prompt]) -> dict[str, int]:
 
 
 def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) -> str | None:
-    """That a domain has another share than before, in words; earlier versions noted none."""
+    """Describes a changed share of a domain; None if none changed or none was recorded before."""
     for domain, share in now.items():
         if not math.isclose(before := then.get(domain, share), share):
             return (
@@ -146,7 +147,7 @@ def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) 
 
 
 def _files(source: PromptSource) -> dict[str, Any]:
-    """The files that a source over a data set reads."""
+    """The files that a source over a dataset reads."""
     return dict(source.identity()) if isinstance(source, IdentifiedSource) else {}
 
 
@@ -181,7 +182,7 @@ def _shown(prompts: Sequence[Prompt], index: int) -> str:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What happened to the files, in words."""
+    """Describes the changes of the files."""
     then, there = (
         {one["path"]: one for files in known.get("files", {}).values() for one in files}
         for known in (before, now)

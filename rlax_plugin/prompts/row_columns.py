@@ -1,4 +1,4 @@
-"""Which column of a row is what: from a row, which may hold anything, to a question."""
+"""Selects the columns of a row and turns the row, which may hold any values, into a question."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """What a source gives in place of a row that it cannot read.
+    """Placeholder that a source yields for a row that it cannot read.
 
     Attributes:
-      what: is wrong with it, such as ``is no JSON``.
+      what: the defect, such as ``is no JSON``.
     """
 
     what: str
@@ -39,11 +39,11 @@ class Row(NamedTuple):  # there are millions of them
     """A row that can be used.
 
     Attributes:
-      place: where it was found, for messages.
+      place: location of the row, for messages.
       question: a text, or all messages before the policy's answer.
-      text: of the question; of messages all of them.
+      text: text of the question; for messages, text of all of them.
       metadata: as JSON.
-      bytes: of question, reference and metadata together.
+      bytes: size of question, reference and metadata together.
     """
 
     place: str
@@ -57,16 +57,15 @@ class Row(NamedTuple):  # there are millions of them
 
 
 class Columns:
-    """Takes rows apart.
+    """Splits rows into question, reference and metadata.
 
     Args:
-      chat: whether questions are put into a chat template.
-      names: the columns of the first row; decide which column is what.
+      chat: True if questions are put into a chat template.
+      names: the columns of the first row; they decide the role of each column.
 
     Attributes:
       question: the column of the question, or its template.
-      reference: the column of the reference; empty: there is none.
-
+      reference: the column of the reference; empty if there is none.
     Raises:
       ConfigError: a column that the config names is missing, or it must name one.
     """
@@ -89,10 +88,10 @@ class Columns:
             self._left_out.add(self.question)
 
     def take(self, place: str, row: Mapping[str, Any]) -> Row:
-        """Makes a question of a row.
+        """Turns a row into a question.
 
         Raises:
-          BrokenRowError: something in it is not what it must be.
+          BrokenRowError: a value in it is not valid.
         """
         question, text = self._question(row)
         reference = _text_of(_column(row, self.reference), self.reference) if self.reference else ""
@@ -143,7 +142,7 @@ class Columns:
 
 
 def _found(option: str, known: Sequence[str], names: Collection[str], needed: bool = False) -> str:
-    """The one column with a usual name."""
+    """The one column with a usual name for this option."""
     found = [name for name in known if name in names]
     if len(found) > 1:
         reason = f"must name a column, because there are {' and '.join(map(repr, found))}"

@@ -1,4 +1,4 @@
-"""From the rows of a data set to the tables of its splits; runs in a process of its own."""
+"""Turns the rows of a dataset into the tables of its splits; runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def prepare(
     *,
     batch_rows: int = 4096,
 ) -> None:
-    """Writes a table for each split, and what is to be known of them.
+    """Writes a table for each split, and the file that describes them.
 
     Args:
       directory: exists, and is empty.
-      files: what ``source.identity`` was when this was asked for.
-      tell: is called with a split and how many of its rows were read, every now and then.
+      files: value of ``source.identity`` when the preparation was requested.
+      tell: called now and then with a split and the number of its rows read so far.
       batch_rows: see ``TableWriter``.
 
     Raises:
-      ConfigError: the data cannot be used; says where.
+      ConfigError: the data cannot be used; the message says at which place.
     """
     found = _Preparing(source, directory, tell, batch_rows)
     for split in source.config.read_splits:
@@ -56,7 +56,7 @@ def prepare(
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing that differs, in words."""
+    """Describes the first difference."""
     for split, files in now.get("files", {}).items():
         for one in files:
             if one not in before.get("files", {}).get(split, []):
@@ -92,7 +92,7 @@ class _Preparing:
                 self._add(target, row, tokens)
 
     def _usable(self, split: str) -> Iterator[Row]:
-        """The rows that are sound; others are an error, or counted."""
+        """The valid rows; each invalid one raises an error, or is counted."""
         number = 0
         for number, (place, found) in enumerate(self._source.rows(split), 1):
             if number % _TOGETHER == 0:
@@ -111,7 +111,7 @@ class _Preparing:
         self._tell(split, number)
 
     def _new(self, split: str, rows: Iterator[Row]) -> Iterator[tuple[str, Row]]:
-        """(split that it belongs to, row) of rows that were not there before."""
+        """(split that it belongs to, row) of rows that did not occur before."""
         policy = self._config.duplicates
         for row in rows:
             target = split
@@ -146,7 +146,7 @@ class _Preparing:
         return TRAIN
 
     def _encoded(self, questions: Sequence[Any]) -> Sequence[list[int] | str]:
-        """Tokens of each question, or what is wrong with it."""
+        """For each question its tokens, or its defect in words."""
         most = _TOKENS * self._source.max_tokens
         if all(not isinstance(q, str) or len(q) <= most for q in questions):
             try:

@@ -1,4 +1,4 @@
-"""What all prompt sources over a data set have in common; a subclass gives the rows."""
+"""Base class of all prompt sources over a dataset; a subclass provides the rows."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def _no_progress(what: str, rows: int) -> None:
 class DatasetSource(TextSource):
     """A prompt source whose rows are read once, by a process of its own, and kept as columns.
 
-    A subclass stands at the top of a module and has ``rows``, and ``files`` if it reads some. The
-    process that reads makes a second one, with the same arguments; the trainer's process calls
-    neither ``rows`` nor anything that it imports.
+    A subclass must be at the top level of a module and has ``rows``, and ``files`` if it reads
+    files. The reading process makes a second instance with the same arguments; the trainer's
+    process neither calls ``rows`` nor imports the modules that it needs.
 
     Args:
       config: an object of the subclass's config class.
       max_tokens: longer prompts are left out.
-      deadline_s: how long reading may make no progress.
-      progress: is told of it.
+      deadline_s: maximum time without progress while reading.
+      progress: called with the progress of reading.
 
     Attributes:
       prepare: makes the tables of all splits, once.
@@ -75,7 +75,7 @@ class DatasetSource(TextSource):
 
     @classmethod
     def build(cls, config: DatasetConfig, context: BuildContext) -> Self:
-        """For ``Extension``: reads the model's tokenizer, and nothing of the data set.
+        """For ``Extension``: reads the model's tokenizer, but not the dataset.
 
         Raises:
           ConfigError: there is no tokenizer, see ``model_tokenizer``; or see the class.
@@ -96,20 +96,20 @@ class DatasetSource(TextSource):
     def rows(self, split: str) -> Iterator[tuple[str, Mapping[str, Any] | BrokenRow]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The rows of a split of ``config.read_splits``, in a fixed order.
 
-        Gives where each was found, such as ``train.jsonl, line 17``, for messages; and its columns,
-        or what is wrong with it.
+        Yields the location of each row, such as ``train.jsonl, line 17``, for messages, and its
+        columns, or its defect.
         """
         raise NotImplementedError
 
     def files(self, split: str) -> Sequence[str]:
-        """Paths or URLs of the files that ``rows`` reads; () where it reads none by itself.
+        """Paths or URLs of the files that ``rows`` reads; () if it reads no files directly.
 
-        A change of one of them has the data set prepared anew.
+        If one of them changes, the dataset is prepared again.
         """
         return ()
 
     def version(self) -> str:
-        """What else the rows depend on, such as the version of a library."""
+        """Other dependencies of the rows, such as the version of a library."""
         return ""
 
     def identity(self) -> dict[str, Any]:
@@ -157,10 +157,10 @@ class DatasetSource(TextSource):
         """Tokens of prompts.
 
         Args:
-          alone: one by one, each within the deadline of the chat template.
+          alone: True to encode one by one, each within the deadline of the chat template.
 
         Raises:
-          RlaxError, ValueError: one of them has none.
+          RlaxError, ValueError: one of them cannot be encoded.
         """
         if self.chat:
             conversations = [self._messages(question) for question in questions]

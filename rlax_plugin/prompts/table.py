@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = 3
 ELSEWHERE = "in another split"
-"""Why a training prompt is left out whose question is one of an evaluation, too."""
+"""Reason for leaving out a training prompt whose question an evaluation has, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Domains:
     """The domains of prompts.
 
     Attributes:
-      names: of the domains.
+      names: names of the domains.
       of_n: int16 [n], the domain of each prompt, an index into ``names``.
-      weights: float64 [domains], the share of the training prompts that each should have; sum 1.
-      counted: whether the weights are no more than the shares that the prompts have.
+      weights: float64 [domains], target share of each in the training prompts; sum 1.
+      counted: True if the weights are the shares that the prompts have, not those of a config.
     """
 
     names: tuple[str, ...]
@@ -39,19 +39,19 @@ class Domains:
     counted: bool = False
 
     def places(self) -> list[np.ndarray]:
-        """Of each domain, the indices of its prompts in their order."""
+        """For each domain, the indices of its prompts in their order."""
         return [np.flatnonzero(self.of_n == number) for number in range(len(self.names))]
 
     def lacking(self, used: np.ndarray) -> np.ndarray:
-        """float64 [domains], how many prompts each lacks to its weight with the next prompt.
+        """Prompts that each domain lacks for its share of one more prompt, float64 [domains].
 
         Args:
-          used: how many of each were taken so far.
+          used: number of prompts of each domain used so far.
         """
         return self.weights * (used.sum() + 1) - used
 
     def weighted(self, weights: Mapping[str, float]) -> Domains:
-        """The same with other weights; those of domains that are left out are 0.
+        """The same domains with other weights; domains that are left out get 0.
 
         Args:
           weights: domain -> weight, relative to each other.
@@ -60,7 +60,7 @@ class Domains:
         return Domains(self.names, self.of_n, _shares(given))
 
     def kept(self, which: np.ndarray) -> Domains:
-        """Those of some of the prompts; a domain that has none left gets no share.
+        """The domains of some of the prompts; a domain with no prompt left gets no share.
 
         Args:
           which: bool [n], or indices.
@@ -77,7 +77,7 @@ class Skipped:
     """Rows that were left out for one reason.
 
     Attributes:
-      examples: place and what was wrong with a few of them.
+      examples: location and defect of a few of them.
     """
 
     count: int = 0
@@ -95,7 +95,7 @@ class PromptTable(Sequence[Prompt]):
     Attributes:
       ids: uint8 [n, 16], the ids of all prompts; ``Prompt.id`` has them in hexadecimal.
       lengths: int32 [n], tokens of each prompt.
-      domains: None where all prompts are of one domain.
+      domains: None if all prompts belong to one domain.
       digest: hash of all ids and tokens, in their order.
       skipped: reason -> the rows that were left out.
     """
@@ -125,10 +125,10 @@ class PromptTable(Sequence[Prompt]):
         weights: Mapping[str, float],
         skipped: Mapping[str, Skipped],
     ) -> PromptTable:
-        """Opens what a ``TableWriter`` wrote.
+        """Opens a file of ``TableWriter``.
 
         Args:
-          known: what its ``close`` returned.
+          known: result of its ``close``.
           weights: domain -> weight; empty: each has the weight of its prompts.
 
         Raises:
@@ -152,7 +152,7 @@ class PromptTable(Sequence[Prompt]):
         return cls(batches, digest=known["digest"], domains=domains, skipped=skipped)
 
     def weighted(self, weights: Mapping[str, float]) -> PromptTable:
-        """The same prompts, of domains with other weights; shares all memory.
+        """The same prompts, with other weights of the domains; shares all memory.
 
         Args:
           weights: see ``Domains.weighted``.
@@ -164,7 +164,7 @@ class PromptTable(Sequence[Prompt]):
 
     @classmethod
     def joined(cls, tables: Mapping[str, PromptTable], weights: Mapping[str, float]) -> PromptTable:
-        """Several tables, one behind the other, each a domain (or, if it has domains, several).
+        """Joins tables, each of which becomes a domain (or, if it has domains, several).
 
         Args:
           tables: name -> table.
@@ -196,7 +196,7 @@ class PromptTable(Sequence[Prompt]):
         )
 
     def subset(self, indices: np.ndarray) -> PromptTable:
-        """Some prompts, with what is known of them; copies neither texts nor tokens.
+        """Some of the prompts, with their properties; copies neither texts nor tokens.
 
         Args:
           indices: int [m], ascending.
@@ -214,7 +214,7 @@ class PromptTable(Sequence[Prompt]):
         return found
 
     def texts(self) -> Iterator[list[str]]:
-        """The texts of all prompts in their order, some thousands at a time."""
+        """The texts of all prompts in their order, in lists of some thousands."""
         for texts in self._column("text"):
             yield texts.to_pylist()
 
@@ -229,10 +229,10 @@ class PromptTable(Sequence[Prompt]):
             start = int(end)
 
     def without_questions_of(self, other: PromptTable, where: str) -> PromptTable:
-        """This table without the prompts whose question another one has, too; they are counted.
+        """This table without the prompts whose question the other one has, too; counts them.
 
         Args:
-          where: the other one is, for messages.
+          where: location of the other table, for messages.
         """
         import pyarrow as pa
         import pyarrow.compute
@@ -276,11 +276,11 @@ class PromptTable(Sequence[Prompt]):
         return map(self._prompt, range(len(self)))
 
     def read(self, indices: Sequence[int]) -> list[Prompt]:
-        """The prompts at some indices."""
+        """The prompts at these indices."""
         return [self[int(index)] for index in indices]
 
     def first(self, count: int) -> list[int]:
-        """Indices of the first prompts, fewer if there are fewer; of domains by their weights."""
+        """Indices of the first ``count`` prompts at most; domains share them by their weights."""
         if self.domains is None:
             return list(range(min(count, len(self))))
         places = self.domains.places()
@@ -297,12 +297,12 @@ class PromptTable(Sequence[Prompt]):
         return self.ids[index].tobytes().hex()
 
     def place_of(self, index: int) -> str:
-        """Where in the data set a prompt was found."""
+        """The location of a prompt in the dataset."""
         batch, row = self._where(index)
         return self._batches[batch].column("place")[row].as_py()
 
     def find(self, prompt_id: str) -> int | None:
-        """The index of the first prompt with an id; None: there is none."""
+        """The index of the first prompt with this id; None if there is none."""
         try:
             wanted = np.frombuffer(bytes.fromhex(prompt_id), np.uint8)
         except ValueError:
@@ -354,12 +354,12 @@ def _shares(weights: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def id_at(prompts: Sequence[Prompt], index: int) -> str:
-    """The id of one prompt, of a table without reading the rest of it."""
+    """The id of one prompt; for a table, without reading the rest of it."""
     return prompts.id_at(index) if isinstance(prompts, PromptTable) else prompts[index].id
 
 
 def indices_of(prompts: Sequence[Prompt], wanted: Set[str]) -> dict[str, int]:
-    """The indices of the first prompts with some ids, as far as there are such."""
+    """The indices of the first prompts with these ids; ids without a prompt are left out."""
     if isinstance(prompts, PromptTable):
         places = {prompt_id: prompts.find(prompt_id) for prompt_id in wanted}
         return {prompt_id: i for prompt_id, i in places.items() if i is not None}
@@ -371,5 +371,5 @@ def indices_of(prompts: Sequence[Prompt], wanted: Set[str]) -> dict[str, int]:
 
 
 def with_ids(prompts: Sequence[Prompt], wanted: Set[str]) -> dict[str, Prompt]:
-    """The prompts with some ids, as far as there are such."""
+    """The prompts with these ids; ids without a prompt are left out."""
     return {prompt_id: prompts[i] for prompt_id, i in indices_of(prompts, wanted).items()}

@@ -32,10 +32,10 @@ class TableWriter:
     """The file of one split.
 
     Args:
-      batch_rows: most rows of one record batch.
+      batch_rows: maximum number of rows of one record batch.
 
     Attributes:
-      rows: so far.
+      rows: number of rows so far.
     """
 
     def __init__(self, path: Path, batch_rows: int = 4096):
@@ -101,7 +101,7 @@ class TableWriter:
         self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
 
     def close(self) -> dict[str, Any]:
-        """Ends the file; what is to be known of it, for ``PromptTable.open``."""
+        """Ends the file; returns the description that ``PromptTable.open`` needs."""
         self._flush()
         self._writer.close()
         self._sink.close()
@@ -114,7 +114,7 @@ class TableWriter:
 
 
 def _hashed(ids: Sequence[bytes], offsets_n: np.ndarray, values_t: np.ndarray) -> bytes:
-    """Of each prompt its id, the number of its tokens and its tokens, as the digest has them."""
+    """For each prompt its id, number of tokens and tokens, in the form that the digest hashes."""
     rows = len(ids)
     found = np.empty(5 * rows + len(values_t), "<i4")  # an id is as long as four numbers
     starts_n = offsets_n[:-1] + 5 * np.arange(rows)
@@ -128,6 +128,6 @@ def _hashed(ids: Sequence[bytes], offsets_n: np.ndarray, values_t: np.ndarray) -
 
 
 def _harmless_all(texts: Sequence[str]) -> Sequence[str]:
-    """``harmless`` of each, looked for in all of them at once."""
+    """``harmless`` of each text, with one search over all of them."""
     together = "\n".join(texts)
     return texts if harmless(together) == together else [harmless(one) for one in texts]

@@ -182,7 +182,7 @@ class RunFiles:
 
 
 def holds_results(files: RunFiles) -> bool:
-    """Whether a run has computed something that another config would contradict."""
+    """True if a run has computed results that another config would contradict."""
     return any(files.names(name) for name in ("checkpoints", "evaluation", "journal", PREPARED))
 
 

@@ -75,13 +75,13 @@ def intrusion(directory: Path) -> str | None:
 
 
 def exposed(directory: Path) -> str | None:
-    """Why others could put another directory in this one's place at any time; None if they cannot.
+    """The reason why others could replace this directory at any time; None if they cannot.
 
-    It is for a warning and no error: the volumes of containers are often writable for all, and
+    It is for a warning, not an error: the volumes of containers are often writable for all, and
     there are no other users.
 
     Raises:
-      OSError: a directory above cannot be looked at.
+      OSError: a parent directory cannot be inspected.
     """
     for place in directory.resolve().parents:
         status = os.stat(place)

@@ -1,1 +1,1 @@
-"""Messages and services of `rlax.proto`, generated; `make proto` regenerates them."""
+"""Messages and services generated from `rlax.proto` by `make proto`, and their transport."""

@@ -1,7 +1,7 @@
-"""Who may call what: roles, the one table of methods, and the check before every method.
+"""Access control of calls: roles, the one table of methods, and the check before every method.
 
-Whoever calls shows a token. The server knows it with a role, and the role decides the methods; a
-method that is not in the table may be called by nobody.
+Every caller shows a token. The server knows the token's role, and the role decides which methods it
+may call; a method that is missing from the table is rejected for every role.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _SCHEME = "Bearer "
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who shows a token.
+    """The identity behind a token.
 
     Attributes:
       roles: decide which methods it may call.
-      process: name and process id of the worker that has registered with this token; ("", ""): the
-        token is that of no registration.
+      process: name and process id of the worker that registered with this token; ("", ""): the
+        token belongs to no registration.
     """
 
     roles: frozenset[Role]
@@ -60,17 +60,17 @@ _CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 def current_caller() -> Caller | None:
-    """Who has made the call that is being answered; None outside of one."""
+    """The caller of the call that is being answered; None outside of a call."""
     return _CALLER.get()
 
 
 class Callers:
-    """The tokens that a server takes, each with its caller.
+    """The tokens that a server accepts, each with its caller.
 
-    Only digests are kept, and looked up by: how long a look-up takes says nothing about a token.
+    Only digests are stored and looked up, so the time of a look-up reveals nothing about a token.
 
     Args:
-      anyone: who a caller without a token is; None: nobody.
+      anyone: caller that represents calls without a token; None: such calls are rejected.
     """
 
     def __init__(self, anyone: Caller | None = None):
@@ -81,11 +81,11 @@ class Callers:
         return _digest(token) in self._known
 
     def admit(self, token: str, *roles: Role, process: tuple[str, str] = ("", "")) -> None:
-        """Lets whoever shows this token call what the roles allow."""
+        """Accepts this token from now on, for the methods that the roles allow."""
         self._known[_digest(token)] = Caller(frozenset(roles), process)
 
     def dismiss(self, token: str) -> None:
-        """Takes a token no more; silent if it was not taken."""
+        """Stops accepting this token; does nothing for an unknown one."""
         self._known.pop(_digest(token), None)
 
     def of(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller | None:
@@ -108,12 +108,12 @@ def _digest(token: str) -> bytes:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets a call pass whose caller may make it, before any of its messages is read.
+    """Lets a call pass if its caller has permission, before any of its messages is read.
 
-    A method sees messages of its type only, see ``garbled.py``.
+    A method sees only messages of its own type, see ``garbled.py``.
 
     Args:
-      callers: the tokens that are taken; more may be admitted while the server runs.
+      callers: the accepted tokens; more may be admitted while the server runs.
       front_ends: names of services besides those of ``METHODS``, whose methods clients may call.
     """
 

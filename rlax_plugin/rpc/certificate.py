@@ -1,8 +1,8 @@
-"""Key and certificate of a process that listens: whoever connects knows that it is the right one.
+"""Key and certificate of a process that listens, by which clients recognise the right process.
 
-Nobody signs them. A client is told the certificate by a way that others cannot write to (a file, a
-call that is secured already) and takes no other one, so that a process which takes over the port of
-a dead one learns nothing and is believed nothing.
+No authority signs the certificates. A client gets the certificate in a way that others cannot
+write to (a file, or a call that is already secured) and accepts no other. A process that takes
+over the port of a dead one therefore learns nothing, and clients do not trust it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Identity:
 
     @property
     def problem(self) -> str | None:
-        """Why no server can prove itself with it; None if one can."""
+        """The reason why no server can use it as its identity; None if one can."""
         from cryptography import x509
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization

@@ -39,10 +39,10 @@ _LEAST_CONNECTIONS = 16
 
 
 def most_connections() -> int:
-    """Connections that one port holds at once: each is a file that this process has open.
+    """Maximum number of open connections of one port; each is an open file of this process.
 
-    Others are closed at once. Without a limit, any user of the machine could open so many that this
-    process could open none of its own files any more.
+    Further connections are closed at once. Without a limit, any user of the machine could open so
+    many that this process could no longer open files of its own.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(_LEAST_CONNECTIONS, files // 2) if files != resource.RLIM_INFINITY else 1 << 16
@@ -52,7 +52,7 @@ _BROKEN = "Internal error from Core"  # grpc.aio, of a call that ended while a m
 
 
 def gone(error: grpc.RpcError) -> bool:
-    """Whether a call ended because its other end did, rather than by an answer of it."""
+    """True if a call ended because the other process ended, not by an answer from it."""
     code = getattr(error, "code", lambda: None)()
     if code is grpc.StatusCode.INTERNAL:
         return getattr(error, "details", lambda: None)() == _BROKEN
@@ -63,8 +63,8 @@ def describe(error: grpc.RpcError, deadline: tuple[float, str] | None = None) ->
     """One line for a failed call.
 
     Args:
-      deadline: the call's own, as (seconds, dotted config key), for the case that it has passed:
-        gRPC's status names neither.
+      deadline: the call's own, as (seconds, dotted config key), for a call that exceeded it:
+        gRPC's status contains neither.
     """
     code = getattr(error, "code", lambda: None)()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

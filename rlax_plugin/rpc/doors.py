@@ -1,7 +1,8 @@
-"""The only place that listens for calls or connects for them.
+"""The only module that listens for calls or connects to servers.
 
-Every port proves who it is by a certificate and lets in who shows a token (``callers.py``). The one
-exception is ``rlax serve RUN --open``: a port without either, for clients that know neither.
+Every port identifies itself by a certificate and accepts callers that show a token
+(``callers.py``). The one exception is ``rlax serve RUN --open``: a port with neither, for clients
+that support neither.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _TARGET = (("grpc.ssl_target_name_override", NAME),)
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """How a server is entered.
+    """The access settings of a server.
 
     Attributes:
-      callers: the tokens that are taken.
-      identity: what the server proves itself with; None: nothing, and calls are not encrypted.
+      callers: the accepted tokens.
+      identity: the server's key and certificate; None: it has neither, and calls are not
+        encrypted.
       front_ends: services that an engine adds, for clients.
     """
 
@@ -45,11 +47,11 @@ def listen(
     key: str,
     interceptors: Iterable[grpc.aio.ServerInterceptor] = (),
 ) -> tuple[grpc.aio.Server, str]:
-    """Takes a port for a gRPC server that is yet to get its services and to start.
+    """Binds a port for a gRPC server, whose services are added before it starts.
 
     Args:
       port: 0 takes any free one.
-      key: what sets the port, for the error's message.
+      key: config key that sets the port, for the error's message.
       interceptors: see only calls that were let in.
 
     Returns:
@@ -75,7 +77,7 @@ def listen(
 
 
 class Connection:
-    """A channel to one server, whose calls show a token. Stubs of generated code take it.
+    """A channel to one server, whose calls show a token; generated stubs accept it.
 
     It belongs to the event loop on which it is used first.
     """
@@ -115,9 +117,9 @@ class Connection:
 
 
 def connect(address: str, secret: Secret) -> Connection:
-    """Connects to a server, as soon as it is called.
+    """Prepares a connection to a server, which opens with the first call.
 
-    Calls fail as UNAVAILABLE if somebody else has taken its port, and send nothing there.
+    If another process has taken its port, calls fail as UNAVAILABLE and send no data there.
 
     Args:
       address: host:port.
@@ -134,7 +136,7 @@ def client_channel(address: str, token_file: str | os.PathLike[str] | None = Non
 
     Args:
       address: host:port.
-      token_file: the server's; None: it was started with ``--open``.
+      token_file: the server's token file; None: it was started with ``--open``.
 
     Raises:
       ConfigError: the file is missing, or is no token file.

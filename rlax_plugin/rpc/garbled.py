@@ -1,4 +1,4 @@
-"""Bytes that are no message of the method they are sent to: one clear status, whatever the method.
+"""Answers bytes that are not a message of the called method with one clear status.
 
 gRPC itself would log a traceback and answer UNKNOWN, as if the method had failed.
 """
@@ -16,7 +16,7 @@ _GARBLED: Any = object()  # stands for such a message
 
 
 def refusing_garbled(handler: Any) -> Any:
-    """A method's handler that sees nothing but messages of its type; None for None."""
+    """A method's handler that only receives messages of its type; None for None."""
     if handler is None or handler.request_deserializer is None:
         return handler
     kinds = "stream" if handler.request_streaming else "unary"

@@ -1,8 +1,8 @@
 """A small HTTP server for a WSGI application, such as the page that Prometheus scrapes.
 
 All connections are served on one thread, and each gets one answer. A client that is silent, slow
-or sends too much costs neither the others nor the end of the process anything: every connection
-has a deadline, and if there are too many, the oldest one is closed.
+or sends too much delays neither other clients nor the end of the process: every connection has a
+deadline, and if there are too many, the oldest one is closed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from urllib.parse import unquote
 from wsgiref.types import WSGIApplication
 
 CONNECTIONS = 64
-"""Open at the same time, at most."""
+"""Maximum number of open connections."""
 CONNECTION_S = 5.0
-"""From the start of a connection to the end of its answer, at most."""
+"""Maximum seconds from the start of a connection to the end of its answer."""
 HEAD_BYTES = 16 << 10
-"""Of a request's first line and headers, at most."""
+"""Maximum size of a request's first line and headers."""
 _HEADERS = 64  # of one request
 _REST_BYTES = 1 << 20  # read and thrown away, so that a client that sends too much gets its answer
 _CLOSE_S = 2.0
@@ -56,16 +56,16 @@ class _RejectedError(Exception):
 class WsgiServer:
     """Serves an application on a thread of its own until it is closed.
 
-    Only GET and HEAD without a body are answered, whatever the path.
+    Only GET and HEAD without a body are answered, for any path.
 
     Args:
       host: address to bind, IPv4.
       port: 0 takes any free one.
       app: called on that thread, for one request at a time; while it computes, others wait.
-      token: each request must have it in ``Authorization: Bearer TOKEN``; "": none is needed.
+      token: each request must have it in ``Authorization: Bearer TOKEN``; "" if none is required.
 
     Attributes:
-      port: that is bound.
+      port: the port that is bound.
 
     Raises:
       OSError: the port is taken.
@@ -84,7 +84,7 @@ class WsgiServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Frees the port, ends all connections and the thread; 2 s at most."""
+        """Frees the port, ends all connections and the thread; takes at most 2 s."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(_CLOSE_S)

@@ -1,7 +1,7 @@
-"""Where a user's commands find the token files of his own servers on this machine, by address.
+"""Token files of a user's own servers on this machine, which the user's commands find by address.
 
-``rlax serve --controller HOST:PORT`` and printed clients need no file to be named on the machine on
-which the server runs, as long as the same user runs both.
+On the machine of the server, ``rlax serve --controller HOST:PORT`` and printed clients need no
+token file as an argument, as long as the same user runs both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ log = logging.getLogger("rlax.rpc")
 
 
 def token_path(address: str) -> Path:
-    """The file of the server at this address (host:port), whether or not there is one.
+    """The file for the server at this address (host:port), even if it does not exist.
 
     Raises:
-      ConfigError: this user has no place for such files.
+      ConfigError: this user has no directory for such files.
     """
     name = f"{address.replace('localhost', '127.0.0.1')}.json"
     return state_home("--token-file") / "rlax" / "tokens" / name
@@ -30,10 +30,10 @@ def token_path(address: str) -> Path:
 
 @contextmanager
 def on_ring(address: str, secret: Secret) -> Iterator[Path | None]:
-    """Keeps a token file for the server at this address; gives its path.
+    """Keeps a token file for the server at this address; yields its path.
 
-    A home directory that is missing or cannot be written is no error: the path is None then, and
-    whoever connects has to name another file.
+    A home directory that is missing or cannot be written is not an error: the path is None then,
+    and clients must be given another file.
     """
     path = None
     try:

@@ -1,4 +1,4 @@
-"""How large a message may be, and how much a group may take in all of its messages."""
+"""Size limits of a message, and of all messages of one group together."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from rlax_plugin.types import EMPTY, SideSpec
 
 MESSAGE_BYTES = 16 << 20
-"""No message is larger, whoever sends it."""
+"""Maximum size of any message, for all senders."""
 
 PIECE_BYTES = (4 << 20) + (64 << 10)
-"""A reply, or requests, that would take more are sent in several messages, each at most as large.
+"""Maximum size of each message that a large reply or request is split into.
 
-These are 4 MiB of arrays, and what goes with them. Only a request's seeds and sampling settings are
-never cut.
+These are 4 MiB of arrays and their overhead. Only a request's seeds and sampling settings are
+never split.
 """
 
 TOKEN_BYTES = 18  # of a sample: the token, its log-prob, and at most one run of versions
@@ -30,11 +30,11 @@ ID_BYTES = 4  # of a token of a context
 def group_bytes(
     samples: int, tokens: int, context_tokens: int, side: Mapping[str, SideSpec] = EMPTY
 ) -> int:
-    """What a group takes at most in all messages of a reply, or of a request that resumes it.
+    """Maximum bytes of a group in all messages of a reply, or of a request that resumes it.
 
     Args:
-      tokens: of each sample, at most.
-      context_tokens: before each sample.
+      tokens: maximum number of tokens of each sample.
+      context_tokens: number of tokens before each sample.
       side: the side channels that its samples have.
     """
     sample = SEED_BYTES + SAMPLE_BYTES + tokens * TOKEN_BYTES
@@ -47,5 +47,5 @@ def group_bytes(
 
 
 def channel_bytes(name: str) -> int:
-    """What a side channel takes in a sample beside its numbers, at most."""
+    """Maximum bytes of a side channel in a sample, in addition to its numbers."""
     return CHANNEL_BYTES + len(name.encode())

@@ -1,7 +1,8 @@
-"""Replies and requests in messages of at most ``PIECE_BYTES``: cut here, and kept until all came.
+"""Splits replies and requests into messages of at most ``PIECE_BYTES``, and collects them again.
 
-Where a message has ``more``, the next one goes on: its first sample continues the last one before.
-So whoever joins the messages needs no lookup, and what fits into one message is not cut at all.
+A message with ``more`` is continued by the next one: that one's first sample continues the last
+sample of this one. So joining the messages needs no lookup, and data that fits into one message is
+not split at all.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def reply_messages(
     """A reply, in one message if it fits.
 
     Args:
-      known: how many of each sample's first tokens the receiver has; None: none of any.
-      most_bytes: of a message.
+      known: number of each sample's first tokens that the receiver already has; None: 0.
+      most_bytes: maximum size of a message.
     """
     begins = [0] * len(samples) if known is None else known
     sizes = map(_most_bytes, samples, begins)
@@ -64,7 +65,7 @@ def reply_messages(
 def request_messages(
     requests: Iterable[Request], most_bytes: int = PIECE_BYTES
 ) -> Iterator[pb.GenerateRequest]:
-    """Requests of one call, as many in a message as fit, in order."""
+    """Requests of one call, in order, with as many in a message as fit."""
     together: list[pb.Request] = []
     left = most_bytes
     for request in requests:
@@ -85,12 +86,12 @@ def request_messages(
 
 
 def _head_bytes(request: Request) -> int:
-    """What a request takes at most, without its context and what it resumes."""
+    """Maximum bytes of a request, without its context and the samples that it resumes."""
     return GROUP_BYTES + len(request.seeds) * SEED_BYTES
 
 
 def _parts(request: Request, most_bytes: int) -> Iterator[pb.Request]:
-    """A request that is too large for one message: its context, then what it resumes."""
+    """Splits a request that is too large for one message: its context, then its samples."""
     step = max(1, (most_bytes - _head_bytes(request)) // ID_BYTES)
     first = dataclasses.replace(request, context=request.context[:step], resume=())
     part = request_to_proto(first)
@@ -109,7 +110,7 @@ def _parts(request: Request, most_bytes: int) -> Iterator[pb.Request]:
 
 
 def _with_more[T](items: Iterator[T]) -> Iterator[tuple[T, bool]]:
-    """Each item, and whether another one follows."""
+    """Yields each item, with True if another one follows."""
     item = next(items)
     for following in items:
         yield item, True
@@ -118,7 +119,7 @@ def _with_more[T](items: Iterator[T]) -> Iterator[tuple[T, bool]]:
 
 
 def _most_bytes(sampled: Sampled, begins_at: int = 0) -> int:
-    """What a sample takes at most."""
+    """Maximum bytes of a sample."""
     size = SAMPLE_BYTES + (len(sampled.tokens) - begins_at) * TOKEN_BYTES
     for name, array in sampled.side.items():
         size += channel_bytes(name) + array.nbytes
@@ -126,10 +127,10 @@ def _most_bytes(sampled: Sampled, begins_at: int = 0) -> int:
 
 
 def _portions(samples: Iterable[tuple[Sampled, int]], most_bytes: int) -> Iterator[list[pb.Sample]]:
-    """Samples for one message after the other; each but the first continues a sample.
+    """Samples for one message after another; each message but the first continues a sample.
 
     Args:
-      samples: each with the number of its first tokens that the receiver has.
+      samples: each with the number of its first tokens that the receiver already has.
     """
     portion: list[pb.Sample] = []
     left = most_bytes
@@ -152,7 +153,7 @@ def _portions(samples: Iterable[tuple[Sampled, int]], most_bytes: int) -> Iterat
 
 
 class _Rest:
-    """What is yet to be sent of a sample. Its arrays are copied piece by piece only."""
+    """The rest of a sample that is still to be sent; its arrays are only copied in pieces."""
 
     def __init__(self, sampled: Sampled, begins_at: int):
         self._sampled, self._at = sampled, begins_at
@@ -166,7 +167,7 @@ class _Rest:
         return self._at == len(self._sampled.tokens) and not self._side
 
     def piece(self, most_bytes: int) -> tuple[pb.Sample, int]:
-        """The next piece, and the bytes that it takes at most: those of ``SAMPLE_BYTES`` anyway."""
+        """The next piece, and its maximum bytes including ``SAMPLE_BYTES``."""
         sampled, begin = self._sampled, self._at
         left = most_bytes - SAMPLE_BYTES
         end = self._at = begin + self._tokens(left)
@@ -195,7 +196,7 @@ class _Rest:
         return piece, most_bytes - left
 
     def _tokens(self, most_bytes: int) -> int:
-        """How many of the next tokens fit, with the runs of their versions."""
+        """The number of the next tokens that fit, together with the runs of their versions."""
         fit = max(0, most_bytes // _FIXED_BYTES)
         versions = self._sampled.versions[self._at : self._at + fit]
         runs = 1 + int(np.count_nonzero(versions[1:] != versions[:-1]))
@@ -207,7 +208,8 @@ class Outgoing:
     """Messages of a call's requests, made as they are sent.
 
     Attributes:
-      error: what kept one from being made. gRPC only cancels the call then, and does not say why.
+      error: the error that prevented a message. gRPC then only cancels the call, and does not
+        report the reason.
     """
 
     def __init__(self, requests: Iterable[Request]):
@@ -223,7 +225,7 @@ class Outgoing:
 
 
 class Arriving:
-    """The reply of a call of which only a part has arrived. Nothing comes between its messages."""
+    """The incomplete reply of a call. Its messages arrive without others in between."""
 
     def __init__(self) -> None:
         self._key: Key | None = None
@@ -236,7 +238,7 @@ class Arriving:
         """Called with every message, before anything else is done with it.
 
         Raises:
-          ValueError: it comes in the midst of another reply.
+          ValueError: it interrupts another reply.
         """
         if self._key is None:
             self._unfinished = False
@@ -250,20 +252,20 @@ class Arriving:
         self._unfinished = self.unfinished(reply)
 
     def unfinished(self, reply: pb.Reply) -> bool:
-        """Whether a reply, as far as it has arrived with this message, has an unfinished sample."""
+        """True if a reply, including this message, has an unfinished sample so far."""
         return self._unfinished or any(s.finish == pb.UNFINISHED for s in reply.samples)
 
     def take(
         self, reply: pb.Reply, request: Request, worker: str, side: Mapping[str, SideSpec]
     ) -> list[pb.Reply] | None:
-        """Keeps a message, unless it is the last one of its reply.
+        """Stores a message, unless it is the last one of its reply.
 
         Args:
           worker: its name, for messages.
           side: the worker's side channels.
 
         Returns:
-          The messages before the last one; None: it is yet to come.
+          The messages before the last one; None if the last one has not arrived yet.
 
         Raises:
           WorkerError: the messages together have other samples than were requested, or more than
@@ -288,7 +290,7 @@ class Arriving:
         return None
 
     def forget(self, key: Key) -> None:
-        """Drops what was kept of the reply to a request."""
+        """Drops the stored messages of the reply to a request."""
         if self._key in (key, None):
             self._messages, self._bytes, self._place = [], 0, 0
 
@@ -300,14 +302,14 @@ async def read_requests(
     most_bytes: int,
     within_s: float,
 ) -> list[list[pb.Request]]:
-    """Requests of a call, each as the messages that it arrived in: one, unless it was cut.
+    """Requests of a call, each as the messages that it arrived in: one, unless it was split.
 
     Args:
-      within_s: longest wait for the end of the call's messages, and as long again for each
+      within_s: maximum wait for the end of the call's messages, and as long again for each
         ``PIECE_BYTES`` of them.
 
     Raises:
-      ValueError: there are more, or larger ones, than may be sent in one call, or they are garbled.
+      ValueError: there are more or larger requests than one call may send, or they are garbled.
       TimeoutError: they did not arrive in time.
     """
     found: list[list[pb.Request]] = []
@@ -339,7 +341,7 @@ async def read_requests(
 
 
 async def discard(messages: AsyncIterator[pb.GenerateRequest], within_s: float) -> None:
-    """Reads what is left of a call's requests, and keeps none of it."""
+    """Reads the rest of a call's requests, and discards them."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             async for _ in messages:

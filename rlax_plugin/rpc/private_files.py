@@ -1,4 +1,4 @@
-"""Files that only their user can read: distrusted when read, written whole."""
+"""Files that only their user can read: checked when read, written atomically."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _LONGEST = 1 << 16  # bytes
 
 
 class PrivacyError(Exception):
-    """A file that was to be private is not, or is damaged; the text says why."""
+    """A file that should be private is not, or is damaged; the text gives the reason."""
 
 
 def read_private(path: Path, *, links: bool = False) -> bytes:
-    """Reads a file that no other user can have read or written.
+    """Reads a file that no other user could have read or written.
 
     Args:
-      links: whether a link to such a file will do, as where the user has named it.
+      links: True to accept a link to such a file, for instance if the user has named it.
 
     Raises:
       PrivacyError: the file is another user's, others may read or write it, or it is too long.
-      OSError: it cannot be opened; FileNotFoundError: there is none.
+      OSError: it cannot be opened; FileNotFoundError: it does not exist.
     """
     # A pipe is not waited for.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
@@ -53,10 +53,10 @@ def read_private(path: Path, *, links: bool = False) -> bytes:
 
 
 def read_private_json(path: Path, *, links: bool = False) -> Any:
-    """Reads a document; see ``read_private``.
+    """Reads a JSON document; see ``read_private``.
 
     Raises:
-      PrivacyError: also if it is no JSON.
+      PrivacyError: also if it is not JSON.
     """
     try:
         return json.loads(read_private(path, links=links))
@@ -65,13 +65,13 @@ def read_private_json(path: Path, *, links: bool = False) -> Any:
 
 
 def write_private_json(path: Path, document: Any, *, replace: bool = True) -> None:
-    """Writes a document with mode 0600; a reader sees the old file, the new one, never a part.
+    """Writes a document with mode 0600; a reader sees the whole old or the whole new file.
 
     Args:
-      replace: False: a file that is there already stays.
+      replace: False to keep a file that exists already.
 
     Raises:
-      FileExistsError: one is there, and is not to be replaced.
+      FileExistsError: the file exists and must not be replaced.
       OSError: it cannot be written.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -1,6 +1,6 @@
 """The secrets of a run, in its state directory: made once, kept for the processes that resume it.
 
-Workers outlive a trainer process and know its successor by them. The controller and a separate
+Workers outlive a trainer process and recognise its successor by them. The controller and a separate
 parameter server of the same run share them.
 """
 
@@ -30,7 +30,7 @@ class RunSecrets:
     Attributes:
       trainer: the token of the trainer's own process; no worker ever learns it.
       worker: the token with which a process may join the run as a worker.
-      identity: what the controller and the parameter server prove themselves with.
+      identity: key and certificate of the controller and the parameter server.
       worker_file: the file to hand to workers: their token, and the certificate.
     """
 
@@ -41,16 +41,16 @@ class RunSecrets:
 
     @property
     def of_trainer(self) -> Secret:
-        """With which the trainer calls the parameter server."""
+        """The secret with which the trainer calls the parameter server."""
         return Secret(self.trainer, self.identity.certificate)
 
     @property
     def of_worker(self) -> Secret:
-        """With which a worker calls the controller and the parameter server."""
+        """The secret with which a worker calls the controller and the parameter server."""
         return Secret(self.worker, self.identity.certificate)
 
     def callers(self) -> Callers:
-        """Who may call the run's own endpoints."""
+        """The permitted callers of the run's own endpoints."""
         callers = Callers()
         callers.admit(self.trainer, "trainer")
         callers.admit(self.worker, "worker")
@@ -60,7 +60,7 @@ class RunSecrets:
 def run_secrets(state_dir: Path) -> RunSecrets:
     """The secrets of a run, which are made if there are none.
 
-    Those that others may have read are replaced, and workers that hold them have to join anew.
+    Secrets that others may have read are replaced, and workers that hold them have to join again.
 
     Raises:
       ConfigError: the files cannot be read or written.
@@ -90,7 +90,7 @@ def run_secrets(state_dir: Path) -> RunSecrets:
 
 
 def known_secrets(state_dir: Path) -> RunSecrets | None:
-    """The secrets of a run, of which nothing is written; None if there are none to be read."""
+    """The secrets of a run; writes no file, and returns None if none can be read."""
     try:
         return _read(state_dir / _FILE, state_dir)
     except (PrivacyError, OSError):

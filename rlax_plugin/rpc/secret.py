@@ -1,7 +1,7 @@
-"""What a client needs to be let in by one server, and to know that it talks to no other one.
+"""A client's access to one server: a token, and the certificate by which it knows that server.
 
-A secret goes from process to process in files that only their user can read, or inside calls that
-are secured already: never in arguments or environment variables, which others see or inherit.
+A secret travels between processes in files that only their user can read, or inside calls that
+are already secured: never in arguments or environment variables, which others see or inherit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Secret:
 
     Attributes:
       token: 64 hexadecimal digits.
-      certificate: PEM; no other server is talked to.
+      certificate: PEM; the client connects to no other server.
     """
 
     token: str = field(repr=False)
@@ -42,7 +42,7 @@ class Secret:
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot be one; None if it can."""
+        """The reason why the values are invalid; None if they are valid."""
         if not _TOKEN.fullmatch(self.token):
             return "its token must have 64 hexadecimal digits"
         long = len(self.certificate) > _LONGEST_CERTIFICATE
@@ -51,7 +51,7 @@ class Secret:
         return None
 
     def write(self, path: Path) -> None:
-        """Writes a token file, for this user alone.
+        """Writes a token file that only this user can read.
 
         Raises:
           OSError: it cannot be written.
@@ -60,18 +60,18 @@ class Secret:
 
 
 class MissingSecretError(ConfigError):
-    """There is no token file (yet)."""
+    """The token file does not exist (yet)."""
 
 
 def read_secret(path: str | os.PathLike[str], key: str) -> Secret:
     """Reads a token file.
 
     Args:
-      key: what the path is the value of, for messages.
+      key: name of the setting with this path, for messages.
 
     Raises:
-      MissingSecretError: there is none.
-      ConfigError: it is no token file, or others could have read or written it.
+      MissingSecretError: the file does not exist.
+      ConfigError: it is not a token file, or others could have read or written it.
     """
     text = os.fspath(path)
     try:

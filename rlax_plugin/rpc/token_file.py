@@ -17,11 +17,11 @@ def read_token(key: str, path: str | os.PathLike[str]) -> str:
     """Reads a token, as Prometheus reads its ``credentials_file``; no message contains it.
 
     Args:
-      key: that the path is the value of.
+      key: config key of the path.
 
     Raises:
       ConfigError: the file cannot be read, belongs to another user, can be read or written by
-        others, or holds something else than one line of at least 16 printable ASCII characters.
+        others, or does not hold exactly one line of at least 16 printable ASCII characters.
     """
     text = os.fspath(path)
     try:

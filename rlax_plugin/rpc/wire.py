@@ -1,4 +1,4 @@
-"""Records to protocol messages and back. Arrays travel as little-endian bytes."""
+"""Converts records to protocol messages and back. Arrays travel as little-endian bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ def key_to_proto(key: Key) -> pb.Key:
 
 
 def key_from_proto(key: pb.Key) -> Key:
-    """Raises a ValueError for a purpose that does not exist."""
+    """Converts a key.
+
+    Raises:
+      ValueError: the purpose does not exist.
+    """
     if not 0 <= key.purpose < len(_PURPOSES):  # any int32 may arrive
         raise ValueError(f"purpose {key.purpose} does not exist")
     sample = key.sample if key.HasField("sample") else None
@@ -53,7 +57,7 @@ def finish_to_proto(finish: Finish | None) -> pb.Finish:
 
 
 def runs_of(versions: np.ndarray) -> list[int]:
-    """Each version and how many tokens in a row it produced."""
+    """Runs of equal versions: each version, and the number of consecutive tokens with it."""
     if not len(versions):
         return []
     if (versions == versions[0]).all():
@@ -85,14 +89,14 @@ def _sample_to_proto(sampled: Sampled, begins_at: int = 0) -> pb.Sample:
 
 
 Pieces = Sequence[pb.Sample]
-"""One sample as it has arrived: whole, or cut."""
+"""One sample as it has arrived, whole or in pieces."""
 
 
 def _by_sample(portions: Sequence[Sequence[pb.Sample]]) -> Sequence[Pieces]:
-    """Samples of several messages: the first of each continues the last one before.
+    """Samples of several messages: the first of each continues the last one of the message before.
 
     Raises:
-      ValueError: a message has none.
+      ValueError: a message has no samples.
     """
     if len(portions) == 1:
         return [(piece,) for piece in portions[0]]
@@ -136,7 +140,11 @@ def _sample_from_proto(
     workers: tuple[str, ...],
     declared: Mapping[str, SideSpec],
 ) -> Sampled:
-    """Raises a ValueError if it is garbled."""
+    """One sample from its pieces.
+
+    Raises:
+      ValueError: it is garbled.
+    """
     first = pieces[0]
     token_bytes, logprob_bytes, runs, side_bytes = _joined(pieces)
     tokens, logprobs = np.frombuffer(token_bytes, _I32), np.frombuffer(logprob_bytes, _F32)
@@ -189,11 +197,11 @@ def request_from_proto(
     declared: Mapping[str, SideSpec] = EMPTY,
     rest: Sequence[pb.Request] = (),
 ) -> Request:
-    """The request, without what only the controller needs of it.
+    """The request, without the fields that only the controller needs.
 
     Args:
-      declared: the side channels of the worker that is asked.
-      rest: what continues the message.
+      declared: the side channels of the worker that receives it.
+      rest: further messages that continue this one.
 
     Raises:
       ValueError: it is garbled.
@@ -225,7 +233,7 @@ def request_from_proto(
 def reply_to_proto(
     key: Key, samples: Iterable[Sampled], known: Sequence[int] | None = None
 ) -> pb.Reply:
-    """A reply; of each sample without its first ``known`` tokens, which the receiver has."""
+    """A reply; each sample without its first ``known`` tokens, which the receiver already has."""
     begins = itertools.repeat(0) if known is None else known
     messages = [_sample_to_proto(s, begin) for s, begin in zip(samples, begins, strict=False)]
     return pb.Reply(key=key_to_proto(key), samples=messages)
@@ -241,12 +249,12 @@ def reply_from_proto(
     declared: Mapping[str, SideSpec] = EMPTY,
     earlier: Sequence[pb.Reply] = (),
 ) -> tuple[Sampled, ...]:
-    """Samples of one reply, of which ``fleet/replies.py`` is yet to check what is in them.
+    """Samples of one reply; ``fleet/replies.py`` checks their contents afterwards.
 
     Args:
       worker: its name, for messages.
-      told: what it has sent of this request before, or was given to go on from.
-      workers: of each sample, who has generated it.
+      told: samples of this request that it has sent before, or was given to continue.
+      workers: for each sample, the workers that have generated it.
       declared: the worker's side channels.
       earlier: the messages of the reply before this one, which is its last.
 

@@ -7,15 +7,15 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 - rollout engine ``scripted``: samples from that policy, and can be slow, broken, or hold wrong
   weights;
 - weight store ``npz``: one checksummed file per version;
-- signal ``running_value``: a value for each prompt, learnt from its rewards;
+- signal ``running_value``: a value for each prompt, learned from its rewards;
 - observer ``tally``: counts scored groups and steps, each once over kills;
 - a run directory under ``objects://``: a local stand-in for ``gs://`` (see ``object_store``).
 
-Everything around them is the real thing: controller, ledger, gRPC, parameter server, workers and
+All other components are the real ones: controller, ledger, gRPC, parameter server, workers and
 reward processes. So the author of a sampler, filter, reward, advantage, tracker or observer sees
-it at work within seconds, and a fault test can end processes as often as it likes. What it cannot
-try is an objective's other slots: the trainer's is plain REINFORCE. For them there is
-``evaluate_objective``, which computes one update on arrays of your own.
+it at work within seconds, and a fault test can end processes as often as it likes. Other slots of
+an objective cannot be tried in such a run, because its trainer is plain REINFORCE. Use
+``evaluate_objective`` for them, which computes one update on arrays of your own.
 
 For the test of a plug-in there are
 
@@ -24,8 +24,8 @@ For the test of a plug-in there are
 - ``make_prompt``, ``make_sampled``, ``make_episode``, ``make_group``, ``make_batch``,
   ``make_arrays``, ``make_rates``, ``make_request``, ``make_version`` and ``publish_version``:
   records with sensible contents;
-- ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject what a
-  run would never give them.
+- ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject calls
+  that do not occur in a run.
 """
 
 from __future__ import annotations

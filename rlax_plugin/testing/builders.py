@@ -1,4 +1,4 @@
-"""Records with sensible contents: what a test does not care about, it need not write.
+"""Makes records with sensible contents, so a test only gives the fields that it is about.
 
 A keyword sets a field of the record; all others have defaults that fit each other.
 """
@@ -55,8 +55,8 @@ def make_rates(
     """A pass-rate table, as a sampler sees it.
 
     Args:
-      size: prompts.
-      counts: index of a prompt -> samples that passed and that failed, of policy ``version``.
+      size: number of prompts.
+      counts: index of a prompt -> passed and failed samples of policy ``version``.
     """
     table = PassRateTable(size, half_life)
     for index, (passed, failed) in counts.items():
@@ -65,7 +65,7 @@ def make_rates(
 
 
 def make_sampled(length: int = 3, *, version: int = 0, **changes: Any) -> Sampled:
-    """A sample of ``length`` tokens, all of one version, that ended by a stop id.
+    """A sample of ``length`` tokens, all of one version, that ended with a stop id.
 
     Args:
       changes: fields; with ``tokens`` given, the other arrays get their length from it.
@@ -88,8 +88,8 @@ def make_episode(
     """An episode of one trajectory.
 
     Args:
-      turns: a ``Sampled`` stands for the turn behind the prompt; default: one such turn.
-      prompt: what the first turn was given; default: ``make_prompt()``.
+      turns: a ``Sampled`` stands for the turn after the prompt; default: one such turn.
+      prompt: prompt of the first turn; default: ``make_prompt()``.
       changes: fields of the episode.
     """
     given = (prompt or make_prompt()).tokens
@@ -135,10 +135,10 @@ def make_group(
 
 
 def make_batch(step: int = 1, groups: Sequence[ScoredGroup] | None = None) -> TrainBatch:
-    """A batch whose advantages are each reward less its group's mean.
+    """A batch whose advantages are each reward minus its group's mean.
 
     Args:
-      groups: default: two of two samples, of the newest weights.
+      groups: default: two groups of two samples each, of the newest weights.
     """
     if groups is None:
         groups = [make_group(id=number, version=step - 1) for number in (2 * step, 2 * step + 1)]
@@ -146,10 +146,10 @@ def make_batch(step: int = 1, groups: Sequence[ScoredGroup] | None = None) -> Tr
 
 
 def make_arrays(batch: TrainBatch, *, length: int = 12) -> dict[str, np.ndarray]:
-    """A batch laid out with one trajectory per row.
+    """The arrays of a batch, with one trajectory per row.
 
     Args:
-      length: tokens of a row.
+      length: number of tokens in a row.
     """
     rows = sum(len(e.trajectories) for group in batch.groups for e in group.episodes)
     return build_arrays(batch, rows=rows, length=length)
@@ -163,7 +163,7 @@ def _advantages(group: ScoredGroup) -> np.ndarray:
 
 
 def make_request(group: int = 0, samples: int = 2, **changes: Any) -> Request:
-    """A training request for ``samples`` samples of at most 8 tokens; token 1 ends one."""
+    """A training request for ``samples`` samples of at most 8 tokens; token 1 ends a sample."""
     made = Request(
         key=Key("train", group),
         attempt=1,
@@ -177,7 +177,7 @@ def make_request(group: int = 0, samples: int = 2, **changes: Any) -> Request:
 def publish_version(
     store: WeightStore, path: str, arrays: Arrays, *, version: int = 0, canary: Canary | None = None
 ) -> WeightVersion:
-    """Saves arrays and describes them as a run does: shapes, dtypes, fingerprints."""
+    """Saves arrays and returns their version: shapes, dtypes and fingerprints, as in a run."""
     store.save(path, arrays)
     return make_version(version, path, tensor_specs(arrays), canary)
 
@@ -193,7 +193,7 @@ def make_version(
 
 
 def tensor_specs(arrays: Arrays) -> Mapping[str, TensorSpec]:
-    """What a version says of its arrays."""
+    """Specs of arrays, as a version has them."""
     host = {name: np.asarray(array) for name, array in arrays.items()}
     prints = fingerprint_numpy(host)
     return {name: TensorSpec(a.shape, a.dtype.name, int(prints[name])) for name, a in host.items()}

@@ -1,4 +1,4 @@
-"""``check_plugin``: every part that a plug-in offers, against the contract of its kind."""
+"""``check_plugin``: checks every part that a plug-in offers against the contract of its kind."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ TOYS = "rlax_plugin.testing"  # has a part of every kind that a plug-in may need
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One part that keeps its contract.
+    """One part that fulfils its contract.
 
     Attributes:
       plugin: as given to ``check_plugin``.
       kind: such as ``reward``; ``hook`` for ``rlax_on_<event>``.
-      name: what the config would choose; of a hook, its own.
-      rules: what holds, one phrase each; empty if nothing could be tried.
-      note: why nothing could be tried.
-      abilities: optional ones that it has, and that it does not have, in words.
+      name: the name to choose in the config; for a hook, the hook's name.
+      rules: fulfilled rules, one phrase each; empty if the part could not be tried.
+      note: the reason why the part could not be tried.
+      abilities: optional abilities that it has, and those that it does not have, in words.
     """
 
     plugin: str
@@ -59,19 +59,19 @@ def check_plugin(
     options: Mapping[str, Mapping[str, object]] | None = None,
     plugins: Sequence[str] = (),
 ) -> tuple[Checked, ...]:
-    """Builds every part of a plug-in and tries what its kind promises.
+    """Builds every part of a plug-in and checks it against the contract of its kind.
 
-    Nothing but the plug-in is real: prompts, groups, batches and weights are small and made up. An
-    engine and a trainer get the toy policy of ``rlax_plugin.testing.policy``, unless they are
-    registered with ``needs_model``.
+    Only the plug-in is real: prompts, groups, batches and weights are small and made up. An engine
+    and a trainer get the toy policy of ``rlax_plugin.testing.policy``, unless they are registered
+    with ``needs_model``.
 
     Args:
-      name: of an entry point or a module, as ``rlax.plugins`` lists it.
-      options: ``"kind/name"`` -> options of that part, where they have no defaults.
-      plugins: others that it needs, such as one with prompts for its reward.
+      name: name of an entry point or a module, as in ``rlax.plugins``.
+      options: ``"kind/name"`` -> options of that part, for options that have no defaults.
+      plugins: other plug-ins that it needs, such as one with prompts for its reward.
 
     Raises:
-      ContractError: parts break their contracts; tells all of them.
+      ContractError: parts break their contracts; the error lists all of them.
       PluginError: it cannot be loaded, or breaks the contract of hooks.
       ConfigError: options are missing, wrong, or of a part that it does not offer.
     """
@@ -88,21 +88,22 @@ def check_engine(
     deadline_s: float = 60.0,
     decode: Decode | None = None,
 ) -> tuple[str, ...]:
-    """Tries what a rollout engine promises, with weights of its own model.
+    """Checks the contract of a rollout engine, with weights of its own model.
 
     Args:
-      make_engine: makes a fresh one; it is closed if it has a ``close``.
-      versions: two that are published, the older one first; see ``publish_version``.
+      make_engine: makes a fresh engine, which is closed if it has a ``close``.
+      versions: two published versions, the older one first; see ``publish_version``.
       request: prompt and sampling to generate with; its seeds and ids are replaced.
-      tolerance: between log-probs of one seed, generated beside others and alone; nats.
-      deadline_s: for each of about eight scenarios.
+      tolerance: maximum difference of log-probs of one seed, generated beside others and alone;
+        nats.
+      deadline_s: time limit of each of about eight scenarios.
       decode: that of the engine's prompt source; without it, stop strings are not tried.
 
     Returns:
-      What was tried; and last, which optional abilities were found.
+      The fulfilled rules; the last entry lists the optional abilities that were found.
 
     Raises:
-      ContractError: a promise is broken.
+      ContractError: a rule is broken.
     """
     part = Inspection("rollout engine")
     engine.check_generation(
@@ -118,13 +119,13 @@ def check_engine(
 
 
 def check_store(weight_store: WeightStore) -> tuple[str, ...]:
-    """Tries what a weight store promises, in a temporary local directory.
+    """Checks the contract of a weight store, in a temporary local directory.
 
     Returns:
-      What was tried.
+      The fulfilled rules.
 
     Raises:
-      ContractError: a promise is broken.
+      ContractError: a rule is broken.
     """
     part = Inspection(f"weight store {type(weight_store).__name__}")
     with tempfile.TemporaryDirectory(prefix="rlax-check-", ignore_cleanup_errors=True) as folder:
@@ -138,18 +139,18 @@ def check_trainer(
     *,
     steps: int = STEPS,
 ) -> tuple[str, ...]:
-    """Tries what a trainer promises, with batches for its own model.
+    """Checks the contract of a trainer, with batches for its own model.
 
     Args:
-      make_trainer: makes one of the same run each time, so that the second goes on.
+      make_trainer: makes a trainer of the same run each time, so the second one resumes.
       make_port: ``functools.partial(FakeTrainerPort, batches)`` for other batches.
-      steps: the run's, at least 3.
+      steps: number of the run's steps, at least 3.
 
     Returns:
-      What was tried.
+      The fulfilled rules.
 
     Raises:
-      ContractError: a promise is broken.
+      ContractError: a rule is broken.
     """
     part = Inspection("trainer")
     trainer.check_training(make_trainer, make_port, steps, part)
@@ -157,7 +158,7 @@ def check_trainer(
 
 
 def contract_of(kind: Kind) -> Callable[[Trial, Inspection], None]:
-    """What tries a part of a kind."""
+    """The function that checks a part of this kind."""
     module = importlib.import_module(f"{contracts.__name__}.{kind.contract}")
     return getattr(module, f"check_{kind.name}")
 
@@ -207,7 +208,7 @@ class _Check:
                     yield kind, name
 
     def _section_with(self, plugins: tuple[str, ...]) -> RlaxSection:
-        """A config whose parts are the plug-in's own where it offers them, else the toy ones."""
+        """A config with the plug-in's own parts, and toy parts for the kinds that it lacks."""
 
         content: dict[str, Any] = {
             "plugins": plugins,
@@ -226,7 +227,7 @@ class _Check:
         return RlaxSection.model_validate(content)
 
     def _choice(self, kind: str, name: str) -> Choice:
-        """The part of the plug-in, or else the toy one, whoever else has one of that name."""
+        """The plug-in's part, or else the toy part, even if another plug-in has this name."""
         options = self._options.get(f"{kind}/{name}", {})
         if name not in self._registry.offers[kind]:
             own = self._own.offers[kind].get(name)
@@ -248,7 +249,7 @@ class _Check:
             ) from None
 
     def _context(self) -> BuildContext:
-        """Of a run of its own, in an empty directory."""
+        """The context of a separate run, in an empty directory."""
         self._run_dirs += 1
         run_dir = self._folder / f"run-{self._run_dirs}"
         run_dir.mkdir()

@@ -1,4 +1,4 @@
-"""Rollout engine ``scripted``: samples from the bigram policy, as slowly and wrongly as asked."""
+"""Rollout engine ``scripted``: samples from the bigram policy, with simulated delays and faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 
 WORKER = "RLAX_WORKER"
-"""Environment variable in which a worker process says its name."""
+"""Environment variable with the name of a worker process."""
 
 NonNegative = Annotated[float, Field(ge=0, le=YEAR_S)]
 
@@ -92,12 +92,12 @@ class _Held:
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A request on its way.
+    """An open request.
 
     Attributes:
-      min_version: that it waits for.
-      samples: so far.
-      begun: it has slots.
+      min_version: version that it waits for.
+      samples: its samples so far.
+      begun: True if it has slots.
     """
 
     request: Request
@@ -112,7 +112,7 @@ class _Asked:
         return sum(len(s.tokens) for s in self.samples)
 
     def too_old(self, oldest: int) -> bool:
-        """Whether it has tokens of a version below, and no later turns of its group are known."""
+        """True if it has tokens of a version below ``oldest``, and its group has no later turns."""
         versions = [s.versions[0] for s in self.samples if s.versions]
         return self.request.key.sample is None and bool(versions) and min(versions) < oldest
 
@@ -120,15 +120,15 @@ class _Asked:
 class ScriptedEngine(RolloutEngine):
     """Generates every group by itself, one token of each of its samples at a time.
 
-    Unless ``seeded`` is false, a token depends on the weights, the tokens before it, its sample's
-    seed and its place, and on nothing else: neither on slots, workers nor interruptions.
+    Unless ``seeded`` is false, a token depends only on the weights, the tokens before it, its
+    sample's seed and its place: not on slots, workers or interruptions.
 
     Args:
-      config: the script.
-      store: where weight versions are read from.
-      section: the run's config: slots, and what to do on new weights.
+      config: the options.
+      store: weight store to read versions from.
+      section: the run's config: slots, and the treatment of samples on new weights.
       decode: tokens to text, to find stop strings.
-      clock: of the times that the script says.
+      clock: clock for the simulated times.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ScriptedEngine(RolloutEngine):
 
     @property
     def paused(self) -> bool:
-        """True while no group may begin, because new weights wait for running ones to end."""
+        """True while no group may start, because new weights wait for running ones to end."""
         return self._swaps > 0
 
     def health(self) -> dict[str, float]:
@@ -174,7 +174,7 @@ class ScriptedEngine(RolloutEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See ``RolloutEngine``: what the options say, and what follows from its methods."""
+        """See ``RolloutEngine``: the options, and abilities that follow from its methods."""
         return Capabilities(
             slots=self._rollouts.slots,
             vocabulary=VOCABULARY,
@@ -187,7 +187,7 @@ class ScriptedEngine(RolloutEngine):
         )
 
     def progress(self) -> dict[Attempt, int]:
-        """See ``RolloutEngine``: tokens of what runs; of what waits, all tokens so far."""
+        """See ``RolloutEngine``: a running request's tokens; for a waiting one, all tokens."""
         return {a: o.tokens if o.begun else self._tokens_total for a, o in self._asked.items()}
 
     def give_up(self, unwanted: Collection[Attempt], oldest: int) -> dict[Attempt, tuple[int, ...]]:
@@ -316,7 +316,7 @@ class ScriptedEngine(RolloutEngine):
                 self._changed.notify_all()
 
     async def _accept(self, size: int, one: _Asked) -> None:
-        """Returns once there are weights and slots; a group larger than all slots gets them all."""
+        """Returns once there are weights and slots; a group larger than all slots gets all."""
 
         def ready() -> bool:
             fits = self._active == 0 or self._active + size <= self._rollouts.slots
@@ -364,7 +364,7 @@ class ScriptedEngine(RolloutEngine):
         on_reply(request.key, sampled())
 
     def _decode(self, request: Request, held: _Held, samples: list[ScriptedSample]) -> None:
-        """One token for each of ``samples``."""
+        """Generates one token for each of ``samples``."""
         prompt_end = int(request.context[-1])
         previous_n = np.array([s.tokens[-1] if s.tokens else prompt_end for s in samples])
         temperature = request.sampling.temperature or 1.0

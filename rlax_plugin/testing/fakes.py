@@ -1,4 +1,4 @@
-"""Stand-ins for a run's parts that check what they are given, without a model or a process."""
+"""Stand-ins for a run's parts that check their inputs, without a model or a process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class FakeTrainerPort(TrainerPort):
     Attributes:
       calls: (method, step) of every call that has a step.
       published: step -> a copy of the arrays.
-      canaries: step -> what was published with them.
-      metrics: step -> those of ``step_done``.
-      decided: step -> what ``decide`` has answered.
-      last_step: the newest finished step; where training started, before the first.
+      canaries: step -> the canary published with them.
+      metrics: step -> metrics of ``step_done``.
+      decided: step -> result of ``decide``.
+      last_step: the newest finished step; before the first, the step from which training started.
 
     Args:
       batches: step -> arrays; default: those of ``make_batch``, for a vocabulary of 64.
@@ -131,10 +131,10 @@ class FakeTrainerPort(TrainerPort):
         return decision
 
     def close(self) -> None:
-        """Checks what shows only after ``run`` has returned.
+        """Checks conditions that are only known after ``run`` has returned.
 
         Raises:
-          TrainingError: a step was begun and not finished; published buffers were written to.
+          TrainingError: a step was started but not finished; published buffers were written to.
         """
         if self._training is not None:
             raise TrainingError(f"run returned with step {self._training} not done")
@@ -200,10 +200,10 @@ class FakeEngine(ScriptedEngine):
     """Samples from the toy policy, and rejects requests that no controller would send.
 
     Attributes:
-      requests: all that were taken.
+      requests: all accepted requests.
 
     Args:
-      store: where versions are read from.
+      store: weight store to read versions from.
       rollouts: slots and limits.
     """
 

@@ -22,10 +22,10 @@ class BigramView(ModelView):
     """All outputs of the bigram policy; its features are the previous token's row of the table.
 
     Args:
-      weights: the first ones.
-      version: of them.
-      temperature: of the samples.
-      part_rows: rows that are computed at once; 0: all of a batch.
+      weights: the first weights.
+      version: version of these weights.
+      temperature: temperature of the samples.
+      part_rows: number of rows that are computed at once; 0: all of a batch.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BigramView(ModelView):
         }
 
     def show(self, weights: policy.Weights, version: int) -> None:
-        """Replaces the weights by newer ones."""
+        """Replaces the weights with newer ones."""
         self._weights, self.version = weights, version
 
     def _parts(
@@ -71,7 +71,7 @@ class BigramView(ModelView):
         }
 
     def keep(self, *, offload: bool = False) -> dict[str, np.ndarray]:
-        """See ``ModelView``; everything is in the memory of the host anyway."""
+        """See ``ModelView``; the weights are in host memory in any case."""
         return {name: array.copy() for name, array in self._weights.items()}
 
     def save(self, path: str) -> None:
@@ -82,7 +82,7 @@ class BigramView(ModelView):
         """See ``ModelView``.
 
         Raises:
-          ConfigError: there are none, or they are damaged or another model's.
+          ConfigError: there are no weights, or they are damaged or another model's.
         """
         try:
             found = unpack(RunFiles(path).get(_FILE))

@@ -2,8 +2,8 @@
 
 An object appears whole when its upload ends, replaces the one of its name, and never changes; there
 are no directories, only names with slashes, and listing goes by prefix. Rename, append and partial
-update do not exist: trying one raises. What gcsfs imitates (a move by copying and deleting) raises
-as well, because it is not atomic there, and no recovery may rest on it.
+update do not exist: trying one raises. Operations that gcsfs imitates (a move by copying and
+deleting) raise as well, because they are not atomic there, and no recovery may rely on them.
 
 ``objects://tmp/runs/a`` is the object kept in the file ``/tmp/runs/a``, so all processes of a
 machine see the same objects. A name cannot be that of an object and a prefix of others at once.
@@ -32,7 +32,7 @@ _UPLOADING = ".uploading-"  # prefix of files that are no objects yet
 
 
 def calls(path: str | os.PathLike[str]) -> Counter[str]:
-    """How often each kind of call was made by the processes that had ``CALLS`` set to ``path``.
+    """Number of calls of each kind by the processes that had ``CALLS`` set to ``path``.
 
     Kinds: get, put, list, info, delete, copy; and rejected, which a test wants to be 0.
     """
@@ -41,7 +41,7 @@ def calls(path: str | os.PathLike[str]) -> Counter[str]:
 
 
 class ObjectStore(AbstractFileSystem):
-    """See the module. Thread-safe; every call looks at the disk, nothing is cached."""
+    """See the module. Thread-safe; every call reads the disk, without a cache."""
 
     protocol = PROTOCOL
     root_marker = ""
@@ -106,10 +106,10 @@ class ObjectStore(AbstractFileSystem):
         return self.info(path)["mtime"]
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Nothing: there are no directories."""
+        """Does nothing, because there are no directories."""
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Nothing: there are no directories."""
+        """Does nothing, because there are no directories."""
 
     def _info(self, name: str) -> dict[str, Any]:
         file = _file(name)
@@ -135,8 +135,8 @@ class ObjectStore(AbstractFileSystem):
 class _Upload(io.BytesIO):
     """A file that is written in memory and becomes an object when it is closed.
 
-    As with gcsfs, an exception in a ``with`` block closes it as well, and leaves half an object:
-    whoever writes piece by piece must not rely on exceptions.
+    As with gcsfs, an exception in a ``with`` block closes it as well, and leaves half an object, so
+    code that writes in pieces must not rely on exceptions.
     """
 
     def __init__(self, target: Path):

@@ -1,4 +1,4 @@
-"""One update of an objective, in numbers: the way a trainer computes it, on arrays of your own.
+"""One update of an objective, in numbers: computed as in a trainer, on arrays of your own.
 
 Suffixes name axes: ``_b`` is one per sample, ``_bt`` [samples, length].
 """
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an objective makes of a batch.
+    """The results of an objective for a batch.
 
     Attributes:
       loss: the scalar to minimise, sum over weight, as the preset's aggregation normalises it.
       advantages_bt: float64, 0 where the mask is 0.
       grad_bt: d loss / d logprobs_bt.
-      weights_bt: agg * is * corrections, divided by the total weight: what each token's term is
-        multiplied by.
+      weights_bt: agg * is * corrections, divided by the total weight: the factor of each token's
+        term.
       ratio_bt: pi_theta / pi_old; 1 where the mask is 0.
-      returns_bt: float64, return-to-go: the sample's reward less its overlong punishment, and what
-        KL in the reward pays this token and those behind it, undiscounted; before any baseline, std
-        or whitening. 0 where the mask is 0.
+      returns_bt: float64, return-to-go: the sample's reward minus its overlong penalty, plus the
+        KL rewards of this token and those after it, undiscounted; before any baseline, std or
+        whitening. 0 where the mask is 0.
       kl_bt: float64, the config's estimator of the KL to the reference, nats, without its
         coefficient: of pi_theta, or of mu with KL in the reward. 0 where the mask is 0; None
         without KL.
@@ -80,38 +80,37 @@ def evaluate_objective(
 ) -> Evaluation:
     """Loss, advantages, gradient and metrics of one update with one batch.
 
-    Everything goes the way that it goes in a run: the config is validated, the plug-ins are asked
-    for the slots, advantages are computed in float64. The loss is float64 where JAX's x64 is on,
-    else float32. Samples count as fresh, so that no preset is rejected. ``mask_truncated`` changes
-    nothing: why a sample ended is not known here.
+    Everything is computed as in a run: the config is validated, the plug-ins provide the slots,
+    advantages are computed in float64. The loss is float64 if JAX's x64 is on, else float32.
+    Samples count as fresh, so that no preset is rejected. ``mask_truncated`` has no effect, because
+    the reason why a sample ended is not known here.
 
     Args:
-      name_or_config: a preset's name; or what would stand under ``rlax.objective``.
+      name_or_config: a preset's name; or the content of ``rlax.objective``.
       logprobs_bt: log pi_theta of each token, nats.
       behaviour_logprobs_bt: log mu, the sampler's.
       rewards_b: one per sample; not read where the mask is empty.
       mask_bt: above 0 on the tokens of completions. A sample without any counts as one without a
-        score. What the other arrays hold where it is 0 does not matter.
+        score. The contents of the other arrays where it is 0 do not matter.
       group_size: consecutive rows that share a prompt.
-      reference_logprobs_bt: log pi_ref, for KL. This array and the next three are rejected where
+      reference_logprobs_bt: log pi_ref, for KL. This array and the next three are rejected if
         the config does not use them: a comparison without them would look right by mistake.
-      proximal_logprobs_bt: log pi_old where ``old_policy`` is proximal or reprefill. None: those of
+      proximal_logprobs_bt: log pi_old if ``old_policy`` is proximal or reprefill. None: equal to
         ``logprobs_bt``, as in a batch's first update.
       values_bt: a critic's, of the state before each token, for generalised advantages.
       entropy_bt: of pi_theta, nats, for the entropy bonus. None: 0, and not among the metrics.
-      plugins: on top of the built-in ones, as ``rlax.plugins`` would list them.
+      plugins: plug-ins besides the built-in ones, as in ``rlax.plugins``.
       max_new_tokens: the limit that overlong punishment and constant lengths refer to. None: the
         length of the rows, and no sample is punished as overlong, unless ``overlong.max_tokens`` is
         set.
-      jit: computes loss, gradient and weights under ``jax.jit``, as trainers do. It takes a second
-        to compile, and finds a slot that cannot be compiled. False runs operation by operation, so
-        that one can look inside a slot.
-
+      jit: True to compute loss, gradient and weights under ``jax.jit``, as trainers do. It takes a
+        second to compile, and finds a slot that cannot be compiled. False runs operation by
+        operation, which lets you look inside a slot.
     Raises:
       ConfigError: the config is wrong; see ``objective.resolve``.
       ValueError: arrays of the wrong shape, rows that are not whole groups, rewards that are not
         finite, a missing array that the objective needs, or one that it does not use.
-      TrainingError: the advantage slot returned nonsense; see ``advantages.of_batch``.
+      TrainingError: the advantage slot returned invalid values; see ``advantages.of_batch``.
     """
     given = {
         "logprobs_bt": logprobs_bt,
@@ -169,11 +168,11 @@ def section_of(
     plugins: tuple[str, ...] = (),
     **sections: Any,
 ) -> RlaxSection:
-    """A config that holds an objective, and no other part.
+    """A config with only an objective.
 
     Args:
       name_or_config, plugins: see ``evaluate_objective``.
-      sections: others than ``objective``, e.g. ``rollouts``.
+      sections: sections other than ``objective``, e.g. ``rollouts``.
 
     Raises:
       ConfigError: the objective has an unknown key or a bad value.
@@ -197,7 +196,7 @@ def _objective(name_or_config: str | Mapping[str, Any] | Objective) -> Objective
 
 
 def _without_limit(section: RlaxSection) -> RlaxSection:
-    """Punishes no sample as overlong: how long they may be is not known."""
+    """Turns overlong punishment off, because the maximum length is not known."""
     objective = section.objective
     if objective.overlong.model_fields_set:
         raise ValueError("overlong is set: give max_new_tokens or overlong.max_tokens")
@@ -213,14 +212,14 @@ def slots_of(section: RlaxSection) -> ObjectiveSlots:
 def unused_arrays(
     slots: ObjectiveSlots, names: Collection[str], shape: tuple[int, ...], group_size: int
 ) -> dict[str, str]:
-    """Of optional arrays of ``evaluate_objective``, those that change nothing.
+    """Optional arrays of ``evaluate_objective`` that have no effect.
 
     Args:
-      names: of the arrays.
-      shape: of each.
+      names: names of the arrays.
+      shape: shape of each.
 
     Returns:
-      Name -> sentence that says so, and what would use it.
+      Name -> sentence that says so, and names the settings that would use it.
     """
     algorithm = slots.algorithm
     advantage = algorithm.advantage.name if algorithm.advantage else ""
@@ -250,7 +249,7 @@ def unused_arrays(
 
 
 def _reads_values(slot: advantages.AdvantageSlot, shape: tuple[int, ...], group_size: int) -> bool:
-    """Whether two critics lead to two advantages."""
+    """True if two critics lead to different advantages."""
     rng = np.random.default_rng(0)
     samples, length = shape[0], max(shape[1], 2)
     outcomes = advantages.Outcomes(
@@ -262,7 +261,7 @@ def _reads_values(slot: advantages.AdvantageSlot, shape: tuple[int, ...], group_
 
 
 def _reads_entropy(slots: ObjectiveSlots, shape: tuple[int, ...]) -> bool:
-    """Whether entropies change the loss, although there is no bonus: a slot may read them."""
+    """True if entropies change the loss without a bonus, because a slot may read them."""
     rng = np.random.default_rng(0)
     ones_bt = np.ones(shape, np.int32)
     data: dict[str, Any] = dict.fromkeys(

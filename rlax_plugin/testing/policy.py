@@ -1,4 +1,4 @@
-"""A bigram language model in numpy: small enough to train in microseconds, a real policy anyhow.
+"""A bigram language model in numpy: trains in microseconds, and is nevertheless a real policy.
 
     logits_v = table[previous token, v] * scale[v] + bias[v]
 
@@ -41,7 +41,7 @@ def log_probs(weights: Weights, previous_n: np.ndarray, temperature: float = 1.0
     """Log-probabilities of every next token, nats.
 
     Args:
-      previous_n: int [n], the tokens before.
+      previous_n: int [n], the previous tokens.
       temperature: above 0; logits are divided by it.
 
     Returns:
@@ -55,7 +55,7 @@ def log_probs(weights: Weights, previous_n: np.ndarray, temperature: float = 1.0
 
 
 def sequence_log_probs(weights: Weights, tokens: np.ndarray) -> np.ndarray:
-    """Log-probs [n] at temperature 1 of ``tokens[1:]``, each given the tokens before: a canary's.
+    """A canary's log-probs [n] at temperature 1 of ``tokens[1:]``, each given the previous token.
 
     Args:
       tokens: int [n + 1].
@@ -99,11 +99,11 @@ def reinforce(
 
 
 def uniform(seed: int, place: int) -> float:
-    """The random number in [0, 1) of a sample's token; depends on nothing else.
+    """The random number in [0, 1) of a sample's token; a function of the arguments only.
 
     Args:
-      seed: the sample's, 64 bits.
-      place: of the token in its completion, from 0.
+      seed: seed of the sample, 64 bits.
+      place: place of the token in its completion, from 0.
     """
     return np.random.Generator(np.random.Philox(key=seed, counter=place)).random()
 
@@ -135,7 +135,7 @@ def choose(
 
 
 def _kept(probability_v: np.ndarray, sampling: SamplingParams) -> np.ndarray:
-    """Which tokens top-k and top-p leave; of equal ones the lower id comes first."""
+    """Mask of the tokens kept by top-k and top-p; among equal ones the lower id comes first."""
     order = np.argsort(-probability_v, kind="stable")
     order = order[: sampling.top_k] if sampling.top_k > 0 else order
     sums = probability_v[order].cumsum()

@@ -1,4 +1,4 @@
-"""Signal ``running_value``: a baseline per prompt that is learnt from the rewards of the run."""
+"""Signal ``running_value``: a baseline per prompt that is learned from the run's rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VALUES = "rl_values"
 
 
 class RunningValueConfig(Section):
-    """Values of prompts, learnt from their rewards; they need no model."""
+    """Values of prompts, learned from their rewards; they need no model."""
 
     rate: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.5,
@@ -32,13 +32,13 @@ class RunningValueConfig(Section):
 class RunningValue(BatchSignal):
     """The value of a prompt: an exponential mean of its groups' mean rewards; 0 before the first.
 
-    A batch gets the values that were known before it. A prompt is known by its tokens.
+    A batch gets the values from before it. A prompt is identified by its tokens.
 
     Args:
-      rate: weight of the newest group, above 0 and at most 1; the first one counts whole.
+      rate: weight of the newest group, above 0 and at most 1; the first group has weight 1.
 
     Attributes:
-      metrics: ``objective/running_value``, of the trained tokens.
+      metrics: ``objective/running_value``, the mean over trained tokens.
     """
 
     def __init__(self, rate: float):
@@ -54,7 +54,7 @@ class RunningValue(BatchSignal):
         return {_VALUES: values_bt}
 
     def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:
-        """Takes in the groups of a batch, in their order."""
+        """Updates the values with the groups of a batch, in their order."""
         rewards: dict[tuple[int, int], list[float]] = {}  # of (group's number, prompt)
         for prompt, rows, t in _samples(batch):
             first = (rows[0], t[0])
@@ -81,7 +81,7 @@ class RunningValue(BatchSignal):
 
 
 def less_value(outcomes: Outcomes) -> np.ndarray:
-    """An advantage slot: all that a sample was paid less the value of each of its states."""
+    """An advantage slot: a sample's complete reward minus the value of each of its states."""
     assert outcomes.values_nt is not None, "a signal gives them"
     return outcomes.totals_n[:, None] - outcomes.values_nt
 

@@ -1,4 +1,4 @@
-"""A completion of the engine ``scripted`` on its way, token by token."""
+"""An unfinished completion of the engine ``scripted``, which grows token by token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlax_plugin.types import EMPTY, Finish, Sampled, SamplingParams
 
 @dataclass(slots=True)
 class ScriptedSample:
-    """A completion on its way."""
+    """An unfinished completion."""
 
     seed: int
     tokens: list[int] = field(default_factory=list)
@@ -26,7 +26,7 @@ class ScriptedSample:
 
     @classmethod
     def resumed(cls, sampled: Sampled, finder: StopFinder | None) -> ScriptedSample:
-        """Goes on behind what another worker has generated."""
+        """Continues after the tokens that another worker has generated."""
         if finder is not None and len(sampled.tokens):
             finder.find(sampled.tokens)
         return cls(
@@ -50,10 +50,10 @@ class ScriptedSample:
         sampling: SamplingParams,
         uniform: float | None = None,
     ) -> None:
-        """Adds a token, given the log-probs [vocabulary] of what may follow.
+        """Adds a token, given the log-probs [vocabulary] of the possible next tokens.
 
         Args:
-          uniform: a random number in [0, 1); None: that of the sample's seed.
+          uniform: a random number in [0, 1); None: the number of the sample's seed.
         """
         if uniform is None:
             uniform = policy.uniform(self.seed, len(self.tokens))

@@ -24,7 +24,7 @@ class NpzConfig(NoOptions):
 
 
 class NpzStore(WeightStore):
-    """Writes ``<path>/weights.npz`` in one put, which is what makes a version visible."""
+    """Writes ``<path>/weights.npz`` in one put, which makes a version visible."""
 
     def save(self, path: str, arrays: Arrays) -> None:
         files = RunFiles(path)

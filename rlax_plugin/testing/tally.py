@@ -25,7 +25,7 @@ class TallyConfig(NoOptions):
 class Tally(Observer):
     """Writes its counts beside the ledger at the end of each step.
 
-    Scored groups and ended steps are counted once, however often the run was killed.
+    Scored groups and ended steps are counted once, even if the run was killed and resumed.
     """
 
     def __init__(self, path: Path):

@@ -35,12 +35,12 @@ def encode(text: str) -> np.ndarray:
 
 
 def decode(tokens: np.ndarray) -> str:
-    """The characters of tokens; padding and stop tokens have none."""
+    """The characters of tokens; padding and stop tokens are omitted."""
     return "".join(CHARACTERS[t - 2] for t in tokens if t not in (PAD, STOP))
 
 
 def check_vocabulary(context: BuildContext) -> None:
-    """Rejects prompts that the toy policy has no weights for.
+    """Rejects prompts with tokens that the toy policy has no weights for.
 
     Raises:
       ConfigError: a token of a training prompt, or a stop token, is not below ``VOCABULARY``.
@@ -115,7 +115,7 @@ class EvenConfig(Section):
 
 
 class Even(Reward):
-    """1.0 if the completion's first character is an even token, else 0.0, also if it is none."""
+    """1.0 if the completion's first character is an even token, else 0.0, also without one."""
 
     def __init__(self, config: EvenConfig):
         self._config = config

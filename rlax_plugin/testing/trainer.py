@@ -64,7 +64,7 @@ class BigramConfig(Section):
 
 
 class Checkpoints:
-    """``checkpoints/<step>.npz`` in the run's directory: putting the file is the commit."""
+    """``checkpoints/<step>.npz`` in the run's directory; writing the file is the commit."""
 
     def __init__(self, files: RunFiles):
         self._files = files
@@ -73,7 +73,7 @@ class Checkpoints:
         self._files.put(f"checkpoints/{step}.npz", pack(weights))
 
     def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
-        """Step and weights of the newest readable one; None if there is none."""
+        """Step and weights of the newest readable checkpoint; None if there is none."""
         for step, name in sorted(self.names().items(), reverse=True):
             try:
                 return self.read(name)
@@ -93,18 +93,18 @@ class Checkpoints:
 
 
 class BigramTrainer(Trainer):
-    """Calls the port in the order of MaxText's loop. Beside the weights only signals have a state.
+    """Calls the port in the order of MaxText's loop. Besides the weights only signals have state.
 
-    The objective is REINFORCE, in one update, whatever slots ``rlax.objective`` has; its advantages
+    The objective is REINFORCE, in one update, for any slots in ``rlax.objective``; its advantages
     are the config's, because the controller computes them, or those of ``running_value``.
 
     Args:
       files: the run's directory.
-      steps: the last one to train.
-      seed: of the initial weights.
-      temperature: of the samples; above 0 to train.
-      signals: name -> signal; ``running_value`` is added where its option asks for it.
-      advantages: what follows from values that signals give, unless ``running_value`` is set.
+      steps: the last step to train.
+      seed: seed of the initial weights.
+      temperature: temperature of the samples; above 0 to train.
+      signals: name -> signal; ``running_value`` is added if its option is set.
+      advantages: slot for values that signals give, unless ``running_value`` is set.
 
     Raises:
       ConfigError: a signal adds a term to the loss.
@@ -209,7 +209,7 @@ class BigramTrainer(Trainer):
         """See ``CheckpointStarter``.
 
         Raises:
-          ConfigError: there is no own checkpoint, and the other one is gone or damaged.
+          ConfigError: there is no own checkpoint, and the other one is missing or damaged.
         """
         self._descent = descent
         if not self._checkpoints.names():

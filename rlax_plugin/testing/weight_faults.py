@@ -1,4 +1,4 @@
-"""Ways in which weights go wrong between a store and an engine, for tests of what finds them."""
+"""Faults of weights between a store and an engine, for tests of the checks that find them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WeightFault = Literal[
 
 
 class FaultyStore(WeightStore):
-    """Reads through another store, and damages what is read.
+    """Reads through another store, and damages the arrays or bytes that are read.
 
     Args:
       store: keeps each version as files directly in its directory, such as ``npz`` does.
@@ -71,7 +71,7 @@ class FaultyStore(WeightStore):
 
 
 def wrongly_used(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What ``wrong_use`` and ``wrong_decoding`` compute with instead: a transposed table."""
+    """The weights that ``wrong_use`` and ``wrong_decoding`` compute with: a transposed table."""
     return {**weights, "table": np.ascontiguousarray(weights["table"].T)}
 
 

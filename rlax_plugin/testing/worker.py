@@ -25,12 +25,12 @@ _LIMITS: Any = {"most_requests": 1 << 16, "most_bytes": 1 << 30, "within_s": 60.
 
 
 class FakeWorker(rpc.RolloutServicer):
-    """Serves on a free loopback port inside ``async with``; what the engine rejects, it rejects.
+    """Serves on a free loopback port inside ``async with``; rejects what its engine rejects.
 
     Attributes:
       address: host:port.
-      secret: with which it is called.
-      keys: of all requests, in order.
+      secret: secret with which it is called.
+      keys: keys of all requests, in order.
 
     Args:
       engine: such as a ``FakeEngine``, which checks requests.

@@ -1,4 +1,4 @@
-"""What must hold of every sample of a group, whoever generated it: the owner of these rules."""
+"""Rules that every sample of a group must satisfy, regardless of the engine that generated it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def defect(
     side: Mapping[str, SideSpec] = EMPTY,
     decode: Decode | None = None,
 ) -> str | None:
-    """What makes samples useless that were generated with ``sampling``; None if nothing does.
+    """The defect that makes samples generated with ``sampling`` unusable; None if there is none.
 
     Short samples are checked many at once, so that each costs little.
 
     Args:
       samples: in order; unfinished ones may have no tokens.
       vocabulary: token ids are below it; 0: it is not known.
-      context_length: tokens before each sample.
+      context_length: number of tokens before each sample.
       side: the side channels that its worker has declared.
-      decode: tokens to text, for stop strings; None: whether samples end at them is not checked.
+      decode: tokens to text, for stop strings; None skips the check that samples end at them.
 
     Returns:
-      Such as ``sample 3 has log-probs above 0``.
+      A phrase such as ``sample 3 has log-probs above 0``.
     """
     most = sampling.max_new_tokens
     for index, s in enumerate(samples):
@@ -83,7 +83,7 @@ def _joined(samples: Sequence[Sampled], name: str) -> np.ndarray:
 
 
 def outside(tokens: np.ndarray, vocabulary: int) -> str | None:
-    """Names the first token that is no token of a model; None if all are.
+    """Names the first token that is outside a model's vocabulary; None if there is none.
 
     Args:
       tokens: int32, at least one.
@@ -140,7 +140,7 @@ def _side_defect(
 def _tokens_defect(
     samples: Sequence[Sampled], ends: np.ndarray, sampling: SamplingParams, vocabulary: int
 ) -> tuple[int, str] | None:
-    """The place, among all tokens in order, of the first that is wrong; and what is."""
+    """Place of the first invalid token, among all tokens in order, and its defect."""
     tokens = _joined(samples, "tokens")
     if (place := _first_outside(tokens, vocabulary)) is not None:
         return place, f"has {outside(tokens[place : place + 1], vocabulary)}"
@@ -161,9 +161,9 @@ def _tokens_defect(
 def _end_defect(
     samples: Sequence[Sampled], ends: np.ndarray, tokens: np.ndarray, sampling: SamplingParams
 ) -> tuple[int, str] | None:
-    """A stop id stands at the end of each sample that ended by "stop", and nowhere else.
+    """Checks that each sample that ended by "stop", and no other, has one stop id, at its end.
 
-    Where there are stop strings, it may have ended at one of them.
+    With stop strings, it may have ended at one of them instead.
     """
     stop_ids = sampling.stop_ids
     stops = np.zeros(len(tokens), bool)
@@ -182,7 +182,7 @@ def _end_defect(
 
 
 def _string_defect(s: Sampled, sampling: SamplingParams, decode: Decode) -> str | None:
-    """A sample ends with the first token that completes a stop string."""
+    """Checks that a sample ends with the first token that completes a stop string."""
     count, end = len(s.tokens), end_of(s.tokens, sampling.stop_strings, decode)
     shown = list(sampling.stop_strings)
     if end is not None and end < count:

@@ -83,7 +83,7 @@ def reason_of(error: LibraryError, directory: Path, contents: Contents) -> str:
 def check_ids(vocabulary: Mapping[str, int], contents: Contents) -> None:
     """Compares the ids of the loaded tokens with those in the files.
 
-    The library gives an added token the next free id, whatever id the file says.
+    The library gives an added token the next free id and ignores the id in the file.
 
     Args:
       vocabulary: token -> id, as it was loaded.

@@ -65,9 +65,9 @@ class VersionPart:
 
     Attributes:
       name: ``base``; later others, such as ``adapter``.
-      path: where the bytes are; every worker can read it.
+      path: location of the bytes, which every worker can read.
       tensors: variable name -> spec.
-      format: whose names and shapes the variables have; ``native``: the trainer's.
+      format: convention of the variables' names and shapes; ``native``: the trainer's.
 
     Raises:
       ValueError: name or format is not of at most 32 letters a to z and underscores.
@@ -134,7 +134,7 @@ class WeightVersion:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where its parts are."""
+        """The paths of its parts."""
         return tuple(part.path for part in self.parts)
 
     @property

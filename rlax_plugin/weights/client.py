@@ -1,4 +1,4 @@
-"""A reader's or trainer's side of the parameter server."""
+"""The client of the parameter server, for readers and trainers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _PASSING = (*_AWAY, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 @dataclass(slots=True)
 class _Held:
-    """A lease as it is now: a server that was started again gives another one.
+    """A lease as it is now: a restarted server replaces it by another one.
 
     Attributes:
       lease: its id.
-      lease_s: its life unless it is renewed.
-      version: what is held.
+      lease_s: its duration unless it is renewed.
+      version: number of the leased version.
     """
 
     lease: str
@@ -51,17 +51,17 @@ class _Held:
 
 
 class ParameterServerClient:
-    """Talks to one parameter server; make and use it on one event loop.
+    """Calls one parameter server; make and use it on one event loop.
 
     A call may reach the server twice, because an answer that is lost with the server looks like a
     call that never arrived: see ``VersionTable.publish``.
 
     Args:
       address: host:port.
-      secret: is shown to it.
-      rpc_s: deadline of every call but the watch's stream.
-      outage_s: for how long a call is repeated while the server cannot be reached or does not
-        answer; 0: it is made once.
+      secret: is shown to the server.
+      rpc_s: deadline of every call except the watch's stream.
+      outage_s: time for which a call is repeated while the server cannot be reached or does not
+        answer; 0: each call is made once.
       holder: names this reader in messages; host and process id by default.
     """
 
@@ -94,14 +94,14 @@ class ParameterServerClient:
         return version_from_proto(reply.version) if reply.any else None
 
     async def writing(self, path: str) -> None:
-        """Nothing: a server elsewhere learns of a version when it is published."""
+        """Does nothing: a server in another process learns of a version when it is published."""
 
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Announces a version whose bytes are already in place; see ``ParameterServer.publish``.
 
         Raises:
-          WeightsError: rejected (another one of this number or a newer one is there), or the server
-            is unreachable, see ``_call``.
+          WeightsError: rejected (a different version of this number or a newer one exists), or the
+            server is unreachable, see ``_call``.
           DeadlineError: it does not answer.
         """
         request = pb.PublishRequest(version=version_to_proto(version), restart=restart)
@@ -115,7 +115,7 @@ class ParameterServerClient:
         """Holds a version (None: the newest) inside ``async with``, renewing the lease.
 
         Raises:
-          WeightsError: no such version any more, or the server is unreachable, see ``_call``.
+          WeightsError: the version no longer exists, or the server is unreachable, see ``_call``.
           DeadlineError: it does not answer.
         """
         request = pb.AcquireRequest(version=-1 if version is None else version, holder=self._holder)
@@ -135,10 +135,10 @@ class ParameterServerClient:
                 log.info("a lease was left to expire: %s", why)
 
     async def watch(self, after: int = -1) -> AsyncIterator[WeightVersion]:
-        """Versions newer than ``after``, in order, until ``close``.
+        """Yields versions newer than ``after``, in order, until ``close``.
 
         After a restart of the trainer the next one may have a lower number, or the same one again.
-        Whoever takes them slowly gets the newest next and none between. A broken connection is
+        A slow consumer gets the newest version next and skips those between. A broken connection is
         opened again, with a growing pause.
         """
         newest: asyncio.Queue[WeightVersion] = asyncio.Queue(1)
@@ -214,9 +214,9 @@ class ParameterServerClient:
                 after_failure_s = _BACKOFF_S[0]
 
     async def _renew_once(self, held: _Held) -> bool:
-        """Renews a lease, or takes another one on the same bytes; returns whether there is one.
+        """Renews a lease, or takes another one on the same bytes; returns True if it has one.
 
-        A server that was started again knows the versions of its index, and no lease.
+        A restarted server knows the versions of its index, but no leases.
         """
         within_s = min(self._rpc_s, held.lease_s / 3)
         try:
@@ -242,7 +242,7 @@ class ParameterServerClient:
         return True
 
     async def _call[T](self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Makes a call, and again for ``outage_s`` while the server is away.
+        """Makes a call, and repeats it for ``outage_s`` while the server is away.
 
         Raises:
           WeightsUnreadableError: the server cannot be reached, and calls are made once.

@@ -57,7 +57,7 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 def _terms(values: jax.Array, index: jax.Array | np.ndarray) -> jax.Array:
-    """What the sum adds up: uint32, of the shape of ``values`` ([..., 2] for 64-bit dtypes)."""
+    """The summands: uint32, of the shape of ``values`` ([..., 2] for 64-bit dtypes)."""
     bits = _bits(values)
     if bits.ndim > values.ndim:
         index = jnp.stack([2 * index, 2 * index + 1], axis=-1)

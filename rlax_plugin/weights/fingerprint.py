@@ -1,4 +1,4 @@
-"""A uint32 per tensor that tells whether a device holds the weights that were published.
+"""A uint32 per tensor that shows if a device holds the weights that were published.
 
 For a tensor called ``name`` with elements ``x_i``, i the row-major flat index::
 
@@ -53,8 +53,11 @@ def weight(index: Any) -> Any:
 
 
 def word(bits: Any) -> Any:
-    """uint32 to uint32, one to one. Folds the high half in: float32 values that came from
-    bfloat16 have 16 zero bits below, and a multiplication would push most of the rest out."""
+    """A one-to-one mapping from uint32 to uint32, which folds the high half into the low half.
+
+    float32 values that came from bfloat16 have 16 low bits of 0, and a multiplication would push
+    most of the others out.
+    """
     return bits ^ (bits >> np.uint32(16))
 
 
@@ -74,6 +77,6 @@ def _numpy_sum(array: np.ndarray) -> int:
 
 
 def digest(fingerprints: Mapping[str, int]) -> str:
-    """8 hex digits that sum up a version: equal for equal names and fingerprints."""
+    """A version's digest, 8 hex digits: equal for equal names and fingerprints."""
     lines = "".join(f"{name} {int(fingerprints[name])}\n" for name in sorted(fingerprints))
     return f"{zlib.crc32(lines.encode()):08x}"

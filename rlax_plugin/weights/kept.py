@@ -1,4 +1,4 @@
-"""The weight versions that a run leaves behind, by its own list of them."""
+"""The weight versions that a run leaves behind, as listed by the run itself."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LIST = "versions.json"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What earlier processes of a run have listed, where it is now.
+    """Versions listed by earlier processes of a run, with their present paths.
 
     Attributes:
-      versions: those that can be read, oldest first.
-      retired: paths that are to be deleted.
+      versions: the versions that can be read, oldest first.
+      retired: paths that must be deleted.
     """
 
     versions: Sequence[WeightVersion] = ()
@@ -33,20 +33,20 @@ class Listed:
 
 
 def record_versions(files: RunFiles, index: str) -> None:
-    """Writes a run's list: the text of ``versions_to_json``, and whose list it is."""
+    """Writes a run's list: the text of ``versions_to_json``, and the run it belongs to."""
     document = json.loads(index) | {"run": files.location()}
     files.put(_LIST, json.dumps(document).encode())
 
 
 def listed_versions(files: RunFiles, directory: str) -> Listed:
-    """What this run has listed and may delete.
+    """Versions that this run has listed and may delete.
 
-    A copy of a run's directory brings along the list of the run that it was copied from. What that
-    one has listed is its own: only what lies in the copied directory is taken over. Whatever the
-    list says, nothing is taken over that lies elsewhere than this run's versions do.
+    A copy of a run's directory contains the list of the original run, whose versions belong to
+    the original: only versions inside the copied directory are adopted. In any case, no version
+    outside the places of this run's versions is adopted.
 
     Args:
-      directory: where this run writes its versions.
+      directory: parent directory of this run's versions.
     """
     source = files.location(_LIST)
     try:
@@ -69,7 +69,7 @@ def listed_versions(files: RunFiles, directory: str) -> Listed:
 
 
 def is_in(places: Collection[str], path: str) -> bool:
-    """Whether a path is just below one of the places."""
+    """True if a path is directly below one of the places."""
     parent, name = posixpath.split(path)
     # As it is written: were the same directory another path too, it might be deleted by that.
     if parent in places and name not in ("", ".", "..") and posixpath.join(parent, name) == path:
@@ -82,18 +82,18 @@ def is_in(places: Collection[str], path: str) -> bool:
 
 
 def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
-    """A version that a run has left behind, with a path at which its weights are.
+    """A version that a run has left behind, with the present path of its weights.
 
-    Those of a run that is still going on may be gone the next moment: take a lease instead. A
-    run's directory may have been moved or copied; its weights are then looked for in there.
+    The versions of a run that is still running may disappear at any time: take a lease instead.
+    A run's directory may have been moved or copied; its weights are then searched for in there.
 
     Args:
-      number: None is the newest.
+      number: number of the version; None: the newest.
 
     Raises:
       ConfigError: the run has not kept that version, or none at all.
-      WeightsUnreadableError: the weights are gone.
-      WeightsError: its list of them is damaged.
+      WeightsUnreadableError: the weights no longer exist.
+      WeightsError: the run's list of them is damaged.
     """
     text = files.get(_LIST).decode() if files.exists(_LIST) else '{"versions": []}'
     kept = {version.version: version for version in versions_from_json(text, files.location(_LIST))}
@@ -116,7 +116,7 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
 
 
 def _found(files: RunFiles, number: int, path: str) -> str:
-    """Where a part is, of those places where it may be."""
+    """The path of a part, chosen from the possible ones."""
     inside = _inside(files, path)
     for place in (path, inside):
         if RunFiles(place).names(""):
@@ -127,10 +127,10 @@ def _found(files: RunFiles, number: int, path: str) -> str:
 
 
 def _placed(version: WeightVersion, paths: Iterable[str]) -> WeightVersion:
-    """The version with its parts elsewhere.
+    """The version with its parts at other paths.
 
     Raises:
-      WeightsError: two of them would be in one place.
+      WeightsError: two of them would have the same path.
     """
     parts = zip(version.parts, paths, strict=True)
     try:
@@ -140,5 +140,5 @@ def _placed(version: WeightVersion, paths: Iterable[str]) -> WeightVersion:
 
 
 def _inside(files: RunFiles, path: str) -> str:
-    """Where a part lies if it has moved along with the run's directory."""
+    """The path of a part that has moved along with the run's directory."""
     return files.location(f"weights/{posixpath.basename(path.rstrip('/'))}")

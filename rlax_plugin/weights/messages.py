@@ -1,4 +1,4 @@
-"""Weight versions to protocol messages and back."""
+"""Converts weight versions to protocol messages and back."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def version_to_proto(version: WeightVersion) -> pb.Version:
 
 
 def version_from_proto(message: pb.Version) -> WeightVersion:
-    """What ``version_to_proto`` made.
+    """The version in a message of ``version_to_proto``.
 
     Raises:
-      WeightsError: its canary is garbled, or its number, step or parts are no version's.
+      WeightsError: its canary is garbled, or its number, step or parts are invalid.
     """
     for name in ("version", "step"):
         if not 0 <= (number := getattr(message, name)) <= INT32_MAX:

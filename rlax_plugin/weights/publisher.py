@@ -1,4 +1,4 @@
-"""From fresh device buffers to a version that workers can pull, off the training thread."""
+"""Turns fresh device buffers into a version that workers can pull, off the training thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Prints = Mapping[str, Mapping[str, Any]]
 
 
 def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
-    """Where the arrays are: on their device, as a launched computation, or on the host."""
+    """Fingerprints, computed on the arrays' device by a launched computation, or on the host."""
     if all(isinstance(a, np.ndarray) for a in arrays.values()):  # a trainer without JAX
         return fingerprint_numpy(arrays)
     from rlax_plugin.weights.device_fingerprint import fingerprint
@@ -41,37 +41,37 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
 
 
 class Announcer(Protocol):
-    """What a publisher needs of a parameter server; called on the event loop."""
+    """The part of a parameter server that a publisher calls, on the event loop."""
 
     async def writing(self, path: str) -> None:
-        """A part of a version is about to be written there."""
+        """Announces that a part of a version is about to be written to this path."""
         ...
 
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Makes a written version visible to workers.
 
         Args:
-          restart: it is the first version of this process.
+          restart: True if it is the first version of this process.
         """
         ...
 
 
 class Publisher:
-    """Writes versions, one after the other, beside the training thread.
+    """Writes versions, one after another, beside the training thread.
 
-    A save that fails because of the disk or the network is repeated, at another path: the first one
-    may have left something behind.
+    A save that fails because of the disk or the network is repeated at another path, because the
+    failed one may have left files behind.
 
     Args:
       loop: the controller's event loop.
-      store: where the bytes go.
+      store: the weight store.
       directory: parent of the parts' paths.
       announcer: makes written versions visible to workers.
-      failures: gets what went wrong.
+      failures: receives errors.
       on_published: called on the event loop once a version is visible.
-      deadline_s: for one version.
-      pace: is told how large versions are and how long they take, and knows what they need.
-      pauses: given ``deadline_s``, says when a save that failed is repeated.
+      deadline_s: time limit for one version.
+      pace: measures the size and duration of versions, and estimates the time they need.
+      pauses: given ``deadline_s``, returns the pauses between tries of a failed save.
     """
 
     def __init__(
@@ -105,16 +105,16 @@ class Publisher:
         canary: Canary | None = None,
         parts: Mapping[str, Arrays | None] = EMPTY,
     ) -> None:
-        """Called on the training thread, which alone launches JAX work: the fingerprint is one.
+        """Starts publishing; called on the training thread, because fingerprints are JAX work.
 
-        One version is written at a time: the next one waits here.
+        One version is written at a time: the next call blocks until it is written.
 
         Args:
           arrays, parts: see ``TrainerPort.publish``.
           canary: likewise; fetched from the device on the publisher's thread.
 
         Raises:
-          WeightsError: a part is said to be that of the version before, which has none of its name.
+          WeightsError: a part is declared unchanged, but the previous version has no such part.
         """
         self.wait()
         given = {BASE: arrays, **parts}
@@ -161,7 +161,7 @@ class Publisher:
         return dataclasses.replace(part, path=self._save(step, name, arrays))
 
     def _save(self, step: int, name: str, arrays: Arrays) -> str:
-        """Returns the path at which they are."""
+        """Saves arrays; returns their path."""
         pauses, tries = self._pauses(self._deadline_s), 0
         while True:
             # A run that is continued writes the version it starts from once more.
@@ -212,7 +212,7 @@ class Publisher:
         return DeadlineError(self._doing, self._deadline_s, "rlax.deadlines.weights_s", needed_s)
 
     def wait(self) -> None:
-        """Returns once what was handed over is visible; raises what went wrong."""
+        """Returns once all versions handed over are visible; raises the error if one failed."""
         if self._pending is not None:
             try:
                 self._pending.result(self._deadline_s)
@@ -223,9 +223,9 @@ class Publisher:
             self._pending = None
 
     def close(self) -> None:
-        """Waits for the version that is being written, if any, but not for ever.
+        """Waits, with a time limit, for a version that is being written.
 
-        A save that fails is not repeated any more.
+        A failing save is not repeated any more.
         """
         self._closed.set()
         self._worker.end(self._deadline_s)
@@ -239,7 +239,7 @@ def _on_host(step: int, canary: Canary) -> Canary:
     """The canary with numpy log-probs.
 
     Raises:
-      WeightsError: some are not finite: no worker could be told from a broken one.
+      WeightsError: some are not finite, so a correct worker could not be told from a broken one.
     """
     logprobs = np.asarray(canary.logprobs, np.float32)
     if not np.isfinite(logprobs).all():

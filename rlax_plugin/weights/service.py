@@ -38,7 +38,7 @@ _LONGEST_HOLDER = 256  # characters of what a reader says of itself
 _MOST_WAITING = 100_000  # deletions and lists; each version makes a handful
 
 MOST_WATCHES = 8192
-"""Streams of Watch that are open at once: a reader has one, and there are 4096 workers at most."""
+"""Maximum number of open Watch streams: each reader has one, and there are up to 4096 workers."""
 
 Context = grpc.aio.ServicerContext
 
@@ -48,17 +48,17 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     Args:
       store: deletes the bytes of retired versions.
-      keep: newest versions that stay; leased ones stay as well.
-      lease_s: a reader's hold on a version before renewal.
-      index: file that remembers the versions over a restart; None remembers nothing.
+      keep: number of newest versions that stay; leased ones stay as well.
+      lease_s: duration of a reader's lease before renewal.
+      index: file that stores the versions across a restart; None: they are not stored.
       record: called on a thread with the index's text whenever it changes; see ``kept_version``.
-      close_s: the most that ``close`` waits for deletions and records that are under way.
+      close_s: maximum time that ``close`` waits for unfinished deletions and records.
       clock: monotonic seconds, by which leases expire.
-      listed: what ``record`` was told by an earlier process of the same run. It can be acquired
-        until a trainer publishes again, and is deleted from then on, as newer versions come.
-      published_in: directory in which a trainer in another process writes its versions. Only what
-        lies directly in it is published over gRPC, or taken over from ``index``. None: the service
-        has no Publish, because the trainer is in this process.
+      listed: versions recorded by an earlier process of the same run. They can be acquired
+        until a trainer publishes again, and are deleted after that, as newer versions come.
+      published_in: directory in which a trainer in another process writes its versions. Only parts
+        directly in it can be published over gRPC or adopted from ``index``. None: the service has
+        no Publish, because the trainer is in this process.
 
     Raises:
       WeightsError: ``index`` exists and cannot be read.
@@ -101,7 +101,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._watches = 0  # that are open
 
     def _indexed(self, index: Path) -> Listed:
-        """What an index says, without what lies elsewhere than the trainer's versions."""
+        """The content of an index, without parts that lie outside the trainer's directory."""
         text = index.read_text()
         versions = versions_from_json(text, str(index))
         retired = retired_from_json(text, str(index))
@@ -112,7 +112,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         )
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Makes ``server`` serve this; call before it starts."""
+        """Registers this service with ``server``; call before the server starts."""
         rpc.add_ParameterServerServicer_to_server(self, server)
 
     @property
@@ -121,9 +121,9 @@ class ParameterServer(rpc.ParameterServerServicer):
         return self._table.latest
 
     async def writing(self, path: str) -> None:
-        """Lists a path before a part is written there; returns once that is on record.
+        """Records a path before a part is written there; returns once the record is written.
 
-        If the writer is killed, the next process knows of the bytes and deletes them.
+        If the writer is killed, the next process finds the path on record and deletes the files.
         """
         self._doomed[path] = None
         if (noting := self._note_versions()) is not None:
@@ -133,14 +133,14 @@ class ParameterServer(rpc.ParameterServerServicer):
         """Makes a version visible whose bytes are already in place.
 
         Args:
-          restart: the first version of a trainer process; this version and those above it, which
-            an earlier process published, are void.
+          restart: True for the first version of a trainer process; this version and those above it,
+            which an earlier process published, become void.
 
         Raises:
-          WeightsUnwritableError: the index cannot be written. Published again, the version is
-            noted again.
-          WeightsError: another one of this number or a newer one is already published and this is
-            no restart.
+          WeightsUnwritableError: the index cannot be written. Publishing again also writes the
+            index again.
+          WeightsError: a different version of this number or a newer one is already published, and
+            this is no restart.
         """
         retired = self._table.publish(version, restart)
         self._restarts += restart
@@ -161,7 +161,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._arm()
 
     async def close(self) -> None:
-        """Ends every watch and waits for deletions and records under way, ``close_s`` at most."""
+        """Ends every watch, and waits at most ``close_s`` for unfinished deletions and records."""
         self._forget(self._table.forget_former_readers())
         self._closed = True
         self._wake()
@@ -263,7 +263,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._changed = asyncio.Event()
 
     def _forget(self, paths: Sequence[str]) -> None:
-        """Deletes what no lease holds any more, and takes it off the record first."""
+        """Deletes parts that no lease holds any more, after removing them from the record."""
         if paths:
             self._doomed |= dict.fromkeys(paths)
             self._note_versions()
@@ -319,7 +319,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         return True
 
     def _arm(self) -> None:
-        """Wakes up when the first lease expires, so that a dead reader's version goes then."""
+        """Schedules a call when the first lease expires, to delete a dead reader's version."""
         wait_s = self._table.next_expiry_s
         if self._expiry is None and wait_s is not None and not self._closed:
             self._expiry = asyncio.get_running_loop().call_later(wait_s, self._expire)
@@ -358,7 +358,7 @@ async def serve_parameter_server(
       host: address to bind.
       port: 0 takes any free one.
       door: lets the run's trainer and workers in.
-      store: where the bytes are.
+      store: the weight store.
       keep: see ``ParameterServer``.
       lease_s: see ``ParameterServer``.
       ready: called once with "host:port" when the server answers.

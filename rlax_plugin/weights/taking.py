@@ -1,4 +1,4 @@
-"""Taking up a weight version: the engine loads it, it is verified, then the engine uses it."""
+"""Loads a weight version into an engine, verifies it, and then puts it into use."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _DECODING_SHARE = 50
 
 @dataclass(slots=True)
 class Reading:
-    """How long the newest version took; all 0 before the first.
+    """Durations of the newest version's loading; all 0 before the first.
 
     Attributes:
-      read_s: until the engine had it.
-      verify_s: the checks behind that.
+      read_s: time until the engine had read it.
+      verify_s: duration of the checks after that.
       size: bytes that were read.
-      decoding_s: how long decoding was last verified.
-      decoded_at_s: when that had ended, of time.perf_counter.
+      decoding_s: duration of the last verification of decoding.
+      decoded_at_s: end of that verification, of time.perf_counter.
     """
 
     read_s: float = 0.0
@@ -49,12 +49,12 @@ class Reading:
 
     @property
     def decodes(self) -> bool:
-        """Whether decoding is verified with the next version."""
+        """True if decoding is verified with the next version."""
         since_s = time.perf_counter() - self.decoded_at_s
         return since_s >= _DECODING_SHARE * self.decoding_s
 
     def figures(self) -> dict[str, float]:
-        """What a worker's heartbeats tell besides its engine's ``health``."""
+        """Figures that a worker's heartbeats report besides its engine's ``health``."""
         return {
             "read_s": self.read_s,
             "read_bytes": float(self.size),
@@ -69,20 +69,21 @@ async def take_version(
     max_new_tokens: int = _DECODED,
     reading: Reading | None = None,
 ) -> None:
-    """Has an engine load a version and, once it is proved to be what was published, use it.
+    """Makes an engine load a version, verifies it, and puts it into use.
 
-    What is verified follows from the engine's abilities: the canary of a ``TokenScorer``, and its
-    decoding if it is a ``GreedyDecoder`` too.
+    The checks depend on the engine's abilities: the canary for a ``TokenScorer``, and decoding
+    too if it is a ``GreedyDecoder``.
 
     Args:
-      max_new_tokens: that a sample of the engine may have.
-      reading: gets how long it took, and knows how long earlier versions took; None: none did.
+      max_new_tokens: maximum number of tokens of the engine's samples.
+      reading: receives the durations, and has those of earlier versions; None: there are none.
 
     Raises:
-      WeightsMismatchError: the weights are readable and fit, and are not what was published.
+      WeightsMismatchError: the weights are readable and of the right shapes, but are not the
+        published ones.
       WeightsUnreadableError: they could not be read.
-      WeightsError: they belong to another model, or are damaged. In all three cases the engine goes
-        on with those that it has.
+      WeightsError: they belong to another model, or are damaged. In all three cases the engine
+        continues with the weights in use.
     """
     reading = Reading() if reading is None else reading
     began_s = time.perf_counter()
@@ -124,10 +125,10 @@ async def _verify(engine: WeightLoader, version: WeightVersion, loaded: Loaded) 
 async def _verify_decoding(
     engine: WeightLoader, version: WeightVersion, loaded: Loaded, max_new_tokens: int
 ) -> None:
-    """Decodes behind the canary's first tokens.
+    """Decodes after the canary's first tokens, and compares the log-probs.
 
-    As many tokens as the whole canary has, at most: that many the engine can score, and a compiled
-    program for them exists already.
+    Decodes no more tokens than the whole canary has: the engine can score that many, and a
+    compiled program for them exists already.
     """
     if version.canary is None or not isinstance(engine, TokenScorer):
         return
@@ -144,5 +145,5 @@ async def _verify_decoding(
 
 
 def _size(arrays: Mapping[str, Any]) -> int:
-    """Bytes. Shapes and dtypes are all that arrays must have."""
+    """Total bytes, computed from the arrays' shapes and dtypes only."""
     return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in arrays.values())

@@ -1,10 +1,11 @@
-"""Verification of weights: what every worker checks before it generates a sample with a version.
+"""Verification of weights, by which every worker checks a version before generating with it.
 
-Names, shapes, checksums, fingerprints, canary, decoding, in this order, from cheap to dear. Each
-finds what those before it cannot: checksums what a disk or network damaged, fingerprints what was
-mixed up between disk and device (swapped, stale, renamed), the canary what is right in memory and
-used wrongly, decoding what prefill uses rightly and decoding does not. Numpy only: an engine
-computes fingerprints and log-probs, and ``take_version`` has them compared.
+Names, shapes, checksums, fingerprints, canary, decoding, in this order, from cheap to expensive.
+Each finds faults that the earlier ones cannot: checksums find damage by a disk or network,
+fingerprints find tensors mixed up between disk and device (swapped, stale, renamed), the canary
+finds weights that are right in memory and used wrongly, and decoding finds faults of the decoding
+programs that prefill does not have. Numpy only: an engine computes fingerprints and log-probs, and
+``take_version`` compares them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ROUNDED_FROM = 16.0
 
 
 def canary_tokens(prompts: Sequence[Prompt], max_prompt_tokens: int) -> np.ndarray:
-    """int32 [at most 16]: the first prompts, one behind the other, cut to what fits a prompt."""
+    """int32 [at most 16]: the first prompts, concatenated and cut to the maximum prompt length."""
     limit = min(_CANARY_TOKENS, max_prompt_tokens)
     found = np.zeros(0, np.int32)
     for prompt in prompts:
@@ -51,7 +52,7 @@ def read_weights(
     fingerprint: Callable[[Arrays], Mapping[str, Any]] | None,
     held: Loaded | None = None,
 ) -> Loaded:
-    """What the ``load`` of most engines does. Blocking.
+    """Reads a version and checks it as the ``load`` of most engines does. Blocking.
 
     Args:
       like: name -> shape, dtype (and sharding) of every variable of the engine's model.
@@ -60,7 +61,7 @@ def read_weights(
         all parts are read.
 
     Raises:
-      WeightsUnreadableError: they could not be read, whatever the store raised for that.
+      WeightsUnreadableError: they could not be read, for any reason that the store gave.
       WeightsError: they belong to another model, or are damaged.
       DeadlineError: reading them took too long.
     """
@@ -103,7 +104,7 @@ def check_variables(version: WeightVersion, found: Arrays) -> None:
       found: name -> anything with a shape and a dtype.
 
     Raises:
-      WeightsError: they differ; names the first.
+      WeightsError: they differ; the message names the first difference.
     """
     if unequal := sorted(found.keys() ^ version.tensors.keys()):
         raise WeightsError(
@@ -172,10 +173,10 @@ def check_canary(version: WeightVersion, found: np.ndarray) -> None:
 def check_decoding(
     version: WeightVersion, tokens: np.ndarray, decoded: np.ndarray, scored: np.ndarray
 ) -> None:
-    """Compares the log-probs that decoding gave its tokens with those that prefill gives them.
+    """Compares the log-probs of decoded tokens with those that prefill computes for them.
 
     Args:
-      tokens: int [n], what was decoded behind the canary's first tokens.
+      tokens: int [n], tokens decoded after the canary's first tokens.
       decoded, scored: float32 [n], nats at temperature 1.
 
     Raises:
@@ -200,7 +201,7 @@ def check_decoding(
 
 
 def _beyond(expected: np.ndarray, found: np.ndarray, tolerance: float) -> tuple[int, str] | None:
-    """The place that differs most, and how much; None if all are within the tolerance."""
+    """The index and size of the largest difference; None if all are within the tolerance."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     apart[~np.isfinite(apart)] = np.inf

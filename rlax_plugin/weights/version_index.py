@@ -1,4 +1,4 @@
-"""The index ``versions.json``: versions that can be read, and paths that are to be deleted."""
+"""The index ``versions.json``: versions that can be read, and paths that must be deleted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlax_plugin.types import BASE, NATIVE, Canary, TensorSpec, VersionPart, Wei
 
 
 def versions_to_json(versions: Iterable[WeightVersion], retired: Iterable[str] = ()) -> str:
-    """An index of versions.
+    """The JSON text of an index.
 
     Args:
-      retired: paths of parts which nobody is to read any more and which are to be deleted.
+      retired: paths of parts that have no readers any more and must be deleted.
     """
 
     def plain(array: object) -> object:  # of a canary
@@ -31,7 +31,7 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
     """The versions of an index.
 
     Raises:
-      WeightsError: the text is something else; names ``source``.
+      WeightsError: the text is not an index; the message names ``source``.
     """
     try:
         return [
@@ -49,10 +49,10 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
 
 
 def retired_from_json(text: str, source: str) -> list[str]:
-    """The paths of an index that are to be deleted.
+    """The paths of an index that must be deleted.
 
     Raises:
-      WeightsError: the text is something else; names ``source``.
+      WeightsError: the text is not an index; the message names ``source``.
     """
     try:
         return [str(path) for path in json.loads(text).get("retired", ())]

@@ -1,4 +1,4 @@
-"""Which versions exist, who reads them, and which may go. No I/O; the clock is given."""
+"""The table of existing versions, their readers and their ends. No I/O; the clock is given."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Lease:
 
     Attributes:
       id: unguessable, unique.
-      holder: who reads, for messages.
-      version: what is held.
+      holder: name of the reader, for messages.
+      version: the leased version.
       expires_s: on the table's clock; renewing moves it.
-      reader: whose leases are counted together; empty: nobody's.
+      reader: leases with the same reader are counted together; empty: not counted.
     """
 
     id: str
@@ -35,31 +35,31 @@ class Lease:
 
 
 MOST_LEASES = 10_000
-"""Leases that are held at once: readers hold one each, and one that asks for more is no reader."""
+"""Maximum number of leases: readers hold one each, so a reader that asks for more is invalid."""
 MOST_LEASES_OF_ONE = 100
-"""Leases of one reader: it has others only while what it held is given back, or expires."""
+"""Maximum number of leases of one reader, which has several only while one is being replaced."""
 
 
 class TooManyLeasesError(WeightsError):
-    """There are as many leases as may be."""
+    """The maximum number of leases is reached."""
 
 
 class VersionTable:
-    """The newest ``keep`` versions, and older ones as long as someone holds a lease on them.
+    """The newest ``keep`` versions, and older ones as long as a reader holds a lease on them.
 
-    A trainer that starts again may publish a lower number than before: then that version and all
-    above it are void. They cannot be acquired any more and stay only for leases that exist.
+    A trainer that restarts may publish a lower number than before: then that version and all
+    above it are void. They cannot be acquired any more and stay only for existing leases.
 
-    Who reads what a former table held is not known: from the first version that is published here,
-    those versions stay for another ``lease_s``, as if each was leased once more.
+    The readers of a former table's versions are unknown: after the first version that is published
+    here, those versions stay for another ``lease_s``, as if each was leased once more.
 
     Methods that may end a version's life return the paths to delete, each exactly once: those of
     its parts that no other version of the table has.
 
     Args:
-      keep: newest versions that stay without a lease.
-      lease_s: life of a lease unless it is renewed.
-      versions: what a former table held, oldest first.
+      keep: number of newest versions that stay without a lease.
+      lease_s: duration of a lease unless it is renewed.
+      versions: versions of a former table, oldest first.
       clock: monotonic seconds.
     """
 
@@ -87,12 +87,12 @@ class VersionTable:
 
     @property
     def void(self) -> tuple[WeightVersion, ...]:
-        """Versions that cannot be acquired any more and stay for their readers."""
+        """Versions that cannot be acquired any more and stay only for their readers."""
         return tuple(self._void)
 
     @property
     def paths(self) -> frozenset[str]:
-        """Those of all parts that must stay."""
+        """The paths of all parts that must stay."""
         return frozenset(p for v in (*self._versions.values(), *self._void) for p in v.paths)
 
     @property
@@ -103,12 +103,12 @@ class VersionTable:
     def publish(self, version: WeightVersion, restart: bool = False) -> list[str]:
         """Adds the newest version; returns the paths to delete.
 
-        The newest version may be published again, which changes nothing: a publisher whose answer
-        was lost cannot know whether it was heard. It is told from another one by its paths.
+        Publishing the newest version again changes nothing: a publisher that lost the answer cannot
+        know if its call arrived. Its paths distinguish it from a different version.
 
         Args:
-          restart: the first version of a trainer process; what is not older is void.
-
+          restart: True for the first version of a trainer process; versions that are not older
+            become void.
         Raises:
           WeightsError: the version is not newer than all others, and this is no restart.
         """
@@ -132,10 +132,10 @@ class VersionTable:
         """A lease on one version, or on the newest for None.
 
         Args:
-          reader: with this one's leases it is counted, such as those of a connection.
+          reader: the reader whose leases are counted together, such as a connection.
 
         Raises:
-          TooManyLeasesError: there are as many as may be, of this reader or of all.
+          TooManyLeasesError: the maximum number is reached, for this reader or in total.
           WeightsError: no such version (any more).
         """
         if len(self._leases) >= MOST_LEASES:
@@ -156,7 +156,7 @@ class VersionTable:
         return lease
 
     def renew(self, lease_id: str) -> Lease:
-        """Gives a lease its full life again.
+        """Restores a lease's full duration.
 
         Raises:
           WeightsError: the lease has expired or was released.
@@ -173,18 +173,18 @@ class VersionTable:
         return renewed
 
     def release(self, lease_id: str) -> list[str]:
-        """Ends a lease, silently if it has ended; returns the paths to delete."""
+        """Ends a lease; does nothing if it has ended. Returns the paths to delete."""
         self._leases.pop(lease_id, None)
         return self.expire()
 
     def forget_former_readers(self) -> list[str]:
-        """Ends the leases of readers that may exist; returns the paths to delete."""
+        """Ends the leases of a former table's possible readers; returns the paths to delete."""
         for lease_id in self._graces:
             self._leases.pop(lease_id, None)
         return self.expire()
 
     def expire(self) -> list[str]:
-        """Ends overdue leases and forgets versions that nobody needs; returns their paths."""
+        """Ends overdue leases and forgets versions without readers; returns their paths."""
         now = self._clock()
         self._leases = {k: lease for k, lease in self._leases.items() if lease.expires_s > now}
         leased = {lease.version.paths for lease in self._leases.values()}

@@ -1,4 +1,4 @@
-"""The weight versions that a worker knows of: the one it holds, and whether it is to load one."""
+"""Decides which weight version a worker loads, and at which time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ log = logging.getLogger("rlax.worker")
 
 
 class Following:
-    """Decides when a worker loads weights, of one trainer process.
+    """Decides if a worker must load weights, for one trainer process.
 
     Args:
-      reload_every: versions of which it loads one, if no request needs another.
+      reload_every: the worker loads one of this many versions, unless a request needs another.
 
     Attributes:
-      held: loaded and proved, of this trainer process; what the controller is told. -1: none.
+      held: the verified version of this trainer process in use, reported to the controller. -1:
+        none.
       pin: the version that the controller wants kept; None: none.
     """
 
@@ -23,7 +24,7 @@ class Following:
         self.forget()
 
     def forget(self) -> None:
-        """Another trainer process has registered it: no version that it knows of counts."""
+        """Forgets all versions, because another trainer process has registered the worker."""
         self.held = -1
         self.pin: int | None = None
         self._newest = -1  # on the parameter server, perhaps of an earlier trainer process
@@ -31,23 +32,23 @@ class Following:
         self.confirmed = False  # whether the controller has published any
 
     def confirm(self, version: int) -> bool:
-        """Hears of the version that the controller calls the newest; True if it is its first."""
+        """Takes the version that the controller calls the newest; True if it is its first."""
         first = version >= 0 and not self.confirmed
         self.confirmed |= first
         return first
 
     def seen(self, version: int) -> None:
-        """The parameter server has a version as its newest."""
+        """Takes the newest version of the parameter server."""
         self._newest = version
 
     def want(self, version: int) -> bool:
-        """A request needs at least this version; False if one has needed it before."""
+        """Notes that a request needs at least this version; False if an earlier one needed it."""
         grows = version > self._wanted
         self._wanted = max(version, self._wanted)
         return grows
 
     def keep(self, version: int | None) -> bool:
-        """The controller wants a version kept, or (None) none any more; False if it is no news."""
+        """Sets the version that the controller wants kept (None: none); False if unchanged."""
         if version == self.pin:
             return False
         what = "follow the newest version" if version is None else f"keep version {version}"
@@ -57,7 +58,7 @@ class Following:
 
     @property
     def due(self) -> bool:
-        """True if a version is to be loaded now."""
+        """True if a version must be loaded now."""
         if not self.confirmed:
             return False  # a parameter server may still hold versions of an earlier trainer process
         if self.pin is not None:
@@ -71,6 +72,6 @@ class Following:
     def can_go_on(self) -> bool:
         """True if there is work for it with the version that it holds.
 
-        A worker that waits for a version in vain only keeps groups that need it from others.
+        Otherwise a worker that waits for a version would only keep groups that need it from others.
         """
         return self.held >= 0 and self.pin is None and self._wanted <= self.held

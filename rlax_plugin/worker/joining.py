@@ -1,4 +1,4 @@
-"""How a worker becomes a member of a run, and leaves it."""
+"""Joining and leaving a run, from the worker's side."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunToJoin:
 
     Attributes:
       controller: host:port.
-      secret: with which a worker of this run joins it.
+      secret: the secret with which a worker of this run joins it.
     """
 
     controller: str
@@ -50,7 +50,7 @@ class RunToJoin:
 
 
 class Reachable(Protocol):
-    """Where a worker is called; see ``Endpoint``."""
+    """The address at which a worker is called; see ``Endpoint``."""
 
     address: str
     reading: Reading
@@ -85,8 +85,8 @@ async def join(
 
     Raises:
       DeadlineError: no controller answered within ``startup_s``.
-      ConfigError: another process that is alive has this one's name, or the run needs what the
-        engine lacks.
+      ConfigError: another live process has this one's name, or the engine lacks an ability that
+        the run needs.
       WorkerError: the controller rejected this worker.
     """
     left_s = 2 * (deadlines.lost_s + deadlines.heartbeat_s)
@@ -121,12 +121,12 @@ async def fetch_config(
     """The config of the run that a controller belongs to, and the secret of the run's workers.
 
     Args:
-      token_file: is waited for like the controller, which writes it; None: that of a controller of
+      token_file: awaited like the controller, which writes it; None: the file of a controller of
         this user on this machine.
 
     Raises:
       DeadlineError: no controller answered within ``startup_s``.
-      ConfigError: what it answered is no config.
+      ConfigError: its answer is not a config.
     """
     path = token_path(controller) if token_file is None else Path(token_file)
 
@@ -147,11 +147,11 @@ async def fetch_config(
 
 
 async def leave(fleet: rpc.FleetStub, request: pb.DeregisterRequest, rpc_s: float) -> None:
-    """Tells the controller that a worker leaves; a quarantine is told until it is heard.
+    """Reports to the controller that a worker leaves; repeats a quarantine until it is received.
 
     Args:
       fleet: shows the token of the worker's registration.
-      rpc_s: the time for all tries.
+      rpc_s: time limit for all tries.
     """
     end_s = time.monotonic() + rpc_s
     while True:
@@ -170,10 +170,10 @@ async def leave(fleet: rpc.FleetStub, request: pb.DeregisterRequest, rpc_s: floa
 
 
 async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -> T:
-    """Asks a controller, and again if it ends before it has answered: another may take its place.
+    """Calls a controller, and calls again if it ends before it has answered and may be replaced.
 
     Args:
-      ask: makes the call once, given the seconds that are left for it.
+      ask: makes the call once, given the remaining seconds.
     """
     pauses, end_s = Pauses(startup_s, _LONGEST_PAUSE_S), time.monotonic() + startup_s
     while True:

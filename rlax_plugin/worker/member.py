@@ -40,26 +40,26 @@ _MAX_DAMAGED = 3  # times that weights may be found damaged, before the fault is
 _ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked again
 
 PROCESS = uuid.uuid4().hex
-"""Tells this process from every other one that may ever have its name, or its pid."""
+"""Distinguishes this process from all others that may ever have its name, or its pid."""
 
 
 class Member:
     """This worker's membership in a run.
 
-    It outlives the trainer process: if another one registers it, it counts as holding no weights
-    until it has loaded some that this one published, whatever their number.
+    It outlives the trainer process: after another trainer process registers it, it counts as
+    holding no weights until it has loaded a version that this one published, of any number.
 
     Args:
-      endpoint: where the controller calls this worker.
-      on_quarantine: called as soon as ``quarantine`` is set, to generate nothing more.
-      progress: given the engine's figures and whether weights are being loaded, says how far the
-        open requests have come.
-      pauses: given a deadline in seconds, says when a load that failed is repeated.
-      process: tells this process from every other one of its name.
+      endpoint: the address at which the controller calls this worker.
+      on_quarantine: called as soon as ``quarantine`` is set, to stop generating.
+      progress: given the engine's figures and True if weights are being loaded, returns the
+        progress of the open requests.
+      pauses: given a deadline in seconds, returns the pauses between tries of a failed load.
+      process: distinguishes this process from all others of its name.
 
     Attributes:
-      draining: told to the controller, which then sends nothing more.
-      quarantine: why this worker must not be trusted any more; empty while it may be.
+      draining: reported to the controller, which then sends no more requests.
+      quarantine: the reason why this worker must not be trusted any more; empty if it may be.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Member:
 
     @property
     def holds_weights(self) -> bool:
-        """Whether it has proved some of the trainer process that it is registered with."""
+        """True if it holds verified weights of the trainer process that it is registered with."""
         return self._versions.held >= 0
 
     async def register(self) -> None:
-        """Joins the run; raises what ``join`` does."""
+        """Joins the run; raises the errors of ``join``."""
         self._registered = False
         called_with = self._endpoint.expect_trainer()
         request = pb.RegisterRequest(
@@ -123,7 +123,7 @@ class Member:
 
     @property
     def _keeps_pin(self) -> bool:
-        """Whether only the pinned version may be used until the controller releases it."""
+        """True if only the pinned version may be used until the controller releases it."""
         versions = self._versions
         return versions.pin is not None and versions.held == versions.pin and not self._loading
 
@@ -157,9 +157,9 @@ class Member:
         return await self._as_member.Heartbeat(request, timeout=self._deadlines.rpc_s)
 
     async def heartbeat(self) -> None:
-        """Reports until the run is over.
+        """Sends heartbeats until the run is over.
 
-        A controller that forgot this worker gets it again, unless it drains.
+        A worker that the controller forgot registers again, unless it drains.
         """
         missed = 0
         while True:
@@ -189,15 +189,15 @@ class Member:
                 await asyncio.wait_for(self._beat.wait(), self._deadlines.heartbeat_s)
 
     def want(self, version: int) -> None:
-        """A request needs at least this version, also if it is not yet time to reload."""
+        """Notes that a request needs at least this version, even if no reload is due."""
         if self._versions.want(version):
             self._newer.set()
 
     async def live(self) -> None:
-        """Registers, then reports and follows the weights until the run is over.
+        """Registers, then sends heartbeats and follows the weights until the run is over.
 
         Raises:
-          RlaxError: this worker can be of no use any more.
+          RlaxError: this worker can no longer take part.
         """
         await prepare(self._engine, self._deadlines.startup_s)
         await self.register()
@@ -214,7 +214,7 @@ class Member:
             await asyncio.gather(heartbeat, return_exceptions=True)
 
     async def _follow_trainer(self, heartbeat: asyncio.Task[None]) -> None:
-        """Follows the weights of one trainer process; returns when there is another, or none."""
+        """Follows the weights of one trainer process; returns when it is replaced or gone."""
         self._restarted.clear()
         address, rpc_s = self._parameter_server, self._deadlines.rpc_s
         client = ParameterServerClient(address, self._run.secret, rpc_s)
@@ -244,7 +244,7 @@ class Member:
                 self._beat.set()  # whether it is this trainer's, only the controller knows
 
     async def follow(self, client: ParameterServerClient) -> None:
-        """Loads every ``reload_every``-th version, what requests wait for, what is to be kept."""
+        """Loads every ``reload_every``-th version, those that requests need, and the pinned one."""
         while True:
             await self._newer.wait()
             self._newer.clear()
@@ -270,14 +270,14 @@ class Member:
             self._beat.set()  # groups go to those that hold the version they need
 
     async def _load(self, client: ParameterServerClient) -> int:
-        """Loads the newest version, or the one to be kept, under a lease.
+        """Loads the newest version, or the pinned one, under a lease.
 
         Returns:
           Its number.
 
         Raises:
           WeightsError: it is damaged or wrong; then this worker is quarantined.
-          DeadlineError: it could not be read for ``weights_s``, whatever the reason. Nothing says
+          DeadlineError: it could not be read for ``weights_s``, for any reason. This does not mean
             that this worker is at fault.
         """
         pauses, tries, damaged = self._pauses(self._deadlines.weights_s), 0, 0
@@ -333,9 +333,9 @@ class Member:
 
     @contextlib.asynccontextmanager
     async def _acquire(self, client: ParameterServerClient) -> AsyncIterator[WeightVersion]:
-        """The newest version, or the one to be kept, under a lease.
+        """The newest version, or the pinned one, under a lease.
 
-        A server that is away may be back by itself, or with its trainer.
+        A server that is away may come back by itself, or with its trainer.
         """
         keys = ("startup_s", "weights_s")
         deadline_s, key = max((getattr(self._deadlines, key), key) for key in keys)
@@ -354,7 +354,7 @@ class Member:
             yield version
 
     async def leave(self) -> None:
-        """Leaves the run if it is a member of it; a quarantine is told until it is heard."""
+        """Leaves the run if it is a member; repeats a quarantine until it is received."""
         if self._registered or self.quarantine:
             request = pb.DeregisterRequest(
                 worker=self._name, quarantine=self.quarantine, process=self._process

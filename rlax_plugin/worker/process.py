@@ -1,4 +1,4 @@
-"""What every process that serves an engine shares: its start, its endpoints, its end."""
+"""The life of every process that serves an engine: its start, its endpoints, its end."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from rlax_plugin.worker.service import RolloutService
 log = logging.getLogger("rlax.worker")
 
 NAME = "RLAX_WORKER"
-"""Environment variable in which the worker's name stands, for its engine and libraries."""
+"""Environment variable with the worker's name, for its engine and libraries."""
 
 Clients = Literal["none", "token", "open"]
-"""Other programs that may call a worker: none, those with its token, or, on loopback, anybody."""
+"""Other programs that may call a worker: none, those with its token, or, on loopback, all."""
 
 Life = Callable[[RlaxSection, RolloutEngine, asyncio.Event], Awaitable[None]]
 
@@ -46,7 +46,7 @@ class Scrapes:
     """A page for Prometheus.
 
     Attributes:
-      port: 0 takes any free one; None: nothing is exported.
+      port: 0 takes any free one; None: no page.
       token: see ``Exporter``.
     """
 
@@ -55,23 +55,24 @@ class Scrapes:
 
 
 class Endpoint:
-    """A worker's endpoints: gRPC and, if asked for, a page for Prometheus.
+    """A worker's endpoints: gRPC and, if requested, a page for Prometheus.
 
-    A context, which closes the page; ``server`` is stopped by whoever decides how.
+    A context manager that closes the page; its user must stop ``server``.
 
     Args:
       port: 0 takes any free one.
-      clients: who may call the services that the engine adds.
-      client_roles: of the token of clients.
-      token_file: where the token of clients is written; None: where this user's commands look.
+      clients: programs that may call the services that the engine adds.
+      client_roles: roles of the clients' token.
+      token_file: path to write the clients' token to; None: the place at which this user's
+        commands find it.
 
     Attributes:
       server: has its port at once and listens from ``start`` on.
       address: host:port.
-      callers: who may call.
-      clients_file: what clients need to call; None: there are none, they need nothing, or it could
-        not be written where this user's commands look.
-      reading: of the newest weights; exported with the engine's figures.
+      callers: the permitted callers.
+      clients_file: the file that clients need to call; None: there are no clients, they need no
+        token, or it could not be written to the place at which this user's commands find it.
+      reading: durations of the newest weights; exported with the engine's figures.
 
     Raises:
       ConfigError: a port is taken.
@@ -136,7 +137,7 @@ class Endpoint:
     def expect_trainer(self) -> Secret:
         """Makes the secret of a registration, with which the trainer may call from now on.
 
-        That of the registration before is taken still: a call may be on its way.
+        The secret of the previous registration stays valid, because a call may be on its way.
         """
         secret = self._secret()
         self.callers.admit(secret.token, "trainer")
@@ -151,10 +152,10 @@ class Endpoint:
         return {**self._engine.health(), **self.reading.figures(), **own}
 
     async def start(self, service: RolloutService) -> asyncio.Future[object]:
-        """Listens, with our service and those that the engine brings along.
+        """Listens, with our service and those that the engine adds.
 
         Returns:
-          Done once the engine's services answer, which may take until they are imported.
+          A future that is done once the engine's services answer, possibly after long imports.
         """
         self._service = service
         rpc.add_RolloutServicer_to_server(service, self.server)
@@ -176,7 +177,7 @@ class Endpoint:
 
 
 def _is_token_file(path: Path) -> bool:
-    """Whether a server may have written it, so that another one may replace it."""
+    """True if a server may have written the file, so another server may replace it."""
     if path.is_symlink():
         return False
     with contextlib.suppress(ConfigError):
@@ -186,7 +187,7 @@ def _is_token_file(path: Path) -> bool:
 
 
 def log_to_stderr() -> None:
-    """For a process whose output is its log."""
+    """Sends the log to stderr, for a process whose only output is its log."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
     )
@@ -196,7 +197,7 @@ def run(config: ResolvedConfig, name: str, life: Life) -> None:
     """Builds a config's engine, and runs ``life`` on an event loop to its end.
 
     Args:
-      name: of this worker, in logs and metrics.
+      name: name of this worker, in logs and metrics.
       life: its last argument is set by the first SIGTERM or Ctrl-C.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How far a worker has come: its open requests, for its heartbeats, and the loading of weights."""
+"""The progress of a worker's open requests, for its heartbeats, and the loading of weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rlax_plugin.types import Key, Request
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of a request so far: the engine's newest figure, and how often it changed."""
+    """Observed progress of a request: the engine's newest figure, and its number of changes."""
 
     figure: Any = None
     moves: int = 0
 
 
 class ProgressReport:
-    """Counts how often each open request was seen to have come further, once per heartbeat.
+    """Counts, once per heartbeat, the number of times each open request has progressed.
 
-    A ``ProgressReporter`` says it of each request. Of another one it is only seen whether it
-    generates anything at all, or delivers: then all of its requests count as having come further,
-    and also while it loads weights, which may keep it from generating. A request whose weights are
-    being loaded comes further: the loading has deadlines of its own.
+    A ``ProgressReporter`` gives a figure for each request. For other engines only the engine's
+    total is known: if it generates or delivers anything, or loads weights, which may keep it from
+    generating, all of its requests count as progressing. A request whose weights are being loaded
+    progresses: the loading has deadlines of its own.
     """
 
     def __init__(self, engine: RolloutEngine):
@@ -44,13 +44,13 @@ class ProgressReport:
         delivered: int,
         loading: bool,
     ) -> list[pb.Progress]:
-        """What the next heartbeat tells.
+        """The progress that the next heartbeat reports.
 
         Args:
-          requests: that are open.
+          requests: the open requests.
           health: the engine's figures.
-          delivered: answers and reports so far.
-          loading: whether weights are being loaded.
+          delivered: number of answers and reports so far.
+          loading: True while weights are being loaded.
         """
         own = None if self._reporter is None else self._reporter.progress()
         common = (*_generated(health), delivered)
@@ -76,11 +76,11 @@ async def load_within(
     *,
     while_generating: bool,
 ) -> None:
-    """Awaits the loading of a version, verification and use included.
+    """Awaits the loading of a version, including verification and use.
 
     Args:
-      while_generating: ``deadline_s`` begins anew as long as the engine generates anything: its
-        running samples are to end first.
+      while_generating: True if ``deadline_s`` restarts as long as the engine generates anything,
+        because its running samples must end first.
 
     Raises:
       TimeoutError: it took longer.
@@ -100,5 +100,5 @@ async def load_within(
 
 
 def _generated(health: Mapping[str, float]) -> tuple[float | None, ...]:
-    """Grows while an engine generates anything."""
+    """Figures that grow while an engine generates anything."""
     return tuple(health.get(name) for name in ("tokens_total", "steps_total"))

@@ -30,14 +30,14 @@ from rlax_plugin.worker.service import RolloutService
 log = logging.getLogger("rlax.worker")
 
 PARENT = "RLAX_PARENT_PID"
-"""Environment variable in which a launcher may say who it is, for ``--with-parent``."""
+"""Environment variable with the launcher's process id, for ``--with-parent``."""
 
 _ON_THE_WAY_S = 0.5  # for a call between the controller and this worker
 _END_S = 1.0  # for the last status of each call to go out
 
 
 def end_with_parent() -> None:
-    """Asks Linux to end this process with the one that started it, even after a SIGKILL there."""
+    """Asks Linux to end this process with its parent, even if the parent is killed by SIGKILL."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
@@ -56,14 +56,14 @@ async def work(
     scrapes: Scrapes = Scrapes(),  # noqa: B008  it is frozen
     pauses: Callable[[float], Pauses] = Pauses,
 ) -> None:
-    """A worker's life on the event loop: until its run ends, it fails, or it has drained.
+    """Runs a worker on the event loop until its run ends, it fails, or it has drained.
 
     Args:
       terminated: once set, the worker drains and leaves.
       pauses: see ``Member``.
 
     Raises:
-      RlaxError: what made it fail; the controller has been told if its weights were wrong.
+      RlaxError: the worker failed; wrong weights have been reported to the controller.
     """
     section = run.section
     clients: Clients = "token" if section.network.serve_clients else "none"
@@ -119,7 +119,7 @@ async def _live(
 async def _drain(
     member: Member, service: RolloutService, server: grpc.aio.Server, section: RlaxSection
 ) -> None:
-    """Ends open groups: by finishing them or, where others can resume them, by handing over."""
+    """Ends open groups: finishes them or, if others can resume them, hands them over."""
     drain_s = section.deadlines.drain_s
     log.info("draining for at most %g s", drain_s)
     member.draining = True
@@ -146,18 +146,19 @@ def serve(
     prometheus_port: int | None = None,
     prometheus_token: str = "",
 ) -> None:
-    """Runs a worker until its run ends, it is told to leave, or it fails.
+    """Runs a worker until its run ends, it gets a signal to leave, or it fails.
 
     Args:
-      config_path: a config of its own; of it, too, only what is local to a worker counts. None:
-        the controller's alone.
+      config_path: a config of its own, of which only the keys that are local to a worker count.
+        None: the controller's config only.
       overrides: see ``config/handing.py``.
       controller: host:port of the controller's Fleet service.
-      token_file: the run's, for workers; None: that of a trainer of this user on this machine.
+      token_file: the run's token file for workers; None: the file of a trainer of this user on
+        this machine.
       name: unique among the run's live workers.
       with_parent: end when the process that started this one ends.
-      prometheus_port: 0 takes any free one; None: nothing is exported.
-      prometheus_token: that a scrape must have; "": none.
+      prometheus_port: 0 takes any free one; None: no page.
+      prometheus_token: token that a scrape must have; "" if none is required.
 
     Raises:
       RlaxError: configuration, start-up and engine failures.
@@ -189,7 +190,7 @@ def serve(
 
 
 def _startup_s(overrides: Sequence[str], own: ResolvedConfig | None) -> float:
-    """How long to wait for a controller whose config is yet to be read."""
+    """Seconds to wait for a controller whose config has not been read yet."""
     if own is not None:
         return own.section.deadlines.startup_s
     said = overridden({}, overrides).get("rlax")

@@ -1,4 +1,4 @@
-"""The RL service of a worker: requests in, a stream of what was generated for each out."""
+"""The RL service of a worker: receives requests, and streams the samples generated for each."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def rejection(
     side: Mapping[str, SideSpec] = EMPTY,
     rest: Sequence[pb.Request] = (),
 ) -> str | None:
-    """Why a request must not reach the engine; None if it may.
+    """The reason why a request must not reach the engine; None if it may.
 
     Args:
-      rest: what continues the message.
-      vocabulary: token ids are below it; 0: the engine has not said.
+      rest: further messages that continue this one.
+      vocabulary: token ids are below it; 0: the engine does not report it.
       side: the engine's side channels.
     """
     limits, sampling = section.rollouts, message.sampling
@@ -76,13 +76,13 @@ def rejection(
 
 
 def _most_samples(section: RlaxSection) -> int:
-    """Samples of one request, at most."""
+    """Maximum number of samples of one request."""
     limits = section.rollouts
     return max(limits.slots, limits.group_size, section.evaluation.most_samples)
 
 
 def _limits(section: RlaxSection, has: Capabilities) -> dict[str, int]:
-    """What one call may ask for: a controller assigns twice the slots, or one group."""
+    """Limits of one call: a controller assigns twice the slots, or one group."""
     samples = 2 * max(section.rollouts.slots, has.slots) + _most_samples(section)
     new, context = section.rollouts.max_new_tokens, section.max_context_tokens
     return {
@@ -123,9 +123,9 @@ class _Call:
 
     Attributes:
       unanswered: requests that are not finished.
-      known: what the caller has of their samples: what was sent, or is to be resumed.
-      owed: requests that are to report once more.
-      delivered: what is to be sent, in order; None: nothing more comes.
+      known: their samples that the caller already has: those sent, or those to be resumed.
+      owed: requests that must report once more.
+      delivered: replies to be sent, in order; None marks the end.
       given_up: requests that get no samples.
     """
 
@@ -138,7 +138,7 @@ class _Call:
     )
 
     def reply(self, key: Key, samples: Sequence[Sampled]) -> Iterator[pb.Reply]:
-        """Messages with what is new to the caller."""
+        """Messages with the tokens that are new to the caller."""
         known, self.known[key] = self.known.get(key, ()), samples
         if len(known) != len(samples):  # nothing is, or the engine errs and the caller says so
             return reply_messages(key, samples)
@@ -147,7 +147,7 @@ class _Call:
 
 
 def _continued(old: Sampled, new: Sampled) -> int:
-    """Tokens of ``old``, if ``new`` goes on behind them; 0 if it was begun anew."""
+    """Number of tokens of ``old``, if ``new`` continues them; 0 if it started over."""
     length = len(old.tokens)
     same = all(
         np.array_equal(getattr(new, name)[:length], getattr(old, name))
@@ -157,15 +157,15 @@ def _continued(old: Sampled, new: Sampled) -> int:
 
 
 class RolloutService(rpc.RolloutServicer):
-    """Adapts a ``RolloutEngine`` to the wire. ``draining`` rejects new calls.
+    """Serves a ``RolloutEngine`` over gRPC. ``draining`` rejects new calls.
 
-    Status codes tell the caller what to do: INVALID_ARGUMENT, the request is wrong everywhere;
+    Status codes show the caller's next action: INVALID_ARGUMENT, the request is wrong everywhere;
     INTERNAL, this engine failed; UNAVAILABLE, ask another worker, or send it faster.
 
     Args:
-      section: its limits are held here, so that no request can harm the engine.
+      section: its limits are enforced here, so that no request can harm the engine.
       on_wanted: called with the newest version that requests of a call need.
-      has_weights: whether there are proved weights of the trainer process that is running.
+      has_weights: returns True if there are verified weights of the present trainer process.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class RolloutService(rpc.RolloutServicer):
     async def _requests(
         self, messages: AsyncIterator[pb.GenerateRequest], context: grpc.aio.ServicerContext
     ) -> list[Request]:
-        """Reads a call's requests to their end; aborts the call if they cannot be taken."""
+        """Reads a call's requests to their end; aborts the call if they cannot be accepted."""
         has, rpc_s = capabilities_of(self._engine), self._section.deadlines.rpc_s
         try:
             limits = _limits(self._section, has)
@@ -278,11 +278,11 @@ class RolloutService(rpc.RolloutServicer):
 
     @property
     def generating(self) -> bool:
-        """Whether calls are open."""
+        """True if calls are open."""
         return bool(self._calls)
 
     def progress(self, health: Mapping[str, float], loading: bool) -> list[pb.Progress]:
-        """How far the open requests have come, for the next heartbeat; see ``ProgressReport``."""
+        """The progress of the open requests, for the next heartbeat; see ``ProgressReport``."""
         requests = (r for call in self._calls for r in call.unanswered.values())
         return self._progress.take(requests, health, delivered=self._delivered, loading=loading)
 
@@ -293,10 +293,10 @@ class RolloutService(rpc.RolloutServicer):
     async def hand_over(self, within_s: float) -> None:
         """Waits until each open request has reported once more, then ends the calls.
 
-        Others go on from there. ``draining`` must be set, so that no calls are added.
+        Other workers continue from there. ``draining`` must be set, so that no calls are added.
 
         Args:
-          within_s: longest wait; one that is late is resumed from an earlier report.
+          within_s: longest wait; a request that is late is resumed from an earlier report.
         """
         self._settled.clear()
         for call in self._calls:
@@ -308,13 +308,13 @@ class RolloutService(rpc.RolloutServicer):
         self.end_calls()
 
     def stop_generating(self, why: str) -> None:
-        """Stops generating and takes no calls; the open ones are silent until ``end_calls``."""
+        """Stops generating and rejects calls; open ones stay silent until ``end_calls``."""
         self.draining, self._leaving = True, why
         for generation in self._calls.values():
             generation.cancel()
 
     def end_calls(self) -> None:
-        """Lets callers ask other workers."""
+        """Ends the open calls, so their callers use other workers."""
         self._end.set()
 
     async def Health(

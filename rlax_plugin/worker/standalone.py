@@ -1,7 +1,7 @@
 """``rlax serve RUN``: a trained run's weights for other programs, without a trainer.
 
-What is served is verified as in training: names, shapes, checksums, fingerprints, canary, decoding.
-Nothing is written into the run's directory.
+The weights are verified as in training: names, shapes, checksums, fingerprints, canary, decoding.
+The run's directory stays unchanged.
 """
 
 from __future__ import annotations
@@ -45,22 +45,23 @@ def serve_run(
     prometheus_token: str = "",
     ready: Callable[[str], None] = print,
 ) -> None:
-    """Serves one version of a run until SIGTERM or Ctrl-C, which let running calls end.
+    """Serves one version of a run until SIGTERM or Ctrl-C, after which running calls may end.
 
     Args:
       run: the run's directory; a path or a URL.
       overrides: ``key=value`` arguments on top of the run's own config.
-      port: of the engine's services and ours; 0 takes any free one.
-      version: None is the newest that was kept.
-      prometheus_port: 0 takes any free one; None: nothing is exported.
-      open_to_all: whether clients without a token are answered.
-      token_file: where clients' token is written; None: where this user's commands look.
-      prometheus_token: that a scrape must have; "": none.
-      ready: told what is served where, and how to ask for it, once it is.
+      port: port of the engine's services and ours; 0 takes any free one.
+      version: number of the version; None: the newest that was kept.
+      prometheus_port: 0 takes any free one; None: no page.
+      open_to_all: True to answer clients without a token.
+      token_file: path to write the clients' token to; None: the place at which this user's
+        commands find it.
+      prometheus_token: token that a scrape must have; "" if none is required.
+      ready: called once the service answers, with a text on its address and use.
 
     Raises:
-      RlaxError: there is no such run or version, its weights are gone or not what was published,
-        or a port is taken.
+      RlaxError: there is no such run or version, its weights are missing or not the published
+        ones, or a port is taken.
     """
     files = RunFiles(run)
     config = of_yaml(files.config(), files.location(CONFIG), overrides)
@@ -125,14 +126,14 @@ async def load_readable(
     find: Callable[[], WeightVersion],
     weights_s: float,
 ) -> WeightVersion:
-    """Takes a version up, or what ``find`` gives if it cannot be read: a run that goes on deletes.
+    """Loads a version, or the result of ``find`` if a run that continues has deleted the first.
 
     Returns:
-      The one that was loaded.
+      The version that was loaded.
 
     Raises:
       DeadlineError: none could be read within ``weights_s``.
-      WeightsError: it is not what was published.
+      WeightsError: it is not the published one.
     """
     pauses = Pauses(weights_s)
     while True:
@@ -154,7 +155,7 @@ async def load_readable(
 async def _told_first(
     terminated: asyncio.Event, start: Coroutine[Any, Any, None], deadline_s: float
 ) -> bool:
-    """Whether the process was told to end before ``start`` was done; raises what that raises."""
+    """True if a signal to end came before ``start`` was done; raises the errors of ``start``."""
     starting = asyncio.ensure_future(start)
     told = asyncio.ensure_future(terminated.wait())
     try:
@@ -173,9 +174,9 @@ async def _told_first(
 
 
 async def _told(terminated: asyncio.Event, engine: RolloutEngine, every_s: float) -> None:
-    """Waits until the process is told to end; raises once the engine has died.
+    """Waits for a signal to end; raises once the engine has died.
 
-    Then whoever started the process knows, and may start it again.
+    The error ends the process, so its parent notices and may start it again.
     """
     while not terminated.is_set():
         with contextlib.suppress(TimeoutError):
@@ -190,7 +191,7 @@ async def greeting(
     address: str,
     token_file: Path | None,
 ) -> str:
-    """What is served where, and how to ask for it."""
+    """A text on the served version, its address, and a command that calls it."""
     line = f"version {version.version} of {files.url} is served on {address}"
     if token_file is not None:
         line += f", to clients with the token in {token_file}"

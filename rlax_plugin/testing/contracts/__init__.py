@@ -1,1 +1,1 @@
-"""What each kind of part promises, as code: one module per kind, or per few that are alike."""
+"""The contract of each kind of part, as code: one module per kind, or for a few similar kinds."""

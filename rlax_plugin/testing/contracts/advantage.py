@@ -27,7 +27,7 @@ MIXED = np.arange(sum(_SIZES)) % 3 / 2  # 0, 0.5, 1, 0, ...
 
 
 def check_advantage(trial: Trial, part: Inspection) -> None:
-    """One advantage per sample or per token."""
+    """Checks that a slot returns one advantage per sample or per token."""
     slot: AdvantageSlot = trial.built(part)
 
     def computed(of: Outcomes) -> np.ndarray:
@@ -120,7 +120,7 @@ def _check_equal_rewards(part: Inspection, computed: AdvantageSlot) -> None:
 
 
 def _compared_with(computed: AdvantageSlot) -> str | None:
-    """What a reward is compared with, its group or the batch; None: with no other reward."""
+    """Scope of the comparison of rewards, group or batch; None if they are not compared."""
     base = computed(outcomes(MIXED))
     member = np.array(MIXED)
     member[0] = 0.9
@@ -137,5 +137,5 @@ def _compared_with(computed: AdvantageSlot) -> str | None:
 
 
 def _tokens(found: np.ndarray, of: Outcomes) -> np.ndarray:
-    """Numbers that count: per token, those behind a sample's end do not."""
+    """The numbers that count: per token, only those up to a sample's end."""
     return found if found.ndim == 1 else np.where(of.mask_nt, found, 0.0)

@@ -36,7 +36,7 @@ def _chosen(sampler: Sampler, rng: np.random.Generator) -> list[list[int]]:
 
 @contextmanager
 def _other_randomness(seed: int) -> Iterator[None]:
-    """The generators that are not the sampler's to use, in another state."""
+    """Changes the state of global random generators, which a sampler must not use."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     np.random.seed(seed)
     random.seed(seed)
@@ -48,11 +48,11 @@ def _other_randomness(seed: int) -> Iterator[None]:
 
 
 class _TooMuch(Exception):
-    """More was looked at than a step of a large data set has time for."""
+    """A sampler looked at more prompts than a step of a large dataset has time for."""
 
 
 class _Counted:
-    """Counts what a sampler looks at, and ends one that looks at everything."""
+    """Counts the prompts that a sampler looks at, and stops one that looks at all of them."""
 
     def __init__(self) -> None:
         self.most: int | None = None
@@ -65,7 +65,7 @@ class _Counted:
 
 
 class _ManyPrompts(Sequence[Prompt]):
-    """As many as a large data set has; each is made when it is read."""
+    """As many prompts as a large dataset has; each is made when it is read."""
 
     def __init__(self, count: int, counted: _Counted):
         self._count, self._counted = count, counted
@@ -83,7 +83,7 @@ class _ManyPrompts(Sequence[Prompt]):
 
 
 class _ManyRates(PassRateTable):
-    """The pass rates of as many."""
+    """Pass rates of ``_ManyPrompts``."""
 
     def __init__(self, size: int, counted: _Counted):
         super().__init__(size, 32.0)
@@ -104,7 +104,7 @@ class _ManyRates(PassRateTable):
 
 
 def _check_costs(build: Callable[[], Sampler], part: Inspection) -> None:
-    """What a step costs with a million prompts, by what is looked at, not by a clock."""
+    """Measures the cost of a step with a million prompts by the prompts read, not by a clock."""
     counted = _Counted()
     prompts, rates = _ManyPrompts(_MANY, counted), _ManyRates(_MANY, counted)
     sampler, rng = build(), np.random.default_rng(0)
@@ -128,7 +128,7 @@ def _check_costs(build: Callable[[], Sampler], part: Inspection) -> None:
 
 
 def check_sampler(trial: Trial, part: Inspection) -> None:
-    """Choices that can be made again after a restart."""
+    """Checks that choices can be repeated after a restart."""
     trial.built(part)
     build: Callable[[], Sampler] = trial.build
     with part.rule(
@@ -181,7 +181,7 @@ def check_sampler(trial: Trial, part: Inspection) -> None:
 
 
 def _changed(group: ScoredGroup, **changes: Any) -> ScoredGroup:
-    """The group with fields of what was sampled in it changed."""
+    """The group with changed fields in its samples."""
     return _with_samples(group, [replace(s, **changes) for s in group.sampled])
 
 
@@ -195,7 +195,7 @@ def _with_samples(group: ScoredGroup, samples: Sequence[Sampled]) -> ScoredGroup
 
 
 def _random_group(rng: np.random.Generator) -> ScoredGroup:
-    """Of any size, length and difficulty: among many, one meets what a filter may look for."""
+    """A group of random size, length and difficulty; some of many have features to filter by."""
     samples = int(rng.choice([1, 2, 4, 8, 16, 32]))
     if rng.random() < 0.5:
         rewards = (rng.random(samples) < rng.random()).astype(float)
@@ -226,7 +226,7 @@ def _told(group: ScoredGroup) -> str:
 
 
 def check_filter(trial: Trial, part: Inspection) -> None:
-    """Reasons that can be counted."""
+    """Checks that a filter gives reasons that can be counted."""
     filter: Filter = trial.built(part)
     mixed = make_group((1.0, 0.0, 0.5))
     longer = make_group((1.0, 0.0), lengths=(3, 3))

@@ -1,4 +1,4 @@
-"""Contract of rollout engines: honest log-probs, seeds that decide, weights that are proved."""
+"""Contract of rollout engines: correct log-probs, reproducible seeds, verified weights."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def check_generation(
 
 
 class _Scenarios:
-    """One coroutine per promise, each with engines of its own."""
+    """One coroutine per rule, each with engines of its own."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class _Scenarios:
     async def _require_scored(
         self, engine: RolloutEngine, scorer: TokenScorer, version: WeightVersion
     ) -> np.ndarray:
-        """Returns what was scored."""
+        """Requires a generated token's score to be its log-prob; returns all tokens scored."""
         greedy = SamplingParams(temperature=0.0, max_new_tokens=1)
         (samples,) = (await generated(engine, self._group(0, sampling=greedy))).values()
         (token,), (expected,) = samples[0].tokens, samples[0].logprobs

@@ -1,4 +1,4 @@
-"""Contract of environments: episodes are played, end, and depend on answers as they say."""
+"""Contract of environments: episodes run, end, and depend on answers as declared."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _TEXTS = ("7", "12", "-12+34=", "", "a\nb", "\ud800", "9" * 5000, "<tool>1</tool
 
 
 class ScriptedSession(Session):
-    """Answers at once with texts that a seed chooses; a further turn beyond the limit is refused.
+    """Answers at once with texts chosen by a seed; rejects a further turn beyond the limit.
 
     Attributes:
-      given: what the environment has given, in order.
-      turns: answers so far.
+      given: inputs from the environment, in order.
+      turns: number of answers so far.
     """
 
     def __init__(self, seed: int, most_turns: int = _MOST_TURNS):
@@ -71,7 +71,7 @@ class ScriptedSession(Session):
 
 
 def check_environment(trial: Trial, part: Inspection) -> None:
-    """First questions, and episodes against answers of all sorts."""
+    """Checks first prompts, and plays episodes with answers of many kinds."""
     environment: Environment = trial.built(part)
     prompts = [make_prompt(text) for text in ("7", "12", "42")]
     with part.rule(

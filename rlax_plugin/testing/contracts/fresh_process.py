@@ -1,7 +1,7 @@
-"""Builds a part in a Python process of its own, as rewards are, and tells what it did there.
+"""Builds a part in a Python process of its own, as rewards are, and reports its results.
 
-Question and answer are JSON files: a part may print what it likes. Hashes of texts are salted
-otherwise than in the parent, so that what depends on them is found.
+Question and answer are JSON files, so a part may print anything. Hashes of texts have another salt
+than in the parent, which reveals results that depend on them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SPLITS = ("train", "validation", "test")
 def ask(
     section: RlaxSection, kind: str, choice: Choice, question: dict[str, Any], deadline_s: float
 ) -> dict[str, Any]:
-    """Has a fresh process build a part and answer a question about it.
+    """Makes a fresh process build a part and answer a question about it.
 
     Args:
       kind: ``reward`` or ``prompt_source``.
-      question: ``cases`` of a reward, see ``_scored``; nothing for a prompt source.
+      question: ``cases`` of a reward, see ``_scored``; empty for a prompt source.
 
     Raises:
       Broken: the process failed, or did not end within the deadline.
@@ -83,17 +83,17 @@ def case_of(prompt: Prompt, completion: str) -> dict[str, Any]:
 
 
 def digest(prompts: Sequence[Prompt]) -> list[list[Any]]:
-    """Prompts as JSON; equal for equal ones."""
+    """Prompts as JSON; equal for equal prompts."""
     return [[p.id, np.asarray(p.tokens).tolist(), p.text, p.reference] for p in prompts]
 
 
 def _scored(reward: Any, case: dict[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
-    """Two calls: what they returned or raised, and the seconds of the longer one.
+    """Calls a reward twice: the results or errors, and the seconds of the longer call.
 
-    Of an async reward also the longest time in which its event loop stood still.
+    For an async reward also the longest time in which its event loop was blocked.
 
     Args:
-      runner: of async rewards; like a reward process, it has one event loop for all calls.
+      runner: runs async rewards; like a reward process, it has one event loop for all calls.
     """
     completion = case.pop("completion")
     prompt = Prompt(**{**case, "tokens": np.array(case["tokens"], np.int32)})
@@ -115,7 +115,7 @@ def _scored(reward: Any, case: dict[str, Any], runner: asyncio.Runner) -> dict[s
 
 
 def _episode(prompt: Prompt, completion: str) -> Episode:
-    """Of one turn, with a token for each of the first characters, and without log-probs."""
+    """An episode of one turn, with a token for each of the first characters and no log-probs."""
     tokens = np.arange(4, 5 + min(len(completion), 60), dtype=np.int32)
     none, nats = np.zeros(0, np.int32), np.zeros(0, np.float32)
     turn = Turn(prompt.tokens, Sampled(0, tokens, nats, none, "stop"))
@@ -129,7 +129,7 @@ def _arguments(form: Form, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
 
 
 async def _awaited(form: Form, prompt: Prompt, episode: Episode) -> tuple[Any, float]:
-    """What an async reward returns, and the longest time without a step of another task."""
+    """The result of an async reward, and the longest time without a step of another task."""
     stood_s, ticks = 0.0, True
 
     async def tick() -> None:

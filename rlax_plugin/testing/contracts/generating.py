@@ -1,4 +1,4 @@
-"""Requests of a contract, and what an engine makes of them."""
+"""Requests of a contract, and the replies of an engine to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlax_plugin.types import Key, Request, Sampled
 
 
 class TriedEngine:
-    """An engine that is closed, where it can be."""
+    """Context manager with an engine, which is closed at the end if it has ``close``."""
 
     def __init__(self, make_engine: Callable[[], RolloutEngine]):
         self._engine = make_engine()
@@ -47,7 +47,7 @@ async def generated(engine: RolloutEngine, *requests: Request) -> dict[int, Sequ
 def check_group(
     request: Request, samples: Sequence[Sampled], version: int, has: Capabilities
 ) -> None:
-    """Requires samples of a request to be as they should be, all of one weight version."""
+    """Checks the samples of a request, which must all be of one weight version."""
     seeds = [s.seed for s in samples]
     require(seeds == list(request.seeds), f"seeds {seeds} for {list(request.seeds)}")
     for s in samples:

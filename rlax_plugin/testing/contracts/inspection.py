@@ -1,4 +1,4 @@
-"""What is tried on a part, rule by rule, and what is found wrong with it."""
+"""Records, rule by rule, which rules of its contract a part fulfils, and the faults found."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _POLL_S = 0.02
 
 
 class Broken(Exception):
-    """A rule does not hold; says what was found."""
+    """A rule is broken; the text says what was found."""
 
 
 def require(holds: Any, found: str) -> None:
-    """Ends a rule unless ``holds``."""
+    """Ends a rule with ``found`` as its fault unless ``holds`` is true."""
     if not holds:
         raise Broken(found)
 
@@ -32,8 +32,8 @@ class Inspection:
 
     Attributes:
       where: plug-in, hook and name, for messages.
-      rules: what was tried, one phrase each.
-      findings: what does not hold.
+      rules: rules that were tried, one phrase each.
+      findings: broken rules.
       abilities: optional ones of its kind that it has and does not have; "" if its kind has none.
     """
 
@@ -44,11 +44,11 @@ class Inspection:
 
     @contextmanager
     def rule(self, expected: str, mend: str) -> Iterator[None]:
-        """Tries one promise; what its body raises is a finding, and the next rule goes on.
+        """Tries one rule; an exception of its body becomes a finding, and the next rule follows.
 
         Args:
-          expected: the promise, a phrase.
-          mend: what to change where it does not hold.
+          expected: the rule, a phrase.
+          mend: advice for a part that breaks the rule.
         """
         self.rules.append(expected)
         try:
@@ -59,12 +59,12 @@ class Inspection:
             self.findings.append(Finding(self.where, expected, f"it raised {told(error)}", mend))
 
     def look(self, built: object, known: Sequence[Ability]) -> None:
-        """Looks for optional abilities in a part, and tries whether they fit their protocols."""
+        """Looks for optional abilities in a part, and checks that they fit their protocols."""
         if known:
             self.note_abilities(abilities_of(built, known))
 
     def note_abilities(self, abilities: Abilities) -> None:
-        """Takes what was found by ``abilities_of``, perhaps in another process."""
+        """Adds the result of ``abilities_of``, perhaps from another process."""
         self.abilities = str(abilities)
         if abilities.found or abilities.problems:
             with self.rule(
@@ -75,14 +75,14 @@ class Inspection:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong so far."""
+        """True if no fault has been found so far."""
         return not self.findings
 
     def close(self) -> tuple[str, ...]:
-        """The rules that hold.
+        """The fulfilled rules.
 
         Raises:
-          ContractError: one does not.
+          ContractError: a rule is broken.
         """
         if self.findings:
             raise ContractError(self.findings)
@@ -90,7 +90,7 @@ class Inspection:
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line, with the line of code that raised it."""
+    """Formats an exception in one line, with the line of code that raised it."""
     if isinstance(error, TimeoutError) and not str(error):
         return "TimeoutError: it did not end within the deadline"
     last = traceback.extract_tb(error.__traceback__)[-1:]
@@ -114,7 +114,7 @@ def run_async(scenario: Callable[[], Awaitable[None]], deadline_s: float) -> Non
 
 
 async def eventually(condition: Callable[[], Any], deadline_s: float) -> bool:
-    """Whether a condition comes true in time; for what nobody announces, such as a free slot."""
+    """True once a condition holds, within the deadline; for events without a signal."""
     try:
         async with asyncio.timeout(deadline_s):
             while not condition():

@@ -1,4 +1,4 @@
-"""Contract of launchers: what they start, they end."""
+"""Contract of launchers: they end all processes that they start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOWHERE = "127.0.0.1:1"  # no controller answers there, so workers keep trying
 
 
 def check_launcher(trial: Trial, part: Inspection) -> None:
-    """Processes of this machine; what a launcher starts elsewhere is not seen."""
+    """Checks processes of this machine; those started elsewhere are not seen."""
     build: Callable[[], Launcher] = trial.build
     before = set(_children())
 

@@ -1,4 +1,4 @@
-"""The loss with one part in it, as a trainer computes it, and what it promises.
+"""The loss with one part in it, as a trainer computes it, and the rules that it must fulfil.
 
 Suffixes name axes: ``_b`` samples, ``_bt`` [rows, length].
 """
@@ -30,16 +30,16 @@ class Batch(NamedTuple):
     arrays: dict[str, np.ndarray]
 
     def only(self, rows: list[int]) -> Batch:
-        """The same with all other rows empty."""
+        """The same batch with all other rows empty."""
         here_bt = np.isin(np.arange(ROWS), rows)[:, None]
         return Batch({name: np.where(here_bt, x, 0) for name, x in self.arrays.items()})
 
     def cropped(self) -> Batch:
-        """The same without the last row and column, which are padding."""
+        """The same batch without the last row and column, which are padding."""
         return Batch({name: x[:-1, :-1] for name, x in self.arrays.items()})
 
     def soiled(self) -> Batch:
-        """The same with garbage in the padding."""
+        """The same batch with garbage in the padding."""
         padding_bt = self.arrays["rl_mask"] == 0
         rng = np.random.default_rng(1)
 
@@ -53,10 +53,10 @@ class Batch(NamedTuple):
 
 
 def batch(rows: list[list[int]] = _ONE_PER_ROW, apart: float = 1.1) -> Batch:
-    """Five samples behind one token of prompt each; ``rows`` says which stand in which row.
+    """Five samples, each after one token of prompt; ``rows`` assigns them to rows.
 
     Args:
-      apart: how far the policies' log-probs are from the sampler's at most, nats.
+      apart: maximum difference of the policies' log-probs from the sampler's, nats.
     """
     rng = np.random.default_rng(0)
     longest = max(_LENGTHS_B)
@@ -91,7 +91,7 @@ def batch(rows: list[list[int]] = _ONE_PER_ROW, apart: float = 1.1) -> Batch:
 
 
 class Value(NamedTuple):
-    """A loss and its gradient with regard to the log-probs."""
+    """A loss and its gradient with respect to the log-probs."""
 
     loss_sum: np.ndarray
     weight: np.ndarray
@@ -108,7 +108,7 @@ class Value(NamedTuple):
 
 
 def _order(of: Batch) -> np.ndarray:
-    """Sorts trained tokens by what is unique to each, so that layouts can be compared."""
+    """An order of trained tokens by values unique to each, which makes layouts comparable."""
     return of.arrays["rl_behaviour_logprobs"][of.arrays["rl_mask"] > 0]
 
 
@@ -138,7 +138,7 @@ def compiled(slots: ObjectiveSlots) -> Evaluate:
 
 
 def split(of: Batch) -> tuple[Scores, dict[str, Any]]:
-    """Scores and the arrays that the loss takes beside them."""
+    """Scores, and the other arrays that the loss takes."""
     import jax.numpy as jnp
 
     data = {name: jnp.asarray(x) for name, x in of.arrays.items()}
@@ -146,11 +146,11 @@ def split(of: Batch) -> tuple[Scores, dict[str, Any]]:
 
 
 def check_loss(part: Inspection, value: Evaluate, add_up: str) -> None:
-    """What the loss with a part in it promises.
+    """Checks the rules of the loss with a part in it.
 
     Args:
       value: the loss, with room for ``SEQUENCES`` in a row.
-      add_up: what to mend where micro-batches do not add up to the whole.
+      add_up: advice for micro-batches that do not add up to the whole.
     """
     clean = batch()
     expected: Value | None = None

@@ -42,10 +42,10 @@ def _calls(run_dir: Path) -> Mapping[str, list[dict[str, Any]]]:
 
 
 def check_hook(manager: Manager, event: str, run_dir: Path, part: Inspection) -> bool:
-    """``rlax_on_<event>`` of the one plug-in that ``manager`` has loaded.
+    """Checks ``rlax_on_<event>`` of the one plug-in that ``manager`` has loaded.
 
     Returns:
-      Whether the plug-in implements it.
+      True if the plug-in implements the hook.
     """
     heard = True
     with part.rule(_TAKES, _NOTHING):
@@ -58,7 +58,7 @@ def check_hook(manager: Manager, event: str, run_dir: Path, part: Inspection) ->
 
 
 def check_observer(trial: Trial, part: Inspection) -> None:
-    """Events of a run, and a state that another process goes on from."""
+    """Sends the events of a run, and checks that another process can restore the state."""
     observer: Observer = trial.built(part)
     with part.rule(
         "is an Observer, whose methods on_<event> take the arguments of the event",

@@ -1,4 +1,4 @@
-"""Contract of presets: slots that are offered and fit each other. What they compute is theirs."""
+"""Contract of presets: their slots exist and fit each other. The results are not checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIT = (
 
 
 def check_objective(trial: Trial, part: Inspection) -> None:
-    """A whole objective."""
+    """Checks a whole objective."""
     preset, name, section = trial.built(part), trial.choice.name, trial.context.section
     with part.rule("build returns an rlax_plugin.api.Preset", "see presets_from_yaml"):
         require(isinstance(preset, Preset), f"it returned {type(preset).__name__}")

@@ -1,6 +1,6 @@
-"""Contract of signals: the arrays that they declare, batches left alone, and a state that is whole.
+"""Contract of signals: they add the declared arrays, leave batches unchanged, and restore state.
 
-They see the toy policy, a few rows at a time.
+The signals see the toy policy, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _METRIC = re.compile(r"objective/\S+")
 
 
 def check_signal(trial: Trial, part: Inspection) -> None:
-    """Completes the batches of a few steps, and goes on from the state of one of them."""
+    """Completes the batches of a few steps, and resumes from the state of one of them."""
     signal = trial.built(part)
     files = RunFiles(trial.run_dir)
     chain: SignalChain | None = None
@@ -92,7 +92,7 @@ def _model(version: int) -> BigramView:
 
 
 def _batch(step: int) -> dict[str, np.ndarray]:
-    """Two groups with rewards 0 and 1, of two prompts, that are the same in every step."""
+    """Two groups with rewards 0 and 1, of two prompts, the same in every step."""
     groups = [
         make_group((1.0, 0.0, 1.0, 0.0), id=number, lengths=(2, 3, 4, 5), prompt=make_prompt(text))
         for number, text in enumerate(("12", "34"))
@@ -103,7 +103,7 @@ def _batch(step: int) -> dict[str, np.ndarray]:
 def _check_terms(
     signal: BatchSignal, completed: Mapping[str, np.ndarray], part: Inspection
 ) -> None:
-    """On log-probs, entropies and features as they are, and with something else on padding."""
+    """Checks terms with log-probs, entropies and features that differ only on padding."""
     import jax
     import jax.numpy as jnp
 

@@ -1,7 +1,6 @@
-"""Contracts of the slots that JAX traces: aggregation, importance weight, correction, gradient
-term.
+"""Contracts of the slots that JAX traces: aggregation, importance weight, correction, grad terms.
 
-A part is put into an objective whose other slots are the plainest there are, and its loss is
+A part is put into an objective whose other slots are the simplest ones, and its loss is
 differentiated. Suffix ``_bt``: [rows, length].
 """
 
@@ -52,7 +51,7 @@ _AGGREGATION = (
 
 
 def _plainest(**slots: Any) -> ObjectiveSlots:
-    """Every token counts the same, the term is log pi, pi_old is the policy before the update."""
+    """Every token has weight 1, the term is log pi, pi_old is the policy before the update."""
     known: dict[str, Any] = {
         "aggregation": lambda inputs: (inputs.mask_bt, inputs.mask_bt.sum()),
         "advantages": lambda outcomes: outcomes.rewards_n,
@@ -68,7 +67,7 @@ def _plainest(**slots: Any) -> ObjectiveSlots:
 
 
 def check_aggregation(trial: Trial, part: Inspection) -> None:
-    """Weights and their total."""
+    """Checks weights and their total."""
     function = trial.built(part)
     slots = _plainest(aggregation=function)
     with part.rule("returns (weights_bt, total): [rows, length] and a number", _AGGREGATION):
@@ -92,13 +91,13 @@ def check_aggregation(trial: Trial, part: Inspection) -> None:
 
 
 def check_importance_weight(trial: Trial, part: Inspection) -> None:
-    """A factor of every term."""
+    """Checks a factor of every term."""
     function = trial.built(part)
     _check_factor(function, _plainest(importance_weight=function), part)
 
 
 def check_correction(trial: Trial, part: Inspection) -> None:
-    """A further factor."""
+    """Checks a further factor."""
     function = trial.built(part)
     _check_factor(function, _plainest(corrections=(function,)), part)
 
@@ -128,7 +127,7 @@ def _check_factor(
 
 
 def check_gradient_term(trial: Trial, part: Inspection) -> None:
-    """A term that carries the gradient."""
+    """Checks a term that carries the gradient."""
     function = trial.built(part)
     slots = _plainest(grad_1=function)
     value = compiled(slots)
@@ -207,7 +206,7 @@ def _check_padding(
 def _on_tokens(
     function: Callable[[TokenInputs], Any], slots: ObjectiveSlots, of: Batch
 ) -> list[np.ndarray]:
-    """What it returns, on trained tokens; of an aggregation also the total."""
+    """The part's values on trained tokens; for an aggregation also the total."""
     result = function(_inputs(slots, of).frozen())
     arrays = [np.asarray(x) for x in (result if isinstance(result, tuple) else (result,))]
     return [x[of.arrays["rl_mask"] > 0] if x.ndim else x for x in arrays]
@@ -216,7 +215,7 @@ def _on_tokens(
 def _check_tracing(
     part: Inspection, function: Callable[[TokenInputs], Any], slots: ObjectiveSlots
 ) -> bool:
-    """Whether it is pure, and the same when JAX traces it."""
+    """True if it is pure, and gives the same result when JAX traces it."""
     import jax
 
     found_before = len(part.findings)
@@ -249,7 +248,7 @@ def _equal(one: Any, other: Any, *, exact: bool) -> bool:
 
 
 def _check_derivative(function: Callable[[TokenInputs], Any], slots: ObjectiveSlots) -> None:
-    """A derivative that is not that of the value was put there to train."""
+    """Rejects a derivative that is not that of the value, because it would carry a gradient."""
     import jax
 
     step = 1e-6

@@ -1,4 +1,4 @@
-"""Contract of weight stores: whole or not at all, and damage is found."""
+"""Contract of weight stores: versions are complete or absent, and damage is detected."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def check_weight_store(trial: Trial, part: Inspection) -> None:
-    """Versions of host arrays, in the run's directory."""
+    """Checks versions of host arrays, in the run's directory."""
     check_versions(trial.built(part), trial.run_dir, part)
 
 
 def check_versions(store: WeightStore, directory: Path, part: Inspection) -> None:
-    """Versions of host arrays.
+    """Checks versions of host arrays.
 
     Args:
       directory: empty and local.
@@ -142,7 +142,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _check_kinds(store: WeightStore, directory: Path) -> None:
-    """A flipped bit is damage. A file that cannot be opened is not; load may do without it."""
+    """Requires an error for a flipped bit; a file that cannot be opened is not damage."""
     path, files = str(directory), _files(directory)
     if not files:  # it keeps its bytes elsewhere, where nobody else can touch them
         return
@@ -195,7 +195,7 @@ def _check_failed_save(store: WeightStore, path: str) -> None:
 
 
 def _check_damage(store: WeightStore, path: str, file: Path) -> None:
-    """A file that load does not read, or a byte that says nothing, may change."""
+    """Requires an error, or the right arrays, from a load after damage to one file."""
     whole, expected = file.read_bytes(), weights()
     half = whole[: len(whole) // 2]
     for what, data in (("one bit flipped", _flipped(whole)), ("cut in half", half)):

@@ -31,7 +31,7 @@ _STABLE = (
 
 
 def check_prompt_source(trial: Trial, part: Inspection) -> None:
-    """Prompts, their tokens, and the way back to text."""
+    """Checks prompts, their tokens, and the conversion back to text."""
     source: PromptSource = trial.built(part)
     splits: dict[str, Sequence[Prompt]] = {}
     with part.rule(
@@ -128,7 +128,7 @@ def _check_decode(source: PromptSource, prompt: Prompt) -> None:
 
 
 def check_reward(trial: Trial, part: Inspection) -> None:
-    """Scores of completions, as reward processes ask for them: it is built in such a process."""
+    """Checks scores of completions in a fresh process, as reward processes compute them."""
     with part.rule("there are prompts to judge", "mend the plug-in's prompt source first"):
         _check_scores(trial, trial.prompts(), part)
 

@@ -1,4 +1,4 @@
-"""Contract of trackers: they take everything, quickly, and lose nothing."""
+"""Contract of trackers: they accept all metrics, quickly, and lose none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATE, _NEXT = "check/qjzxvwkfbh", "check/jwqvzkxfbg"
 
 
 def check_tracker(trial: Trial, part: Inspection) -> None:
-    """Metrics of a run's steps, and of a run that goes on after a kill."""
+    """Logs metrics of a run's steps, and of a run that resumes after a kill."""
     tracker: Tracker = trial.built(part)
     build, run_dir = trial.build, trial.run_dir
     last_step = 9 + _STEPS
@@ -81,7 +81,7 @@ def check_tracker(trial: Trial, part: Inspection) -> None:
 
 
 def _check_continued(build: Callable[[], Tracker], last_step: int, run_dir: Path) -> None:
-    """A second process: it repeats a step, and goes on to the next."""
+    """Runs a second process, which repeats a step and continues with the next."""
     before, legible = _texts(run_dir), _on_disk(run_dir, _FIRST)
     tracker = build()
     tracker.log(last_step, {_LAST: 1.0})
@@ -108,7 +108,7 @@ def _on_disk(run_dir: Path, name: str) -> bool:
 
 
 def _texts(run_dir: Path) -> dict[Path, str]:
-    """What can be read as text; a database or an event file holds bytes that text does not."""
+    """Contents of the text files; databases and event files are left out."""
     found = {}
     for path in run_dir.rglob("*"):
         content = path.read_bytes() if path.is_file() else b"\0"

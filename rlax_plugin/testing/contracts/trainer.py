@@ -1,4 +1,4 @@
-"""Contract of trainers: the order of their calls, stops, and going on from a checkpoint."""
+"""Contract of trainers: the order of their calls, stops, and resuming from a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def check_training(
     steps: int,
     part: Inspection,
 ) -> None:
-    """Trains, and goes on; see ``testing.check_trainer``.
+    """Trains, and resumes; see ``testing.check_trainer``.
 
     Args:
-      make_trainer: makes one of the same run each time; what it has written is still there.
+      make_trainer: makes a trainer of the same run each time, with the earlier one's files.
       make_port: takes the keyword arguments of ``FakeTrainerPort``.
-      steps: the run's, at least 3.
+      steps: number of the run's steps, at least 3.
     """
     first = make_trainer()
     part.look(first, TRAINER_ABILITIES)

@@ -1,4 +1,4 @@
-"""A part that is tried, and the small made-up run around it: what every contract is given."""
+"""A part under test, and the small made-up run around it: the input of every contract."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BUILD = "let build(config, context) return the part, and raise a ConfigError fo
 
 
 class Unbuilt(Exception):
-    """The part could not be built, which is a finding already: nothing else can be tried."""
+    """The part could not be built, which is already recorded as a finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Trial:
     """One part of a plug-in.
 
     Attributes:
-      kind, choice: what it is, and its name and options.
-      registry: of the plug-in and of the toy parts.
-      context: of a run whose parts are the plug-in's own where it has them, else the toy ones.
+      kind, choice: kind of the part, and its name and options.
+      registry: parts of the plug-in and the toy parts.
+      context: of a run with the plug-in's own parts, and the toy parts for the other kinds.
       lean: that run's config for another process, which needs no toy parts.
       make_context: the context of another run, with an empty directory.
-      own_prompts: whether the prompt source of the run is the plug-in's.
+      own_prompts: True if the prompt source of the run is the plug-in's.
     """
 
     kind: str
@@ -49,18 +49,18 @@ class Trial:
 
     @property
     def run_dir(self) -> Path:
-        """An empty directory, at first."""
+        """The run's directory, empty at first."""
         return self.context.run_dir
 
     def build(self) -> Any:
-        """A fresh part; what its plug-in raises comes through."""
+        """Builds a fresh part; lets exceptions of its plug-in pass."""
         return self.registry.part(self.kind, self.choice, self.kind, self.context)
 
     def built(self, part: Inspection) -> Any:
-        """A fresh part, of which it is a rule that it can be built, and that its abilities fit.
+        """Builds a fresh part; a failure to build, or abilities that do not fit, are findings.
 
         Raises:
-          Unbuilt: it cannot.
+          Unbuilt: it cannot be built.
         """
         built = None
         with part.rule("can be built", _BUILD):
@@ -72,7 +72,7 @@ class Trial:
         return built
 
     def prompts(self) -> Sequence[Prompt]:
-        """Two that a reward can judge: the plug-in's own, if it has any."""
+        """Two prompts that a reward can judge: the plug-in's own, if it has any."""
         if not self.own_prompts:
             return make_prompt("12+30=", "42"), make_prompt("7+8=", "15")
         choice = self.context.section.prompt_source

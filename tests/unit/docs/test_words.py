@@ -15,20 +15,6 @@ NOT_DONE = {
     "maxtext_overrides/models",
     "maxtext_overrides/trainer",
     "maxtext_overrides/upstream",
-    "plugins/rlax_jetstream",
-    "plugins/rlax_maxtext",
-    "plugins/rlax_orbax",
-    "rlax_plugin/concurrency",
-    "rlax_plugin/errors",
-    "rlax_plugin/objective",
-    "rlax_plugin/ports",
-    "rlax_plugin/prompts",
-    "rlax_plugin/rpc",
-    "rlax_plugin/testing",
-    "rlax_plugin/tokens",
-    "rlax_plugin/types",
-    "rlax_plugin/weights",
-    "rlax_plugin/worker",
 }
 
 BEFORE = [  # from the guide to style: each is a kind of sentence that has to be found
