@@ -57,7 +57,7 @@ class CheckedMaxTextConfig(MaxTextConfig):
 
         MaxText sets flags with which XLA dumps every train step, whatever ``dump_hlo`` is. The
         flags count already while MaxText validates: it counts devices, and XLA reads its flags when
-        the first device is asked for.
+        the first device is needed.
         """
         asked = isinstance(values, Mapping) and (
             values.get("dump_hlo") or values.get("dump_hlo_xla_flags")

@@ -72,7 +72,7 @@ def check(model: Architecture, keys: Mapping[str, Any], source: str) -> None:
 
 
 def differences(model: Architecture, config: Config) -> dict[str, tuple[Any, Any]]:
-    """Returns MaxText's keys with which a config computes another model: key -> (wanted, found).
+    """Compares a config with a model: each key that differs -> (the model's value, the config's).
 
     Raises:
       ConfigError: the config describes no model of the supported families.

@@ -1,13 +1,13 @@
 """The properties in which models of the convertible families differ.
 
 All of them are decoders with RMSNorm, attention with rotary positions and grouped keys and values,
-and a gated MLP. Llama, Mistral, Qwen2 and Qwen3 differ in sizes, biases and norms of query and key.
-Mixtral and Qwen3-MoE have experts instead of the MLP. Gemma 2 and Gemma 3 have GELU, norms on both
-sides of each block, norm weights that count from zero, and layers with a sliding window.
+and an MLP with a gate. Llama, Mistral, Qwen2 and Qwen3 differ in sizes, biases and norms of query
+and key. Mixtral and Qwen3-MoE have experts instead of the MLP. Gemma 2 and Gemma 3 have GELU, norms
+on both sides of each block, norm weights that count from zero, and layers with a sliding window.
 
 MaxText has several decoder blocks for the Llama-shaped layer. ``llama2`` and ``mistral`` expect
 1 / sqrt(head width) inside the query kernel, ``qwen2`` and ``qwen3`` multiply by it themselves. A
-converted model gets one of the latter two. Its kernels are then exactly the tensors of the source,
+converted model gets ``qwen2`` or ``qwen3``. Its kernels are then exactly the tensors of the source,
 without rounding on the way in or out, and Adam updates the query kernel as it does elsewhere (in a
 kernel that is 8 times smaller, the same learning rate would have 8 times the effect). Mixtral gets
 ``qwen3_moe`` for the same reason.

@@ -88,7 +88,7 @@ def write(
       progress: called with (bytes written, total bytes) before the first array and after each.
 
     Raises:
-      Exception: what ``read`` raises.
+      Exception: ``read`` raised it.
       OSError: the disk failed.
     """
     pending = [_Pending(variable, dtype, read) for variable, dtype in variables]

@@ -265,7 +265,7 @@ def _same(value: Any, right: Any) -> bool:
 def _window_problems(
     values: Mapping[str, Any], family: Family, path: Path
 ) -> Iterator[ConfigError]:
-    """Yields an error for sliding windows, which MaxText's layers of other families do not have."""
+    """Yields an error if config.json has sliding windows, for families whose layers have none."""
     # The classes make it null where use_sliding_window is false.
     window, windowed = values.get("sliding_window"), True
     if "layer_types" in family.carried:

@@ -1,7 +1,7 @@
 """Reads the rotary positions of a config.json, which files describe in three ways.
 
 ``rope_parameters`` is the form of transformers 5, ``rope_theta`` with ``rope_scaling`` the older
-one; Gemma 3 has two of the former, or ``rope_local_base_freq`` in addition.
+one; Gemma 3 has ``rope_parameters`` of two kinds, or ``rope_local_base_freq`` in addition.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 class SafetensorsDirectory:
-    """The tensors of a directory; each is read when it is asked for.
+    """The tensors of a directory; each is read when it is needed.
 
     Args:
       directory: has ``model.safetensors``, or ``model.safetensors.index.json`` and its files.

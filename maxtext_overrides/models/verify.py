@@ -37,8 +37,12 @@ from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.text.amounts import in_bytes
 
 PROMPT, BEYOND, ANSWER, FAR = 64, 16, 16, 128
-"""Tokens of a prompt, at least; tokens of a prompt beyond the window; tokens of a greedy answer;
-distance between the positions of a prompt whose tokens are far apart."""
+"""Sizes of the comparison, in tokens.
+
+A prompt has at least ``PROMPT`` tokens, ``BEYOND`` of them past the sliding window. ``ANSWER``
+tokens are decoded greedily; ``FAR`` is the distance between the positions of a prompt whose tokens
+are far apart.
+"""
 
 _MOST_LOGITS = 1 << 26  # that are compared; of a model with many words, not those of all places
 _KEY = "--verify"

@@ -53,7 +53,7 @@ def plan(
 
 
 def calls(buckets: Sequence[Bucket], lengths: Sequence[int]) -> list[tuple[Bucket, list[int]]]:
-    """Divides prompts among calls of the programs.
+    """Decides which prefill program computes which prompts.
 
     Args:
       buckets: returned by ``plan``.

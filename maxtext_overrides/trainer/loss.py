@@ -86,17 +86,17 @@ def make_scores_fn(config: Any, temperature: float, outputs: Collection[str] = (
 
 
 def _hides(config: Any, outputs: Collection[str]) -> bool:
-    """Whether MaxText does not give the hidden states that outputs are made of."""
+    """True if MaxText does not return the hidden states from which the outputs are computed."""
     return bool(outputs) and config.num_vocab_tiling == 1
 
 
 def _with_outputs(
     scores: Scores, model: Any, hidden: list[jax.Array], outputs: Collection[str]
 ) -> Scores:
-    """Scores with the further outputs that are wanted.
+    """Returns scores with the further outputs that were requested.
 
     Args:
-      hidden: what the decoder's output head was given.
+      hidden: inputs of the decoder's output head.
     """
     if not outputs:
         return scores

@@ -58,11 +58,11 @@ def hidden_states(wanted: bool) -> Iterator[list[jax.Array]]:
 
 
 def features(model: Any, hidden_bte: jax.Array) -> jax.Array:
-    """[rows, length, features]: what the weights of the output head are multiplied by.
+    """Returns the factors of the output head's weights: [rows, length, features].
 
     Args:
       model: MaxText's ``Transformer``.
-      hidden_bte: what its last layer returned.
+      hidden_bte: output of its last layer.
     """
     return model.decoder.decoder_norm(hidden_bte)
 

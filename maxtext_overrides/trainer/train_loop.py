@@ -348,7 +348,7 @@ def run_train_loop(
       OverrideError: MaxText's source differs from the tested one.
       TrainingError: a batch of wrong shape; the loss became NaN or infinite; the checkpoint lies
         inside an RL step, because ``rlax.objective`` has changed.
-      Exception: whatever ``events`` raised, unchanged.
+      Exception: ``events`` raised it; it is passed on unchanged.
     """
     train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
     tied_head.install(config.allow_untested)

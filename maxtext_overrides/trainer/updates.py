@@ -22,7 +22,7 @@ class Updates:
 
     Attributes:
       epochs: passes over the step's batch.
-      mini_batches: updates per pass, each on as many rows.
+      mini_batches: number of updates per pass; each gets the same number of rows.
       seed: seed of the order of rows.
     """
 
@@ -92,7 +92,7 @@ class StepMetrics:
         self._updates += 1
 
     def take(self) -> dict[str, Any]:
-        """Returns the scalars' means over the updates and the totals of the sums; starts anew."""
+        """Returns means of scalars and totals of sums over the updates; then starts again."""
         assert self._totals is not None, "no update has been added"
         (scalars, sums), updates = self._totals, self._updates
         self._totals, self._updates = None, 0

@@ -42,7 +42,7 @@ class Comparison:
       override: declaration of the symbol.
       module: module of this project that uses it.
       status: ``missing`` also if the symbol exists and a name in it does not.
-      notes: what is missing and where it may be now, one note per line.
+      notes: missing names, with the places where they may be now, one per line.
       diff: lines of a unified diff.
     """
 

@@ -25,7 +25,7 @@ class Override:
         ``maxtext.trainers.pre_train.train.loss_fn``.
       use: ``replaced`` or ``wrapped`` by ours, for a while or for the life of the process.
         ``called``, or subclassed, unchanged. ``read``: its behaviour or content is relied on.
-      why: what is changed, and why no config key can do it; or what it is used for.
+      why: the purpose: the change, with the reason why no config key can make it; or the use.
       delete_when: the upstream change that makes it superfluous.
       relies_on: parts of it that must stay: arguments, positions of the result, keys, attributes.
       sha256: hash of the source, as ``inspect.getsource`` returns it. Empty if only ``names``

@@ -22,7 +22,7 @@ class CandidatesConfig(Section):
     )
     unasked_first: bool = Field(
         default=False,
-        description="whether every prompt without a measured pass rate is chosen once, in random "
+        description="true: every prompt without a measured pass rate is chosen once, in random "
         "order, before any prompt is chosen by its pass rate",
     )
 

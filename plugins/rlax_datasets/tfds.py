@@ -34,12 +34,12 @@ class TfdsConfig(DatasetConfig):
     )
     data_dir: PathText = Field(
         default="",
-        description="where data sets are prepared, a path or a URL such as gs://...; empty: the "
+        description="directory of prepared data sets, a path or a URL such as gs://...; empty: the "
         "environment's TFDS_DATA_DIR or ~/tensorflow_datasets",
     )
     download: bool = Field(
         default=False,
-        description="whether data that are not there are downloaded and prepared; this may take "
+        description="true: data that are not there are downloaded and prepared; this may take "
         "longer than rlax.deadlines.prompts_s",
     )
 

@@ -55,7 +55,7 @@ class JudgeConfig(ServerConfig):
     )
     verdict: Kind = Field(
         default="number",
-        description="what is read in the judge's answer: number or yes_no behind the marker, "
+        description="verdict to read in the judge's answer: number or yes_no behind the marker, "
         "or json, an object with a field",
     )
     marker: str = Field(

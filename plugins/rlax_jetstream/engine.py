@@ -320,7 +320,7 @@ class JetstreamEngine(RolloutEngine):
             self._end(WorkerError("closed"), scheduler)
 
     def _turn(self, slots: DecodeSlots, scheduler: Scheduler) -> bool:
-        """One round: forget, swap, admit, decode, deliver, report. False once it is closed."""
+        """Drops jobs, swaps weights, fills slots, decodes, reports; False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_work(scheduler), _IDLE_S)
             if self._closing:

@@ -54,7 +54,7 @@ def examples(task: Task, asked: Problem, count: int) -> list[Problem]:
 
 
 def _hash(text: str) -> bytes:
-    """Returns random bytes that do not depend on the release of any library."""
+    """Returns pseudo-random bytes that the text alone determines, with every library version."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

@@ -33,7 +33,7 @@ class NumberTasksConfig(Section):
     )
     system: str = Field(
         "Answer with one number and nothing else.",
-        description="what the system says in a chat; empty: what the template says by itself",
+        description="system message of a chat; empty: the default of the template",
     )
     train_problems: Annotated[PositiveInt, Field(le=100_000)] = Field(
         4096, description="maximum number of problems in the training split"

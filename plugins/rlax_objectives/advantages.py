@@ -66,7 +66,7 @@ class Whitening(Section):
 
     whiten_over: Literal["tokens", "samples", "none"] = Field(
         "tokens",
-        description="what mean and std are computed over: all tokens, or all samples with equal "
+        description="samples of mean and std: all tokens, or all samples with equal "
         "weight; none: no whitening",
     )
     ddof: Literal[0, 1] = Field(

@@ -39,7 +39,7 @@ class AnswerConfig(Section):
     """Options of rewards that read an answer."""
 
     answer: Place = Field("whole", description=f"which part of the completion it is. {PLACES}")
-    marker: str = Field("####", min_length=1, description="what stands before the answer")
+    marker: str = Field("####", min_length=1, description="text before the answer")
     tag: str = Field("answer", min_length=1, description="name of the tag around the answer")
 
 

@@ -26,7 +26,7 @@ class LengthConfig(Section):
         "`buffer` of `max`; linear: -cost for each one beyond `free`, at least -most",
     )
     unit: Literal["tokens", "characters"] = Field(
-        "tokens", description="what is counted: sampled tokens, or characters of the text"
+        "tokens", description="unit of the length: sampled tokens, or characters of the text"
     )
     max: PositiveInt | None = Field(
         None,

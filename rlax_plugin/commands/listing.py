@@ -22,7 +22,7 @@ def installed_rows() -> list[dict[str, Any]]:
 
 
 def loaded_rows(registry: Registry) -> list[dict[str, Any]]:
-    """Returns every plug-in that a config names, in order, installed or a bare module."""
+    """Returns every plug-in that a config names, packages and plain modules."""
     return [_plugin_row(registry.manager.origin(name)) for name in registry.manager.names]
 
 

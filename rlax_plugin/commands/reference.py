@@ -88,7 +88,7 @@ class Keys:
 
 
 def sections(model: type[BaseModel] = RlaxSection, key: str = "rlax") -> Iterator[Keys]:
-    """Yields the section of a config class, then those inside it."""
+    """Yields the keys of a section, then those of the sections nested in it."""
     own: list[ConfigKey] = []
     inside: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():

@@ -228,7 +228,7 @@ class Trips:
             await turn  # no longer than the older groups take, each of which has its deadlines
 
     def next_turn(self) -> None:
-        """Lets the oldest open group continue, if it waits for its turn."""
+        """Deterministic mode: wakes the oldest open group, if it waits to be judged."""
         turn = self._waiting.pop(min(self._history.open, default=-1), None)
         if turn is not None and not turn.done():
             turn.set_result(None)

@@ -98,7 +98,7 @@ def recorded(files: RunFiles, name: str, version: int | None = None) -> Evaluate
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The evaluations of a run, read and written behind what is recorded already."""
+    """Reads and writes the evaluations of a run, after everything that the recorder has queued."""
 
     recorder: Recorder
     files: RunFiles

@@ -60,7 +60,7 @@ class Kind:
 
     @property
     def config_keys(self) -> tuple[str, ...]:
-        """The places as dotted keys, without the list marks."""
+        """The places as dotted keys, without the ``[]`` of lists."""
         return tuple(f"rlax.{place.removesuffix(_MANY)}" for place in self.places)
 
     def usage(self, name: str) -> str:

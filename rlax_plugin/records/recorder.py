@@ -22,7 +22,7 @@ from rlax_plugin.types import Judged, TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A segment that was written.
+    """A segment of the journal that is on disk.
 
     Attributes:
       number, checksum: number and checksum of the segment.

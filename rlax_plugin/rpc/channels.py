@@ -32,8 +32,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 _UNKNOWN_SERVER = "CERTIFICATE_VERIFY_FAILED"  # BoringSSL's; the rest of its words help nobody
 _IS_UNKNOWN = (
-    "the process that listens there has another certificate than the expected one: it is a "
-    "stranger, or its run has new secrets"
+    "the process that listens there has another certificate than the expected one: it does not "
+    "belong to the run, or the run has new secrets"
 )
 _LEAST_CONNECTIONS = 16
 

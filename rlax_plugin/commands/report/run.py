@@ -67,7 +67,7 @@ class RunData:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes an error of reading records for the page, which shows the rest."""
+        """Notes for the page that records could not be read; the page shows the rest."""
         try:
             yield
         except RlaxError as error:

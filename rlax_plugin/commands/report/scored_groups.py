@@ -60,7 +60,7 @@ class ScoredGroups:
                 self._columns["trained_at"][row] = step
 
     def saved(self, samples: int, tokens: int) -> None:
-        """Adds samples and tokens that were not generated of a group."""
+        """Counts samples and tokens of a group that did not have to be generated."""
         self.samples_saved += samples
         self.tokens_saved += tokens
 

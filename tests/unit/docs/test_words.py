@@ -5,17 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from docstrings import ROOT, SOURCES, descriptions, docstrings, offences, room
+from docstrings import ROOT, SOURCES, descriptions, docstrings, offences
 from documents import DOCUMENTS
 from plain_words import found
-
-# Rooms whose docstrings are not rewritten yet; `python tests/helpers/docstrings.py` counts them.
-NOT_DONE = {
-    "maxtext_overrides/config",
-    "maxtext_overrides/models",
-    "maxtext_overrides/trainer",
-    "maxtext_overrides/upstream",
-}
 
 BEFORE = [  # from the guide to style: each is a kind of sentence that has to be found
     "nothing of it that is not trained yet will be",
@@ -41,14 +33,7 @@ def test_each_kind_of_sentence_is_found(sentence: str) -> None:
     assert found(sentence)
 
 
-def _done(path: Path) -> bool:
-    module = str(path.relative_to(ROOT).with_suffix(""))
-    return room(path) not in NOT_DONE and module not in NOT_DONE
-
-
-@pytest.mark.parametrize(
-    "path", filter(_done, SOURCES), ids=lambda path: str(path.relative_to(ROOT))
-)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_docstrings_of_a_module_are_plain_sentences(path: Path) -> None:
     assert list(offences(path.read_text())) == []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from broken_answers import ANSWERS
+from broken_engines import ENGINES
 from broken_objectives import OBJECTIVES
 from broken_plugins import BROKEN
 from broken_rewards import FORMS, REWARDS
@@ -24,12 +25,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-@pytest.mark.parametrize("name", BROKEN | ANSWERS | OBJECTIVES | REWARDS)
+@pytest.mark.parametrize("name", BROKEN | ANSWERS | ENGINES | OBJECTIVES | REWARDS)
 def test_a_broken_plugin_is_told_what_to_mend(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "WRITTEN_S", 0.1)
-    broken = (BROKEN | ANSWERS | OBJECTIVES | REWARDS)[name]
+    broken = (BROKEN | ANSWERS | ENGINES | OBJECTIVES | REWARDS)[name]
     write(folder, f"tb_{name}", broken.source)
     write(folder, "torch", "")  # what matters is that it is imported
     with pytest.raises((ContractError, PluginError)) as caught:
