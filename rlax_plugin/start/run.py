@@ -66,8 +66,8 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     began_s = time.perf_counter()
     config = resolve(config_path, overrides)
     section, maxtext = config.section, config.maxtext
-    directory, argv = run_directory(maxtext), (config_path, *overrides)
     registry = registry_for(section)
+    directory, argv = run_directory(maxtext), (config_path, *overrides)
     check_start(config, registry, remote=True)
     files = RunFiles(directory)
     state_dir = state_directory(section, files)
