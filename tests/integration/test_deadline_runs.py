@@ -33,15 +33,17 @@ def test_a_run_warns_once_that_a_deadline_will_not_hold_at_the_speed_it_measures
 
 # The config's deadline holds while everything is started; only the wait for a worker is short.
 IMPATIENT = """
+import dataclasses
+
 from rlax_plugin.api import hookimpl
-from rlax_plugin.start.generation import Generation
+from rlax_plugin.controller.generation import Generation
 
 wait = Generation.wait_for_worker
 
 
 async def wait_for_worker(self):
-    self._deadlines = self._deadlines.model_copy(update={"startup_s": 2.0})
-    await wait(self)
+    hurried = self.deadlines.model_copy(update={"startup_s": 2.0})
+    await wait(dataclasses.replace(self, deadlines=hurried))
 
 
 Generation.wait_for_worker = wait_for_worker
