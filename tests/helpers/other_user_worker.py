@@ -123,7 +123,8 @@ class Hostile:
                     yield {"tries": "victim", "what": f"{method}, {what} token", "status": status}
 
     def publishes(self) -> Iterator[dict[str, Any]]:
-        version = pb.Version(version=10**6, step=10**6, path=self.order["weights"] + "/evil")
+        part = pb.Part(name="base", path=self.order["weights"] + "/evil", format="native")
+        version = pb.Version(version=10**6, step=10**6, parts=[part])
         message = pb.PublishRequest(version=version, restart=True).SerializeToString()
         for what, token in (("run's", self.order["token"]), ("own", self.own)):
             for channel in (self.controller, self.parameter_server):
