@@ -70,27 +70,39 @@ class Learner:
           gradient: of the value to minimise, for every parameter; of numpy or JAX.
 
         Raises:
-          TrainingError: its names or shapes differ from those of the parameters.
+          TrainingError: its names or shapes differ from those of the parameters, or a value of it is
+            NaN, infinite or too large. The parameters are unchanged then.
         """
         slopes = {name: np.asarray(array) for name, array in gradient.items()}
         shapes = {name: array.shape for name, array in self.params.items()}
         found = {name: array.shape for name, array in slopes.items()}
         if found != shapes:
             raise TrainingError(f"a gradient has the shapes {found}, expected {shapes}")
+        for name, slope in slopes.items():
+            if wrong := slope.size - int(np.isfinite(slope).sum()):
+                raise TrainingError(
+                    f"{wrong} of {slope.size} values of the gradient of {name!r} are NaN or infinite"
+                )
         given = self._optimizer
-        self._count += 1
-        scale = 1.0
+        count, scale = self._count + 1, 1.0
         if given.max_norm:
             norm = float(sum((slope.astype(np.float64) ** 2).sum() for slope in slopes.values()))
             scale = given.max_norm / max(norm**0.5, given.max_norm)
-        first, second = 1 - given.b1**self._count, 1 - given.b2**self._count
+        first, second = 1 - given.b1**count, 1 - given.b2**count
+        params, means, squares = {}, {}, {}
         for name, param in self.params.items():
             slope = slopes[name].astype(param.dtype) * scale
-            self._mean[name] = mean = given.b1 * self._mean[name] + (1 - given.b1) * slope
-            square = given.b2 * self._square[name] + (1 - given.b2) * slope**2
-            self._square[name] = square
+            means[name] = mean = given.b1 * self._mean[name] + (1 - given.b1) * slope
+            squares[name] = square = given.b2 * self._square[name] + (1 - given.b2) * slope**2
             move = (mean / first) / (np.sqrt(square / second) + given.epsilon)
-            self.params[name] = param - given.learning_rate * (move + given.weight_decay * param)
+            params[name] = param - given.learning_rate * (move + given.weight_decay * param)
+            # With an infinite square the parameter would never change again.
+            if not (np.isfinite(square).all() and np.isfinite(params[name]).all()):
+                largest = np.abs(slope).max()
+                raise TrainingError(
+                    f"a gradient of {name!r} up to {largest:g} is too large for {param.dtype}"
+                )
+        self.params, self._mean, self._square, self._count = params, means, squares, count
 
     def save(self, state: SignalState) -> None:
         """Writes the whole state; to be called by the signal's ``save``."""

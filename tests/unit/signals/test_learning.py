@@ -66,3 +66,26 @@ def test_other_parameters_are_one_error(tmp_path):
         wider.restore(state_of(tmp_path))
     with pytest.raises(TrainingError, match=r"signals/00000004/mine/learner\.npz is missing"):
         learner.restore(state_of(tmp_path, step=4))
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1.0])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_not_finite_is_an_error_and_changes_nothing(value, max_norm):
+    options = Optimizer(learning_rate=0.1, max_norm=max_norm)
+    learner, other = (Learner(options, {"a": np.ones(1), "w": np.ones(2)}) for _ in range(2))
+    good = {"a": np.ones(1), "w": np.array([0.5, -0.5])}
+    for one in (learner, other):
+        one.update(good)
+    with pytest.raises(TrainingError, match="1 of 2 values of the gradient of 'w' are NaN"):
+        learner.update({"a": np.ones(1), "w": np.array([1.0, value])})
+    for one in (learner, other):
+        one.update(good)
+    for name, param in other.params.items():
+        assert learner.params[name].tobytes() == param.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_square_that_overflows_is_an_error():
+    learner = Learner(Optimizer(), {"w": np.ones(1, np.float32)})
+    with pytest.raises(TrainingError, match=r"'w' up to 1e\+20 is too large for float32"):
+        learner.update({"w": np.array([1e20], np.float32)})
