@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -12,11 +13,14 @@ from rlax_plugin.objective.advantages import AdvantageSlot, of_batch
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, TOKEN_REWARDS
 from rlax_plugin.objective.terms import LossTerm
+from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.signals.model_view import ModelView
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, VALUES, BatchSignal
 from rlax_plugin.signals.state_files import SignalState, prune
+
+_METRICS = "objective/"
 
 
 class SignalChain:
@@ -73,9 +77,10 @@ class SignalChain:
           TrainingError: the state of a signal is missing or damaged.
         """
         for name, signal in self._signals.items():
-            signal.start(model)
-            if step:
-                signal.restore(step, SignalState(self._files, step, name))
+            with _named(name, step):
+                signal.start(model)
+                if step:
+                    signal.restore(step, SignalState(self._files, step, name))
 
     def complete(
         self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]
@@ -90,16 +95,20 @@ class SignalChain:
           batch: of ``objective.batches``, the whole batch of the step.
 
         Raises:
-          TrainingError: a signal returned other arrays than it declares, or the advantages are not
-            finite.
+          TrainingError: a signal returned other arrays than it declares, or values or token rewards
+            that are not finite; the advantages are not finite; or a metric has another name than
+            ``objective/<name>``.
         """
         completed = dict(batch)
         for name, signal in self._signals.items():
-            completed |= _added(name, signal, model, step, completed)
+            with _named(name, step):
+                found = signal.complete(model, step, _read_only(completed))
+            completed |= _checked_arrays(name, signal, found, step, completed)
         self.metrics = self._with_advantages(completed) if self._computes else {}
-        for signal in self._signals.values():
-            signal.learn(model, step, completed)
-            self.metrics |= signal.metrics
+        for name, signal in self._signals.items():
+            with _named(name, step):
+                signal.learn(model, step, _read_only(completed))
+            self.metrics |= _checked_metrics(name, signal.metrics)
         self.metrics = {name: total * self._epochs for name, total in self.metrics.items()}
         return completed
 
@@ -120,7 +129,8 @@ class SignalChain:
         if not self._signals:
             return
         for name, signal in self._signals.items():
-            signal.save(step, SignalState(self._files, step, name))
+            with _named(name, step):
+                signal.save(step, SignalState(self._files, step, name))
         reached(FaultPoint.SIGNALS_WRITTEN)
         # The checkpoint before this one may still be on its way.
         keep = {step} if self._saved is None else {step, self._saved}
@@ -161,23 +171,58 @@ def _terms(signals: Mapping[str, BatchSignal]) -> dict[str, LossTerm]:
     return found
 
 
-def _added(
-    name: str,
-    signal: BatchSignal,
-    model: ModelView,
-    step: int,
-    batch: Mapping[str, np.ndarray],
+@contextmanager
+def _named(name: str, step: int) -> Iterator[None]:
+    """Has an error name the signal that caused it."""
+    where = f"signal {name!r}, step {step}"
+    try:
+        yield
+    except TrainingError as error:
+        raise TrainingError(f"{where}: {error}") from error
+    except Exception as error:
+        error.add_note(f"in {where}")
+        raise
+
+
+def _read_only(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns views of the arrays: a signal that changed them would change what is trained on."""
+    views = {name: array.view() for name, array in batch.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
+def _checked_metrics(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a signal as numbers; they are reported under ``objective/`` only."""
+    for metric in metrics:
+        if not metric.startswith(_METRICS):
+            raise TrainingError(
+                f"signal {name!r} has a metric {metric!r}, expected {_METRICS}<name>"
+            )
+    return {metric: float(total) for metric, total in metrics.items()}
+
+
+def _checked_arrays(
+    name: str, signal: BatchSignal, arrays: Arrays, step: int, batch: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    found = {n: np.asarray(a) for n, a in signal.complete(model, step, batch).items()}
-    if found.keys() != signal.arrays.keys():
+    """Returns what a signal adds to the batch."""
+    if not isinstance(arrays, Mapping) or arrays.keys() != signal.arrays.keys():
+        returned = list(arrays) if isinstance(arrays, Mapping) else arrays
         raise TrainingError(
-            f"step {step}: signal {name!r} returned {sorted(found)}, "
-            f"expected {sorted(signal.arrays)}"
+            f"step {step}: signal {name!r} returned {returned!r}, expected {sorted(signal.arrays)}"
         )
+    found = {n: np.asarray(a) for n, a in arrays.items()}
     rows, length = batch["rl_mask"].shape
     for array, spec in signal.arrays.items():
         if wrong := spec.mismatch(found[array], rows, length):
             raise TrainingError(f"step {step}: {array} of signal {name!r} is {wrong}")
+        # The error of the advantages could name neither the array nor the signal.
+        read_n = found[array][batch["rl_mask"] > 0] if array in ADVANTAGE_INPUTS else np.zeros(0)
+        if wrong := read_n.size - np.count_nonzero(np.isfinite(read_n)):
+            raise TrainingError(
+                f"step {step}: {array} of signal {name!r} is NaN or infinite at {wrong} of "
+                f"{read_n.size} trained tokens"
+            )
     if TOKEN_REWARDS in found and TOKEN_REWARDS in batch:
         found[TOKEN_REWARDS] = batch[TOKEN_REWARDS] + found[TOKEN_REWARDS]
     return found

@@ -70,8 +70,8 @@ class Learner:
           gradient: of the value to minimise, for every parameter; of numpy or JAX.
 
         Raises:
-          TrainingError: its names or shapes differ from those of the parameters, or a value of it is
-            NaN, infinite or too large. The parameters are unchanged then.
+          TrainingError: its names or shapes differ from those of the parameters, or it has a value
+            that is NaN, infinite or too large. The parameters are unchanged then.
         """
         slopes = {name: np.asarray(array) for name, array in gradient.items()}
         shapes = {name: array.shape for name, array in self.params.items()}
@@ -80,9 +80,8 @@ class Learner:
             raise TrainingError(f"a gradient has the shapes {found}, expected {shapes}")
         for name, slope in slopes.items():
             if wrong := slope.size - int(np.isfinite(slope).sum()):
-                raise TrainingError(
-                    f"{wrong} of {slope.size} values of the gradient of {name!r} are NaN or infinite"
-                )
+                of = f"{wrong} of {slope.size} values of the gradient of {name!r}"
+                raise TrainingError(f"{of} are NaN or infinite")
         given = self._optimizer
         count, scale = self._count + 1, 1.0
         if given.max_norm:

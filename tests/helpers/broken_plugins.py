@@ -349,7 +349,7 @@ BROKEN: dict[str, Broken] = {
     "signal_that_changes_batches": source_of(
         "signal",
         _SIGNAL % {"returns": "zeros", "spoils": "batch['rl_rewards'][0, 5:] += 1"},
-        "it changed rl_rewards",
+        "output array is read-only",
         "work on copies",
     ),
     "observer_that_answers": Broken(

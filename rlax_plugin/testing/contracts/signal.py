@@ -50,10 +50,7 @@ def check_signal(trial: Trial, part: Inspection) -> None:
         chain.start(_model(0), 0)
         for step in range(1, STEPS + 1):
             batch = _batch(step)
-            before = {name: array.copy() for name, array in batch.items()}
             completed = chain.complete(_model(step - 1), step, batch)
-            for name, array in before.items():
-                require(np.array_equal(array, batch[name]), f"it changed {name}")
             if step == _SAVED:
                 chain.save(step)
     if not part.sound:

@@ -10,7 +10,9 @@ import pytest
 from rlax_plugin.api import (
     ArraySpec,
     BatchSignal,
+    Learner,
     LossTerm,
+    Optimizer,
     RunFiles,
     SignalChain,
     TrainingError,
@@ -173,3 +175,59 @@ def test_other_arrays_than_declared_are_rejected(found, expected, tmp_path):
     chain = chain_of(tmp_path, Signal("a", {"flags": FLAGS}, found, []))
     with pytest.raises(TrainingError, match=expected):
         chain.complete("", 4, BATCH)
+
+
+class Careless(BatchSignal):
+    """Does to the batch, and says, what a test wants."""
+
+    def __init__(self, act=lambda batch: None, arrays=None, **attributes):
+        self.name, self._act, self._found = "careless", act, arrays or {}
+        self.arrays = dict.fromkeys(self._found, FLOAT64)
+        vars(self).update(attributes)
+
+    def complete(self, model, step, batch):
+        return self._found
+
+    def learn(self, model, step, batch):
+        self._act(batch)
+
+
+def test_a_signal_cannot_change_what_is_trained_on(tmp_path):
+    def clear(batch):
+        batch["rl_mask"][:] = 0
+
+    with pytest.raises(ValueError, match="read-only") as failed:
+        chain_of(tmp_path, Careless(clear)).complete("weights 0", 3, BATCH)
+    assert failed.value.__notes__ == ["in signal 'careless', step 3"]
+    replaced = chain_of(tmp_path, Careless(lambda batch: batch.clear()))
+    assert replaced.complete("weights 0", 3, BATCH).keys() == BATCH.keys()
+    assert BATCH["rl_mask"].flags.writeable
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_name_their_signal(tmp_path, value):
+    values_bt = np.zeros((ROWS, LENGTH))
+    values_bt[~COMPLETION] = value  # nothing reads these
+    chain_of(tmp_path, Careless(arrays={"rl_values": values_bt})).complete("weights 0", 1, BATCH)
+    values_bt[0, np.argmax(COMPLETION[0])] = value
+    chain = chain_of(tmp_path, Careless(arrays={"rl_values": values_bt}))
+    expected = "step 1: rl_values of signal 'careless' is NaN or infinite at 1 of 8 trained tokens"
+    with pytest.raises(TrainingError, match=expected):
+        chain.complete("weights 0", 1, BATCH)
+
+
+def test_a_signal_that_returns_nothing_or_names_a_metric_of_others_is_named(tmp_path):
+    silent = Careless()
+    silent._found = None
+    with pytest.raises(TrainingError, match=r"signal 'careless' returned None, expected \[\]"):
+        chain_of(tmp_path, silent).complete("weights 0", 1, BATCH)
+    loud = chain_of(tmp_path, Careless(metrics={"reward/mean": 1.0}))
+    with pytest.raises(TrainingError, match="'careless' has a metric 'reward/mean', expected obj"):
+        loud.complete("weights 0", 1, BATCH)
+
+
+def test_an_error_of_a_learner_names_the_signal(tmp_path):
+    learner = Learner(Optimizer(), {"w": np.zeros(1)})
+    careless = Careless(lambda batch: learner.update({"w": np.full(1, np.nan)}))
+    with pytest.raises(TrainingError, match=r"^signal 'careless', step 2: 1 of 1 values of the gr"):
+        chain_of(tmp_path, careless).complete("weights 0", 2, BATCH)
