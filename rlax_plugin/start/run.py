@@ -21,7 +21,7 @@ from rlax_plugin.controller.controller import Controller, RunSetup
 from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.curation.stages import check_stages
-from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.errors import ConfigError, RlaxError, TrainingError
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.ports.training import Trainer
@@ -165,6 +165,9 @@ class _Run:
         port = self._port = ControllerPort(controller, thread.loop, publisher)
         try:
             trainer.run(port)
+        except SystemExit as end:  # would end the command with the code of a plug-in, such as 0
+            caller = "the trainer, or a signal or library that it called,"
+            raise TrainingError(f"{caller} ended with sys.exit({end.code!r})") from end
         finally:
             self._port = None
         publisher.wait()

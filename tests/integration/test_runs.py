@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from finished_run import SETTINGS
-from runs import CONFIG, DEADLINE_S, TWO_WORKERS, Run, alive, process
+from runs import CONFIG, DEADLINE_S, TWO_WORKERS, Run, alive, plugins, process
 
 
 def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
@@ -161,6 +161,32 @@ def test_failures_end_the_run_with_their_own_message(tmp_path):
     status, out = run.end()
     assert status == 1
     assert "the trainer broke" in out
+    assert not run.workers()
+
+
+QUITS = """
+import sys
+
+from rlax_plugin.api import BatchSignal, Extension, NoOptions, hookimpl
+
+
+class Quits(BatchSignal):
+    def learn(self, model, step, batch):
+        sys.exit()
+
+
+@hookimpl
+def rlax_register_signal():
+    return {"quits": Extension(NoOptions, lambda config, context: Quits())}
+"""
+
+
+def test_a_plugin_that_ends_the_process_is_an_error_of_the_run(tmp_path):
+    (tmp_path / "quits.py").write_text(QUITS)
+    run = Run(tmp_path, plugins("quits"), "rlax.signals=[{name: quits}]")
+    status, out = run.end()
+    assert status == 1
+    assert "error: the trainer, or a signal or library that it called, ended with sys.exit(" in out
     assert not run.workers()
 
 
