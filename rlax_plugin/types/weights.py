@@ -96,11 +96,18 @@ class Canary:
       logprobs: float32 [n], nats at temperature 1; ``logprobs[t]`` belongs to ``tokens[t + 1]``
         given ``tokens[: t + 1]``. The trainer computes them from the published buffers.
       tolerance: largest allowed difference, nats; proportionally more for log-probs below -16 nats.
+
+    Raises:
+      ValueError: the tolerance is negative, infinite or NaN, with which nothing would be verified.
     """
 
     tokens: np.ndarray
     logprobs: Any
     tolerance: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"a canary has the tolerance {self.tolerance}")
 
 
 @dataclass(frozen=True, slots=True)

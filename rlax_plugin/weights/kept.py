@@ -95,10 +95,11 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
       WeightsUnreadableError: the weights no longer exist.
       WeightsError: the run's list of them is damaged.
     """
-    text = files.get(_LIST).decode() if files.exists(_LIST) else '{"versions": []}'
+    there = files.exists(_LIST)
+    text = files.get(_LIST).decode(errors="replace") if there else '{"versions": []}'
     kept = {version.version: version for version in versions_from_json(text, files.location(_LIST))}
     if not kept:
-        left = " left" if files.exists(_LIST) else ""
+        left = " left" if there else ""
         reason = f"has no weight versions{left}: name a checkpoint, RUN/checkpoints/NAME"
         raise ConfigError("RUN", files.url, reason)
     if number is None:

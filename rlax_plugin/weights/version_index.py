@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.config import INT32_MAX
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.types import BASE, NATIVE, Canary, TensorSpec, VersionPart, WeightVersion
+
+# Of texts that others have edited: numbers may be infinite, and lists nested without end.
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def versions_to_json(versions: Iterable[WeightVersion], retired: Iterable[str] = ()) -> str:
@@ -36,15 +40,15 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
     try:
         return [
             WeightVersion(
-                version=int(entry["version"]),
-                step=int(entry["step"]),
+                version=_count(entry["version"]),
+                step=_count(entry["step"]),
                 # Before versions had parts, each was what is now its only one.
                 parts=tuple(map(_part_from_json, entry.get("parts", (entry,)))),
                 canary=_canary_from_json(entry["canary"]),
             )
             for entry in json.loads(text)["versions"]
         ]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except _WRONG as error:
         raise WeightsError(f"{source} is not an index of weight versions: {error!r}") from error
 
 
@@ -56,8 +60,19 @@ def retired_from_json(text: str, source: str) -> list[str]:
     """
     try:
         return [str(path) for path in json.loads(text).get("retired", ())]
-    except (ValueError, TypeError, AttributeError) as error:
+    except _WRONG as error:
         raise WeightsError(f"{source} is not an index of weight versions: {error!r}") from error
+
+
+def _count(number: Any) -> int:
+    """A number of a version or step, which a message can carry.
+
+    Raises:
+      ValueError: it is negative or too large.
+    """
+    if not 0 <= (count := int(number)) <= INT32_MAX:
+        raise ValueError(f"a weight version or its step is {count}")
+    return count
 
 
 def _part_from_json(entry: dict[str, Any]) -> VersionPart:

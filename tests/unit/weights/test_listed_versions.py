@@ -238,3 +238,9 @@ def test_a_list_that_names_other_places_deletes_nothing_there(tmp_path: Path, ca
     assert [one.paths for one in found.versions] == [(mine,)]
     assert list(found.retired) == [f"{weights}/1-a"]
     assert caplog.text.count("left alone") == 6
+
+
+def test_a_list_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "versions.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(WeightsError, match=r"versions\.json is not an index"):
+        kept_version(RunFiles(str(tmp_path)))

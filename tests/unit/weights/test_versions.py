@@ -1,5 +1,7 @@
 """Retention and leases, on a clock that the test moves."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -223,17 +225,46 @@ def test_a_canary_loses_nothing(way):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"tokens": b"12345"}, "garbled"), ({"logprobs": b""}, "3 tokens and 0 log-probs")],
+    [
+        ({"tokens": b"12345"}, "garbled"),
+        ({"logprobs": b""}, "3 tokens and 0 log-probs"),
+        ({"tolerance": float("nan")}, "tolerance nan"),  # no difference would exceed it
+        ({"tolerance": float("inf")}, "tolerance inf"),
+        ({"tolerance": -1.0}, "tolerance -1"),
+    ],
 )
 def test_a_canary_that_fits_nothing_is_rejected(changes, message):
     garbled = version_to_proto(make_version(7, "/w/7", {}, CANARY))
     for name, value in changes.items():
         setattr(garbled.canary, name, value)
-    with pytest.raises(WeightsError, match=f"version 7: its canary .*{message}"):
+    with pytest.raises(WeightsError, match=f"version 7: .* canary .*{message}"):
         version_from_proto(garbled)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"versions": [{"version": 1}]}', '{"versions": 3}'])
+def edited(**fields):
+    """An index of one version, with other fields."""
+    document = json.loads(versions_to_json([make_version(7, "/w/7", {}, CANARY)]))
+    document["versions"][0] |= fields
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"versions": [{"version": 1}]}',
+        '{"versions": 3}',
+        "[" * 100_000,
+        edited(version=-1),
+        edited(version=2**31),  # no message can carry it
+        edited(version=float("inf")),
+        edited(step=float("inf")),
+        edited(parts=[]),
+        edited(canary={"tokens": [2**40, 1], "logprobs": [-1.0], "tolerance": 0.1}),
+        edited(canary={"tokens": [3, 1], "logprobs": [-1.0], "tolerance": float("nan")}),
+    ],
+)
 def test_a_damaged_index_is_named(text):
     with pytest.raises(WeightsError, match=r"index\.json is not an index"):
         versions_from_json(text, "index.json")
