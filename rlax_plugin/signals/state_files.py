@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 import numpy as np
@@ -27,10 +28,18 @@ class SignalState:
     def put(self, arrays: Arrays, name: str = "state") -> None:
         """Writes arrays as one file with a checksum, in place of an earlier one.
 
+        Args:
+          name: of letters, digits, hyphens and underscores, so that the file is the signal's own.
+
         Raises:
-          ValueError: an array holds Python objects.
+          ValueError: another name, or an array that holds Python objects.
           RlaxError: the file cannot be written.
         """
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(
+                f"a state of signal {self._signal!r} is named {name!r}: names consist of letters, "
+                "digits, - and _"
+            )
         self._files.put(self._path(f"{name}.npz"), pack(arrays))
 
     def get(self, name: str = "state") -> dict[str, np.ndarray]:

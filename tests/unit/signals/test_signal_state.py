@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlax_plugin.api import BatchSignal, RunFiles, SignalChain, TrainingError
+from rlax_plugin.api import BatchSignal, RunFiles, SignalChain, SignalState, TrainingError
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.testing import make_arrays, make_batch
@@ -113,3 +113,10 @@ def test_the_state_is_whole_where_a_process_may_be_killed(files, monkeypatch):
     assert seen == [(FaultPoint.SIGNALS_WRITTEN, True)]
     order = list(faults.FaultPoint)
     assert order.index(FaultPoint.SIGNALS_WRITTEN) < order.index(FaultPoint.SNAPSHOT_BEGUN)
+
+
+@pytest.mark.parametrize("name", ["../../../other", "a/b", "", "."])
+def test_a_state_lies_in_the_folder_of_its_signal(tmp_path, name):
+    with pytest.raises(ValueError, match=r"a state of signal 'mine' is named"):
+        SignalState(RunFiles(tmp_path), 3, "mine").put({"a": np.zeros(1)}, name)
+    assert not list(tmp_path.rglob("*.npz"))
