@@ -24,7 +24,7 @@ def server(port: int = 0, callers: Callers | None = None) -> tuple[grpc.aio.Serv
 
 
 class Called:
-    """Where a worker would be called that never is."""
+    """The endpoint of a worker that is never called."""
 
     address = "127.0.0.1:1"
 

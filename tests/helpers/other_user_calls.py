@@ -96,7 +96,7 @@ def bearer(token: str) -> Metadata:
 def calls(
     channel: grpc.Channel, tokens: dict[str, Metadata], methods: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
-    """What each call came to, with each token."""
+    """Makes each call with each token; yields the outcomes."""
     for method, (token, metadata), (sent, message) in itertools.product(
         methods, tokens.items(), _MESSAGES.items()
     ):

@@ -15,7 +15,7 @@ OF_A_PROCESS = ("cmdline", "environ", "maps", "mem", "fd", "cwd", "root", "exe",
 
 
 def opens(path: str, flags: int) -> bool:
-    """Whether a file or directory can be opened; one that can is left as it was."""
+    """True if a file or directory can be opened; it is left as it was."""
     try:
         os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError:

@@ -51,7 +51,7 @@ STEPS, HELD = 12, 6
 
 
 def settings(go: Path) -> tuple[str, ...]:
-    """Of a run that begins no step from ``HELD`` on until a file is there."""
+    """Arguments of a run that begins no step from ``HELD`` on until a file is there."""
     return (
         f"steps={STEPS}",
         TWO_WORKERS,
@@ -66,7 +66,7 @@ def settings(go: Path) -> tuple[str, ...]:
 
 
 def computed(run: Run) -> tuple[Any, ...]:
-    """What another run of the same config must have as well: every version, every sample."""
+    """Every version and sample, which another run of the same config must have as well."""
     by_whom = ("workers", "attempt")
     trained = [{k: v for k, v in row.items() if k not in by_whom} for row in run.trained()]
     return digests(run.dir), trained
@@ -74,7 +74,7 @@ def computed(run: Run) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where workers write what tells their processes apart."""
+    """The directory in which workers write what tells their processes apart."""
     need_another_user()
     told = tmp_path_factory.mktemp("processes")
     with pytest.MonkeyPatch.context() as patch:

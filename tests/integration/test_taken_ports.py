@@ -36,7 +36,7 @@ _TLS = b"\x16\x03"  # begins what a client says first: a handshake
 
 
 def settings(first: Path, second: Path) -> tuple[str, ...]:
-    """Of a run that waits twice for a file."""
+    """Arguments of a run that waits twice for a file."""
     return (
         f"steps={STEPS}",
         *held({FIRST: first, SECOND: second}, "checkpoint_every: 3"),
@@ -50,7 +50,7 @@ def settings(first: Path, second: Path) -> tuple[str, ...]:
 
 @dataclass
 class Taken:
-    """What an impostor has written down.
+    """The notes of an impostor.
 
     Attributes:
       connections: persona -> how often it was connected to.
