@@ -21,8 +21,7 @@ from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import batches, loss
-from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.ports.training import Decision, TrainerPort
+from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
@@ -32,7 +31,6 @@ from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import as_batch
 from rlax_plugin.start import descent
 from rlax_plugin.text.terminal import quiet
-from rlax_plugin.types import BASE, EMPTY, Canary
 from rlax_plugin.weights.fingerprint import digest
 from rlax_plugin.weights.publisher import fingerprints
 
@@ -86,14 +84,8 @@ class ReplayPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return np.zeros(0, np.int32)
 
-    def publish(
-        self,
-        step: int,
-        arrays: Arrays | None,
-        canary: Canary | None = None,
-        parts: Mapping[str, Arrays | None] = EMPTY,
-    ) -> None:
-        given = {BASE: arrays, **parts}
+    def take(self, weights: NewWeights) -> None:
+        step, given = weights.step, weights.parts
         self._prints |= {name: fingerprints(a) for name, a in given.items() if a is not None}
         found = {name: int(value) for part in given for name, value in self._prints[part].items()}
         self.digests[step] = digest(found)

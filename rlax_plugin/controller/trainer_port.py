@@ -14,9 +14,8 @@ from rlax_plugin.controller.controller import Controller
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.metrics.step import FinishedStep, StepStats, StepTimes
 from rlax_plugin.objective import batches
-from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.ports.training import Decision, TrainerPort
-from rlax_plugin.types import EMPTY, Canary, TrainBatch
+from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
+from rlax_plugin.types import TrainBatch
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens
 
@@ -85,19 +84,13 @@ class ControllerPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return self._canary_tokens
 
-    def publish(
-        self,
-        step: int,
-        arrays: Arrays | None,
-        canary: Canary | None = None,
-        parts: Mapping[str, Arrays | None] = EMPTY,
-    ) -> None:
+    def take(self, weights: NewWeights) -> None:
         started = time.perf_counter()
-        self._publisher.publish(step, arrays, canary, parts)
+        self._publisher.publish(weights)
         self._times.publish_s = time.perf_counter() - started
         if self._first_publish:
             self._first_publish = False
-            self._loop.call_soon_threadsafe(self._controller.weights_exist, step)
+            self._loop.call_soon_threadsafe(self._controller.weights_exist, weights.step)
 
     def decide(self, step: int) -> Decision:
         stop = self._stop  # read once: a signal may come between two questions

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.types import EMPTY, Canary, Descent
+from rlax_plugin.types import BASE, EMPTY, Canary, Descent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,6 +210,19 @@ class Decision(NamedTuple):
     stop: bool
 
 
+class NewWeights(NamedTuple):
+    """The weights after a step, as a trainer hands them over.
+
+    Attributes:
+      parts: part -> its variables in fresh buffers; None: unchanged since the previous version.
+      canary: of ``TrainerPort.canary_tokens``; its log-probs may still be on a device.
+    """
+
+    step: int
+    parts: Mapping[str, Arrays | None]
+    canary: Canary | None = None
+
+
 class TrainerPort(Protocol):
     """A trainer's whole view of the controller; called on the trainer's thread."""
 
@@ -244,6 +257,10 @@ class TrainerPort(Protocol):
           canary: of ``canary_tokens`` under these weights; its log-probs may still be on a device.
           parts: further variables of the same kind, by the name of their part, such as ``adapter``.
         """
+        self.take(NewWeights(step, {BASE: arrays, **parts}, canary))
+
+    def take(self, weights: NewWeights) -> None:
+        """Takes what ``publish`` was called with."""
         ...
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:

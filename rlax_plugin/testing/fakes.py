@@ -11,10 +11,10 @@ import numpy as np
 from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.errors import TrainingError, WeightsError, WeightsUnreadableError, WorkerError
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.ports.training import Decision, TrainerPort
+from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.testing.builders import make_arrays, make_batch
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.types import BASE, EMPTY, Canary, Key, Request, Sampled
+from rlax_plugin.types import Canary, Key, Request, Sampled
 
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60], np.int32)
 
@@ -71,13 +71,8 @@ class FakeTrainerPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return self._canary_tokens
 
-    def publish(
-        self,
-        step: int,
-        arrays: Arrays | None,
-        canary: Canary | None = None,
-        parts: Mapping[str, Arrays | None] = EMPTY,
-    ) -> None:
+    def take(self, weights: NewWeights) -> None:
+        step, canary = weights.step, weights.canary
         first = not self.published
         self._record("publish", step)
         if first:
@@ -87,12 +82,11 @@ class FakeTrainerPort(TrainerPort):
             current = self._training or self.last_step
             self._require(step == current, f"the weights are those after step {current}")
             self._require(step not in self.published, "it is published already")
-        given = {BASE: arrays, **parts}
-        for name, of_part in given.items():
+        for name, of_part in weights.parts.items():
             known = of_part is not None or name in self._parts
             self._require(known, f"part {name!r} was not published before, so it cannot be kept")
             self._parts[name] = self._parts[name] if of_part is None else of_part
-        buffers = {n: array for part in given for n, array in self._parts[part].items()}
+        buffers = {n: array for part in weights.parts for n, array in self._parts[part].items()}
         copies = {name: np.array(array) for name, array in buffers.items()}
         if not first:
             before = _structure(next(iter(self.published.values())))

@@ -20,14 +20,14 @@ from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.ports.protocols import Arrays, WeightStore
+from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.types import BASE, EMPTY, Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 log = logging.getLogger("rlax.controller")
 
-_Given = Mapping[str, Arrays | None]  # part -> what was handed over of it
 _Prints = Mapping[str, Mapping[str, Any]]
 
 
@@ -98,45 +98,38 @@ class Publisher:
         self._newest: dict[str, VersionPart] = {}  # the parts of the newest version
         self.last_s = 0.0
 
-    def publish(
-        self,
-        step: int,
-        arrays: Arrays | None,
-        canary: Canary | None = None,
-        parts: Mapping[str, Arrays | None] = EMPTY,
-    ) -> None:
+    def publish(self, weights: NewWeights) -> None:
         """Starts publishing; called on the training thread, because fingerprints are JAX work.
 
         One version is written at a time: the next call blocks until it is written.
 
-        Args:
-          arrays, parts: see ``TrainerPort.publish``.
-          canary: likewise; fetched from the device on the publisher's thread.
+        The canary is fetched from the device on the publisher's thread.
 
         Raises:
           WeightsError: a part is declared unchanged, but the previous version has no such part.
         """
         self.wait()
-        given = {BASE: arrays, **parts}
+        given = weights.parts
         if unknown := [n for n, a in given.items() if a is None and n not in self._newest]:
             reason = f"part {unknown[0]} is not handed over, and the version before has none"
-            raise WeightsError(f"version {step}: {reason}")
+            raise WeightsError(f"version {weights.step}: {reason}")
         prints = {name: fingerprints(a) for name, a in given.items() if a is not None}
-        self._pending = self._worker.submit(self._run, step, given, prints, canary)
+        self._pending = self._worker.submit(self._run, weights, prints)
         self._pending.add_done_callback(self._ended)
 
     def _ended(self, written: Future[None]) -> None:
         if not written.cancelled() and (error := written.exception()) is not None:
             self._failures.fail_from_thread(error)  # at once: the trainer waits for it much later
 
-    def _run(self, step: int, given: _Given, prints: _Prints, canary: Canary | None) -> None:
-        if canary is not None:  # it is there once the weights are computed
-            canary = _on_host(step, canary)
+    def _run(self, weights: NewWeights, prints: _Prints) -> None:
+        if weights.canary is not None:  # it is there once the weights are computed
+            weights = weights._replace(canary=_on_host(weights.step, weights.canary))
         started = time.perf_counter()
-        self._write(step, given, prints, canary)
+        self._write(weights, prints)
         self.last_s = time.perf_counter() - started
 
-    def _write(self, step: int, given: _Given, prints: _Prints, canary: Canary | None) -> None:
+    def _write(self, weights: NewWeights, prints: _Prints) -> None:
+        step, given, canary = weights
         if self._pace is not None:
             held = (self._newest[name] for name, arrays in given.items() if arrays is None)
             size = sum(tensor.nbytes for part in held for tensor in part.tensors.values())

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import ConfigError, TrainingError
-from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.ports.training import CheckpointReader, Decision, FirstWeightsReader, TrainerPort
-from rlax_plugin.types import EMPTY, Canary
+from rlax_plugin.ports.training import (
+    CheckpointReader,
+    Decision,
+    FirstWeightsReader,
+    NewWeights,
+    TrainerPort,
+)
 from rlax_plugin.weights.publisher import Publisher
 
 
@@ -58,14 +62,8 @@ class CheckpointPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return self._canary_tokens
 
-    def publish(
-        self,
-        step: int,
-        arrays: Arrays | None,
-        canary: Canary | None = None,
-        parts: Mapping[str, Arrays | None] = EMPTY,
-    ) -> None:
-        self._publisher.publish(step, arrays, canary, parts)
+    def take(self, weights: NewWeights) -> None:
+        self._publisher.publish(weights)
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Does nothing: no step is trained."""

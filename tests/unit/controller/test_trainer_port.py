@@ -17,7 +17,7 @@ from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.testing import make_batch, make_group, make_prompt
-from rlax_plugin.types import EMPTY, Canary
+from rlax_plugin.types import Canary
 
 
 class Published:
@@ -26,10 +26,10 @@ class Published:
         self.canaries: list[Canary | None] = []
         self.last_s = 0.25
 
-    def publish(self, step, arrays, canary=None, parts=EMPTY):
-        self.steps.append(step)
-        self.canaries.append(canary)
-        self.parts = {"base": arrays, **parts}
+    def publish(self, weights):
+        self.steps.append(weights.step)
+        self.canaries.append(weights.canary)
+        self.parts = weights.parts
 
 
 class FakeController:

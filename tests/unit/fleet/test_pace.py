@@ -15,6 +15,8 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.ports.training import NewWeights
+from rlax_plugin.types import BASE
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.taking import take_version
 
@@ -183,7 +185,7 @@ def test_a_version_that_is_late_says_what_it_would_have_needed(loop, monkeypatch
         deadline_s=2,
         pace=pace,
     )
-    publisher.publish(0, {"w": Array()})
+    publisher.publish(NewWeights(0, {BASE: {"w": Array()}}))
     expected = r"writing a weight version took .* 2 s: .* about 5 s \(set rlax.deadlines.weights_s"
     with pytest.raises(DeadlineError, match=expected):
         publisher.wait()

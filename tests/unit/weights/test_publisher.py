@@ -14,11 +14,16 @@ import pytest
 
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.types import Canary, WeightVersion
+from rlax_plugin.types import BASE, Canary, WeightVersion
 from rlax_plugin.weights.publisher import Publisher
 
 ARRAYS = {"w": np.arange(4, dtype=np.float32)}
+
+
+def weights(step, canary=None):
+    return NewWeights(step, {BASE: ARRAYS}, canary)
 
 
 class Store:
@@ -77,8 +82,8 @@ def make(loop, store, announce=None, deadline_s=60.0, **options):
 
 def test_versions_are_visible_in_order_with_their_fingerprints(loop):
     publisher, seen, errors, _ = make(loop, Store())
-    publisher.publish(0, ARRAYS)
-    publisher.publish(1, ARRAYS)  # waits for 0
+    publisher.publish(weights(0))
+    publisher.publish(weights(1))  # waits for 0
     assert [v.version for v in seen][:1] == [0]
     publisher.wait()
     assert [v.version for v in seen] == [0, 1] and not errors
@@ -97,9 +102,9 @@ def test_a_failure_reaches_the_run_and_the_trainer(loop, where):
 
     store = Store(error=error if where == "store" else None)
     publisher, seen, errors, told = make(loop, store, reject)
-    publisher.publish(0, ARRAYS)
+    publisher.publish(weights(0))
     with pytest.raises(WeightsError, match="no space left"):
-        publisher.publish(1, ARRAYS)
+        publisher.publish(weights(1))
     with pytest.raises(WeightsError, match="no space left"):
         publisher.wait()
     assert told.wait(60) and not seen and [str(one) for one in errors] == [str(error)]
@@ -111,7 +116,7 @@ def test_an_announcement_that_hangs_has_a_deadline(loop):
         await asyncio.Event().wait()
 
     publisher, seen, errors, told = make(loop, Store(), hang, deadline_s=0.05)
-    publisher.publish(0, ARRAYS)
+    publisher.publish(weights(0))
     assert told.wait(60) and not seen
     assert isinstance(errors[0], DeadlineError) and errors[0].key == "rlax.deadlines.weights_s"
 
@@ -119,7 +124,7 @@ def test_an_announcement_that_hangs_has_a_deadline(loop):
 def test_a_store_that_hangs_keeps_nobody(loop):
     gate = threading.Event()
     publisher, *_ = make(loop, Store(gate), deadline_s=0.05)
-    publisher.publish(0, ARRAYS)
+    publisher.publish(weights(0))
     with pytest.raises(DeadlineError, match="weights_s"):
         publisher.wait()
     publisher.close()  # returns, and the thread is a daemon
@@ -135,7 +140,7 @@ def test_only_the_first_version_of_a_process_is_a_restart(loop):
 
     publisher, _, errors, _ = make(loop, Store(), announce)
     for step in (5, 6, 7):
-        publisher.publish(step, ARRAYS)
+        publisher.publish(weights(step))
     publisher.wait()
     assert told == [(5, True), (6, False), (7, False)] and not errors
 
@@ -151,8 +156,8 @@ def test_a_canary_is_fetched_from_the_device_and_travels_with_its_version(loop):
     fetched_by = []
     publisher, seen, errors, _ = make(loop, Store())
     tokens = np.array([3, 1, 2], np.int32)
-    publisher.publish(1, ARRAYS, Canary(tokens, OnDevice(), 1e-4))
-    publisher.publish(2, ARRAYS)
+    publisher.publish(weights(1, Canary(tokens, OnDevice(), 1e-4)))
+    publisher.publish(weights(2))
     publisher.wait()
     assert not errors and set(fetched_by) == {"publish"}
     canary = seen[0].canary
@@ -165,7 +170,7 @@ def test_a_canary_is_fetched_from_the_device_and_travels_with_its_version(loop):
 def test_a_canary_that_is_not_finite_is_not_announced(loop, wrong):
     publisher, seen, _, told = make(loop, store := Store())
     logprobs = np.array([-1.0, wrong, wrong], np.float32)
-    publisher.publish(4, ARRAYS, Canary(np.arange(4, dtype=np.int32), logprobs, 1e-4))
+    publisher.publish(weights(4, Canary(np.arange(4, dtype=np.int32), logprobs, 1e-4)))
     with pytest.raises(WeightsError, match="version 4: 2 of 3 log-probs of its canary are not"):
         publisher.wait()
     assert told.wait(60) and not seen and not store.paths
@@ -179,7 +184,7 @@ def test_faults_may_strike_when_bytes_are_written_and_when_workers_may_pull_them
 
     monkeypatch.setattr("rlax_plugin.records.faults.reached", reached)
     publisher, seen, *_ = make(loop, store := Store())
-    publisher.publish(3, ARRAYS)
+    publisher.publish(weights(3))
     publisher.wait()
     assert seen_at == [
         (FaultPoint.WEIGHTS_LISTED, 0, []),
@@ -212,7 +217,7 @@ def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, error)
     server = Announcer(None)
     publisher, seen, errors, _ = make(loop, store := failing(3, error), server, pauses=SHORT)
     listed = server.paths
-    publisher.publish(0, ARRAYS)
+    publisher.publish(weights(0))
     publisher.wait()
     assert not errors and [p for v in seen for p in v.paths] == store.paths == store.tried[3:]
     assert store.tried == listed and len(set(listed)) == 4  # each was listed before it was tried
@@ -221,7 +226,7 @@ def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, error)
 def test_a_save_that_fails_for_weights_s_says_so(loop):
     store = failing(10**9, WeightsUnwritableError("cannot write /weights: denied"))
     publisher, seen, errors, told = make(loop, store, deadline_s=0.4, pauses=SHORT)
-    publisher.publish(7, ARRAYS)
+    publisher.publish(weights(7))
     with pytest.raises(DeadlineError, match="version 7"):
         publisher.wait()
     assert told.wait(60) and not seen and 1 <= len(store.tried) < 42
@@ -238,7 +243,7 @@ def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(loop):
         raise error
 
     publisher, seen, errors, told = make(loop, Store(), announce)
-    publisher.publish(0, ARRAYS)
+    publisher.publish(weights(0))
     with pytest.raises(TimeoutError, match="the list of versions"):
         publisher.wait()
     assert told.wait(60) and not seen and [str(one) for one in errors] == [str(error)]
@@ -248,6 +253,6 @@ def test_closing_repeats_no_save(loop):
     long = functools.partial(Pauses, first_s=60, longest_s=60)
     store = failing(10**9, WeightsUnwritableError("away"))
     publisher, *_ = make(loop, store, deadline_s=600.0, pauses=long)
-    publisher.publish(7, ARRAYS)
+    publisher.publish(weights(7))
     publisher.close()  # returns long before the first pause is over
     assert len(store.tried) == 1

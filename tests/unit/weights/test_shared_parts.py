@@ -24,6 +24,7 @@ from two_parts import (
 from waiting import eventually
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
+from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import FakeEngine
 from rlax_plugin.types import WeightVersion
@@ -76,7 +77,7 @@ class Trainer:
 
     def publish(self, step: int, base: Any = None) -> WeightVersion:
         weights = canary(step) if base is None else canary(step, base)
-        self.publisher.publish(step, base, weights, {"adapter": adapter(step)})
+        self.publisher.publish(NewWeights(step, {"base": base, "adapter": adapter(step)}, weights))
         self.publisher.wait()
         return self.versions[-1]
 
