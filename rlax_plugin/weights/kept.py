@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import posixpath
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from rlax_plugin.errors import ConfigError, WeightsError, WeightsUnreadableError
+from rlax_plugin.errors import (
+    ConfigError,
+    WeightsError,
+    WeightsUnreadableError,
+    WeightsUnwritableError,
+)
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
@@ -66,6 +73,40 @@ def listed_versions(files: RunFiles, directory: str) -> Listed:
     # What is left of the others, unless it belongs to a whole version too.
     rest = there.difference(*(version.paths for version in whole))
     return Listed(whole, [*sorted(rest), *(path for path in retired if is_in(places, path))])
+
+
+def listed_in_index(index: Path, directory: str) -> Listed:
+    """The versions in the file of a parameter server of its own; none if there is no file.
+
+    Args:
+      directory: parts that do not lie directly in it are left out.
+
+    Raises:
+      WeightsError: the file is not an index.
+    """
+    if not index.exists():
+        return Listed()
+    text, places = index.read_text(), {directory}
+    versions, retired = versions_from_json(text, str(index)), retired_from_json(text, str(index))
+    return Listed(
+        [v for v in versions if all(is_in(places, path) for path in v.paths)],
+        [path for path in retired if is_in(places, path)],
+    )
+
+
+def write_index(path: Path, text: str) -> None:
+    """Replaces the file of a parameter server of its own.
+
+    Raises:
+      WeightsUnwritableError: it cannot be written.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise WeightsUnwritableError(f"cannot write {path}: {error}") from error
 
 
 def is_in(places: Collection[str], path: str) -> bool:

@@ -71,7 +71,6 @@ class Publisher:
       on_published: called on the event loop once a version is visible.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
-      pauses: given ``deadline_s``, returns the pauses between tries of a failed save.
     """
 
     def __init__(
@@ -85,11 +84,10 @@ class Publisher:
         deadline_s: float,
         pace: Pace | None = None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
-        pauses: Callable[[float], Pauses] = Pauses,
     ):
         self._loop, self._store, self._directory = loop, store, directory.rstrip("/")
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
-        self._deadline_s, self._pace, self._pauses = deadline_s, pace, pauses
+        self._deadline_s, self._pace = deadline_s, pace
         self._doing = ""  # what takes its time, for a message
         self._closed = threading.Event()
         self._worker = BackgroundWorker("publish", most_waiting=1)
@@ -155,7 +153,7 @@ class Publisher:
 
     def _save(self, step: int, name: str, arrays: Arrays) -> str:
         """Saves arrays; returns their path."""
-        pauses, tries = self._pauses(self._deadline_s), 0
+        pauses, tries = Pauses(self._deadline_s), 0
         while True:
             # A run that is continued writes the version it starts from once more.
             path = f"{self._directory}/{step:08d}-{time.time_ns():x}"

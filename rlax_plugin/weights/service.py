@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -23,13 +22,9 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.kept import Listed, is_in
+from rlax_plugin.weights.kept import Listed, is_in, listed_in_index, write_index
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
-from rlax_plugin.weights.version_index import (
-    retired_from_json,
-    versions_from_json,
-    versions_to_json,
-)
+from rlax_plugin.weights.version_index import versions_to_json
 from rlax_plugin.weights.versions import TooManyLeasesError, VersionTable
 
 log = logging.getLogger("rlax.parameter_server")
@@ -50,18 +45,14 @@ class ParameterServer(rpc.ParameterServerServicer):
       store: deletes the bytes of retired versions.
       keep: number of newest versions that stay; leased ones stay as well.
       lease_s: duration of a reader's lease before renewal.
-      index: file that stores the versions across a restart; None: they are not stored.
-      record: called on a thread with the index's text whenever it changes; see ``kept_version``.
+      record: called on a thread with the text of ``versions_to_json`` whenever it changes.
       close_s: maximum time that ``close`` waits for unfinished deletions and records.
       clock: monotonic seconds, by which leases expire.
-      listed: versions recorded by an earlier process of the same run. They can be acquired
-        until a trainer publishes again, and are deleted after that, as newer versions come.
+      listed: versions recorded by an earlier process. They can be acquired until a trainer
+        publishes again, and are deleted after that, as newer versions come.
       published_in: directory in which a trainer in another process writes its versions. Only parts
-        directly in it can be published over gRPC or adopted from ``index``. None: the service has
-        no Publish, because the trainer is in this process.
-
-    Raises:
-      WeightsError: ``index`` exists and cannot be read.
+        directly in it can be published over gRPC, and a version is published once it is recorded.
+        None: the service has no Publish, because the trainer is in this process.
     """
 
     def __init__(
@@ -72,19 +63,12 @@ class ParameterServer(rpc.ParameterServerServicer):
         lease_s: float,
         close_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
-        index: Path | None = None,
         record: Callable[[str], None] | None = None,
-        listed: Listed | None = None,
+        listed: Listed = Listed(),  # noqa: B008  it is frozen
         published_in: str | None = None,
     ):
-        self._store, self._index, self._record = store, index, record
+        self._store, self._record, self._close_s = store, record, close_s
         self._published_in = published_in
-        self._close_s = close_s
-        listed = listed or Listed()
-        if index is not None:
-            self._record = functools.partial(_write_whole, index)
-            if index.exists():
-                listed = self._indexed(index)
         self._table = VersionTable(
             keep=keep, lease_s=lease_s, versions=listed.versions, clock=clock
         )
@@ -99,17 +83,6 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
         self._closed = False
         self._watches = 0  # that are open
-
-    def _indexed(self, index: Path) -> Listed:
-        """The content of an index, without parts that lie outside the trainer's directory."""
-        text = index.read_text()
-        versions = versions_from_json(text, str(index))
-        retired = retired_from_json(text, str(index))
-        places = {self._published_in or ""}
-        return Listed(
-            [v for v in versions if all(is_in(places, path) for path in v.paths)],
-            [path for path in retired if is_in(places, path)],
-        )
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers this service with ``server``; call before the server starts."""
@@ -137,8 +110,8 @@ class ParameterServer(rpc.ParameterServerServicer):
             which an earlier process published, become void.
 
         Raises:
-          WeightsUnwritableError: the index cannot be written. Publishing again also writes the
-            index again.
+          WeightsUnwritableError: the record cannot be written. Publishing again also writes it
+            again.
           WeightsError: a different version of this number or a newer one is already published, and
             this is no restart.
         """
@@ -147,10 +120,9 @@ class ParameterServer(rpc.ParameterServerServicer):
         for path in version.paths:
             self._doomed.pop(path, None)
         self._doomed |= dict.fromkeys(retired)
-        if self._index is not None:
+        if self._published_in is not None and self._record is not None:
             loop = asyncio.get_running_loop()
-            text = self._index_text()
-            writing = loop.run_in_executor(self._files, _write_whole, self._index, text)
+            writing = loop.run_in_executor(self._files, self._record, self._index_text())
             self._pending.add(writing)
             writing.add_done_callback(self._pending.discard)
             await writing
@@ -330,16 +302,6 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._arm()
 
 
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise WeightsUnwritableError(f"cannot write {path}: {error}") from error
-
-
 async def serve_parameter_server(
     host: str,
     port: int,
@@ -363,14 +325,19 @@ async def serve_parameter_server(
       lease_s: see ``ParameterServer``.
       ready: called once with "host:port" when the server answers.
       published_in: see ``ParameterServer``.
-      index: see ``ParameterServer``.
+      index: file that stores the versions across a restart; None: they are not stored.
 
     Raises:
       ConfigError: the port is taken.
       WeightsError: ``index`` cannot be read.
     """
     service = ParameterServer(
-        store, keep=keep, lease_s=lease_s, index=index, published_in=published_in
+        store,
+        keep=keep,
+        lease_s=lease_s,
+        record=index and functools.partial(write_index, index),
+        listed=Listed() if index is None else listed_in_index(index, published_in),
+        published_in=published_in,
     )
     server, address = listen(host, port, door, "--port")
     service.add_to(server)

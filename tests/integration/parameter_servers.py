@@ -1,6 +1,7 @@
 """A parameter server over real gRPC in this process, its clients, and a store that only notes."""
 
 import asyncio
+import functools
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from rlax_plugin.rpc.doors import connect
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import TensorSpec
 from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.kept import listed_in_index, write_index
 from rlax_plugin.weights.service import ParameterServer
 
 LIMIT_S = 60.0
@@ -71,9 +73,15 @@ class Steady:
 
 
 @asynccontextmanager
-async def serving(store, *, kind=ParameterServer, keep=2, lease_s=60.0, port=0, **kwargs):
+async def serving(
+    store, *, kind=ParameterServer, keep=2, lease_s=60.0, port=0, index=None, **kwargs
+):
     # As a server of its own, to which trainers elsewhere publish; see ``version``.
-    service = kind(store, keep=keep, lease_s=lease_s, **{"published_in": "/w"} | kwargs)
+    kwargs = {"published_in": "/w"} | kwargs
+    if index is not None:
+        kwargs["record"] = functools.partial(write_index, index)
+        kwargs["listed"] = listed_in_index(index, kwargs["published_in"])
+    service = kind(store, keep=keep, lease_s=lease_s, **kwargs)
     server, address = doors.server(port or free_port())
     service.add_to(server)
     await server.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import shutil
 import time
@@ -18,7 +19,14 @@ from rlax_plugin.errors import WeightsError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.kept import Listed, kept_version, listed_versions, record_versions
+from rlax_plugin.weights.kept import (
+    Listed,
+    kept_version,
+    listed_in_index,
+    listed_versions,
+    record_versions,
+    write_index,
+)
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.weights.version_index import versions_to_json
 from rlax_plugin.weights.versions import VersionTable
@@ -203,8 +211,14 @@ def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> Non
     index.write_text(versions_to_json([version(1, old)], [gone]))
 
     async def main() -> None:
-        places = {"index": index, "published_in": str(tmp_path)}
-        server = ParameterServer(store, keep=1, lease_s=30, **places)
+        server = ParameterServer(
+            store,
+            keep=1,
+            lease_s=30,
+            record=functools.partial(write_index, index),
+            listed=listed_in_index(index, str(tmp_path)),
+            published_in=str(tmp_path),
+        )
         assert server.latest == version(1, old)
         await server.publish(version(2, str(tmp_path / "new")))
         await server.close()

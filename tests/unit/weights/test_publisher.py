@@ -63,7 +63,7 @@ class Failures:
         self.told.set()
 
 
-def make(loop, store, announce=None, deadline_s=60.0, **options):
+def make(loop, store, announce=None, deadline_s=60.0):
     seen: list[WeightVersion] = []
     failures = Failures()
 
@@ -75,7 +75,6 @@ def make(loop, store, announce=None, deadline_s=60.0, **options):
         on_published=seen.append,
         failures=failures,
         deadline_s=deadline_s,
-        **options,
     )
     return publisher, seen, failures.errors, failures.told
 
@@ -207,15 +206,19 @@ def failing(times: int, error: Exception) -> Store:
     return store
 
 
-SHORT = functools.partial(Pauses, first_s=0.01, longest_s=0.02)
+@pytest.fixture
+def short(monkeypatch):
+    """Pauses between tries that no test has to wait for."""
+    pauses = functools.partial(Pauses, first_s=0.01, longest_s=0.02)
+    monkeypatch.setattr("rlax_plugin.weights.publisher.Pauses", pauses)
 
 
 @pytest.mark.parametrize(
     "error", [WeightsUnwritableError("reset"), OSError(errno.EACCES, "denied")]
 )
-def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, error):
+def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, short, error):
     server = Announcer(None)
-    publisher, seen, errors, _ = make(loop, store := failing(3, error), server, pauses=SHORT)
+    publisher, seen, errors, _ = make(loop, store := failing(3, error), server)
     listed = server.paths
     publisher.publish(weights(0))
     publisher.wait()
@@ -223,9 +226,9 @@ def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, error)
     assert store.tried == listed and len(set(listed)) == 4  # each was listed before it was tried
 
 
-def test_a_save_that_fails_for_weights_s_says_so(loop):
+def test_a_save_that_fails_for_weights_s_says_so(loop, short):
     store = failing(10**9, WeightsUnwritableError("cannot write /weights: denied"))
-    publisher, seen, errors, told = make(loop, store, deadline_s=0.4, pauses=SHORT)
+    publisher, seen, errors, told = make(loop, store, deadline_s=0.4)
     publisher.publish(weights(7))
     with pytest.raises(DeadlineError, match="version 7"):
         publisher.wait()
@@ -249,10 +252,11 @@ def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(loop):
     assert told.wait(60) and not seen and [str(one) for one in errors] == [str(error)]
 
 
-def test_closing_repeats_no_save(loop):
+def test_closing_repeats_no_save(loop, monkeypatch):
     long = functools.partial(Pauses, first_s=60, longest_s=60)
+    monkeypatch.setattr("rlax_plugin.weights.publisher.Pauses", long)
     store = failing(10**9, WeightsUnwritableError("away"))
-    publisher, *_ = make(loop, store, deadline_s=600.0, pauses=long)
+    publisher, *_ = make(loop, store, deadline_s=600.0)
     publisher.publish(weights(7))
     publisher.close()  # returns long before the first pause is over
     assert len(store.tried) == 1
