@@ -92,11 +92,6 @@ class DecodeEngine:
         parts = (jax.block_until_ready(made_by(p)) for p in layer_major.published(arrays))
         return {name: found for part in parts for name, found in part.items()}
 
-    def lowered(self, weights: Weights) -> jax.stages.Lowered:
-        """Returns the lowered program of a decode call, for inspecting what XLA compiles."""
-        unused, steps = np.ones(self.slots, bool), np.int32(3)
-        return self._decode.lower(self._state, weights, unused, steps, np.bool_(0))
-
     @property
     def free_slots(self) -> list[int]:
         return [int(slot) for slot in np.flatnonzero(~self._occupied)]

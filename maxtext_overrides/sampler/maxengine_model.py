@@ -95,7 +95,7 @@ class MaxEngineModel:
         where = dict(nnx.to_flat_state(shardings))
         self.caches_like: dict[Path, jax.ShapeDtypeStruct] = {}
         self._axes: dict[Path, tuple[str, ...]] = {}
-        self.rng: dict[Path, jax.Array] = {}
+        self._rng: dict[Path, jax.Array] = {}
         names: dict[str, tuple[str, ...]] = {}
         for path, variable in nnx.to_flat_state(self._decode_state):
             like = variable.get_value()
@@ -105,7 +105,7 @@ class MaxEngineModel:
                 )
                 self._axes[path] = _axis_names(variable)
             elif isinstance(variable, nnx.RngState):
-                self.rng[path] = _resting(like)
+                self._rng[path] = _resting(like)
             elif not isinstance(variable, UNPUBLISHED):
                 names[".".join(map(str, path))] = _axis_names(variable)
         self.layer_axes = layer_axes(names)
@@ -229,7 +229,7 @@ class MaxEngineModel:
             if isinstance(variable, nnx.Cache):
                 value = caches[path]
             elif isinstance(variable, nnx.RngState):
-                value = self.rng[path]
+                value = self._rng[path]
             elif isinstance(variable, UNPUBLISHED):
                 continue
             else:

@@ -11,7 +11,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,8 +26,7 @@ from maxtext_overrides.upstream.sources import Definition, Sources, sha256, unif
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.terminal import console
 
-Table = Mapping[str, tuple[Override, ...]]
-"""Maps a module of this project to the symbols that it uses."""
+_PACKAGE = "maxtext"  # its name on PyPI
 
 Status = Literal["same", "changed", "missing"]
 _STYLES = {"same": "green", "changed": "yellow", "missing": "red"}
@@ -134,27 +133,17 @@ def installed(distribution: str, version: str) -> Sources:
     return Sources(Path(spec.submodule_search_locations[0]).parent)
 
 
-def _of(
-    distribution: str, by_module: Mapping[str, tuple[Override, ...]]
-) -> Iterator[tuple[str, list[Override]]]:
-    for module, overrides in by_module.items():
-        if chosen := [o for o in overrides if o.distribution == distribution]:
+def _symbols() -> Iterator[tuple[str, list[Override]]]:
+    for module, overrides in BY_MODULE.items():
+        if chosen := [o for o in overrides if o.distribution == _PACKAGE]:
             yield module, chosen
 
 
-def main(
-    arguments: list[str] | None = None,
-    distribution: str = "maxtext",
-    by_module: Table = BY_MODULE,
-    find: Callable[[str, str], Sources] = installed,
-) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Compares the symbols in use with those of another version.
 
     Args:
       arguments: arguments of the command line.
-      distribution: PyPI name of the package.
-      by_module: the symbols.
-      find: returns the sources of a distribution's tested version.
 
     Returns:
       0 if nothing has changed, 1 if something has, 2 if there is nothing to compare.
@@ -166,23 +155,23 @@ def main(
     )
     parser.add_argument("other", help="version to compare with, or a wheel, or a folder of sources")
     other = parser.parse_args(arguments).other
-    table = dict(_of(distribution, by_module))
+    table = dict(_symbols())
     version = next(o.versions[-1] for overrides in table.values() for o in overrides)
     out = console(sys.stdout)
     try:
         if other == version:  # what was changed in place, in the installed package
-            tested = Sources(wheels.fetch(distribution, version))
-            against = find(distribution, version)
+            tested = Sources(wheels.fetch(_PACKAGE, version))
+            against = installed(_PACKAGE, version)
         else:
-            path = Path(other) if Path(other).exists() else wheels.fetch(distribution, other)
-            tested, against = find(distribution, version), Sources(path)
+            path = Path(other) if Path(other).exists() else wheels.fetch(_PACKAGE, other)
+            tested, against = installed(_PACKAGE, version), Sources(path)
         found = compare(table, tested, against)
     except RlaxError as error:
         console(sys.stderr).print(Text.assemble(("error: ", "bold red"), str(error)))
         return 2
     show(found, out)
-    named = other if Path(other).exists() else f"{distribution} {other}"
-    out.print(_summary(found, f"{distribution} {version}", named))
+    named = other if Path(other).exists() else f"{_PACKAGE} {other}"
+    out.print(_summary(found, f"{_PACKAGE} {version}", named))
     return int(any(one.status != "same" for one in found))
 
 

@@ -54,7 +54,6 @@ class Member:
       on_quarantine: called as soon as ``quarantine`` is set, to stop generating.
       progress: given the engine's figures and True if weights are being loaded, returns the
         progress of the open requests.
-      pauses: given a deadline in seconds, returns the pauses between tries of a failed load.
       process: distinguishes this process from all others of its name.
 
     Attributes:
@@ -71,14 +70,13 @@ class Member:
         engine: RolloutEngine,
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
-        pauses: Callable[[float], Pauses] = Pauses,
         process: str = PROCESS,
     ):
         self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
         self._section: RlaxSection = run.section
         self._deadlines: Deadlines = run.section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
-        self._pauses, self._process = pauses, process
+        self._process = process
         self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
         self._as_member = self._fleet  # shows the token of the registration, once there is one
@@ -280,7 +278,7 @@ class Member:
           DeadlineError: it could not be read for ``weights_s``, for any reason. This does not mean
             that this worker is at fault.
         """
-        pauses, tries, damaged = self._pauses(self._deadlines.weights_s), 0, 0
+        pauses, tries, damaged = Pauses(self._deadlines.weights_s), 0, 0
         while True:
             async with self._acquire(client) as version:
                 tries += 1

@@ -9,12 +9,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.handing import for_worker
 from rlax_plugin.config.identity import sample_hash
@@ -54,13 +53,11 @@ async def work(
     name: str,
     terminated: asyncio.Event,
     scrapes: Scrapes = Scrapes(),  # noqa: B008  it is frozen
-    pauses: Callable[[float], Pauses] = Pauses,
 ) -> None:
     """Runs a worker on the event loop until its run ends, it fails, or it has drained.
 
     Args:
       terminated: once set, the worker drains and leaves.
-      pauses: see ``Member``.
 
     Raises:
       RlaxError: the worker failed; wrong weights have been reported to the controller.
@@ -79,7 +76,6 @@ async def work(
             engine=engine,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
-            pauses=pauses,
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights

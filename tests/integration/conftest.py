@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 
@@ -12,12 +13,21 @@ from attacked_servers import Attacked, Start
 from finished_run import FinishedRun
 from runs import Run
 
+from rlax_plugin.concurrency.retrying import Pauses
+
 
 @pytest.fixture(autouse=True)
 def no_run_outlives_its_test() -> Iterator[None]:
     """A test that fails leaves nothing that takes time from the next ones."""
     yield
     Run.end_all()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker in this process tries soon again to load weights that it could not load."""
+    pauses = functools.partial(Pauses, first_s=0.05, longest_s=0.1)
+    monkeypatch.setattr("rlax_plugin.worker.member.Pauses", pauses)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from dispatching import declared
 from worker_harness import (
     CONTINUE,
     LIMIT_S,
-    SHORT,
     Counting,
     NoBytes,
     Worker,
@@ -46,12 +45,12 @@ from rlax_plugin.worker.member import PROCESS
         (WeightsError("'w' was not published"), [0, 1, 1, 1]),
     ],
 )
-def test_a_worker_with_wrong_weights_is_quarantined(error, loads):
+def test_a_worker_with_wrong_weights_is_quarantined(error, loads, short_pauses):
     async def main():
         settings = section(**CONTINUE)
         async with trainer(settings) as one:
             await one.publish(0)
-            bad = Worker("bad", Counting(100_000), settings, one.address, pauses=SHORT)
+            bad = Worker("bad", Counting(100_000), settings, one.address)
             bad.engine.faults[1] = error
             await until(lambda: one.held("bad") == 0)
             ticket = one.dispatcher.submit(group(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from worker_harness import CONTINUE, SHORT, Counting, Worker, group, run, section, trainer, until
+from worker_harness import CONTINUE, Counting, Worker, group, run, section, trainer, until
 
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
 
@@ -56,7 +56,7 @@ def test_a_worker_that_cannot_read_its_first_weights_leaves_without_quarantine()
     run(main)
 
 
-def test_an_outage_between_two_damaged_readings_does_not_count_as_one():
+def test_an_outage_between_two_damaged_readings_does_not_count_as_one(short_pauses):
     class Flaky(Counting):
         async def load(self, version):
             self.faults[1] = errors.pop(0)
@@ -69,7 +69,7 @@ def test_an_outage_between_two_damaged_readings_does_not_count_as_one():
         patience = section({"weights_s": 60.0}, **CONTINUE)
         async with trainer(patience) as one:
             await one.publish(0)
-            worker = Worker("w", Flaky(5), patience, one.address, pauses=SHORT)
+            worker = Worker("w", Flaky(5), patience, one.address)
             await until(lambda: one.held("w") == 0)
             await one.publish(1)
             with pytest.raises(WeightsError, match="crc32c"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 from runs import free_port
 from sections import section_with
 
-from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener
@@ -37,7 +35,6 @@ from rlax_plugin.worker.serve import work
 LIMIT_S = 150.0
 TOKEN_S = 0.005
 STOP = 10**6
-SHORT = functools.partial(Pauses, first_s=0.05, longest_s=0.1)
 CONTINUE = {"on_new_weights": "continue", "progress_s": 30.0}
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny_engine import MOE, NEW, Case, prompts_of, reference_logprobs
+from tiny_engine import MOE, NEW, Case, compiled_decoding, prompts_of, reference_logprobs
 
 from maxtext_overrides.sampler.decode import Prefill
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
@@ -68,7 +68,7 @@ def test_a_decode_step_copies_no_stack_of_layers(dense):
     }
 
     def copied(weights):
-        text = engine.lowered(weights).compile().as_text()
+        text = compiled_decoding(engine, weights)
         forms = [f"f32[{','.join(map(str, shape))}]" for shape in stacks]
         lines = [line for line in text.splitlines() if "transpose(" in line]
         return sum(any(f"= {form}" in line for form in forms) for line in lines)

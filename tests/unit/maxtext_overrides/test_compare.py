@@ -248,12 +248,14 @@ def test_what_is_shown(tested, other) -> None:
 
 
 @pytest.fixture
-def command(tested, other, tmp_path):
+def command(tested, other, tmp_path, monkeypatch):
     """The command with a table of these names; the status, and the last line that it prints."""
 
     def run(capsys, *names):
         table = {"ours.py": tuple(override(tested, f"up.loop.{n}") for n in names)}
-        status = comparing.main([str(tmp_path / "other")], by_module=table, find=lambda *_: tested)
+        monkeypatch.setattr(comparing, "BY_MODULE", table)
+        monkeypatch.setattr(comparing, "installed", lambda *_: tested)
+        status = comparing.main([str(tmp_path / "other")])
         return status, capsys.readouterr().out.splitlines()[-1]
 
     return run
