@@ -5,7 +5,7 @@ With s = logits / temperature, log Z = log sum exp(s), p = exp(s - log Z) and th
     logprob = s_t - log Z                 d logprob / d s_v = [v = t] - p_v
     H       = -sum p log p                d H / d s_v       = -p_v (log p_v + H)
 
-``dense_scores`` has the logits. ``tiled_scores`` has the hidden states and the weights of the
+``dense_outputs`` has the logits. ``tiled_outputs`` has the hidden states and the weights of the
 output head: it computes the logits of one tile of the vocabulary after the other without keeping
 them, and merges each tile's own log Z_i and H_i (online softmax, https://arxiv.org/abs/1805.02867):
 
@@ -28,11 +28,11 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from rlax_plugin.objective.loss import Scores
+from rlax_plugin.objective.loss import TokenOutputs
 
 
 class _Part(NamedTuple):
-    """The scores of a part of the vocabulary by itself, float32 [rows, length]."""
+    """The outputs for a part of the vocabulary by itself, float32 [rows, length]."""
 
     log_z_bt: jax.Array
     entropy_bt: jax.Array  # of the softmax over the part
@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
     @classmethod
     def of(cls, s_btw: jax.Array, position_bt: jax.Array, counted_w: jax.Array | None) -> _Part:
-        """Returns the scores of one tile.
+        """Returns the outputs for one tile.
 
         Args:
           s_btw: logits / temperature.
@@ -73,8 +73,8 @@ class _Part(NamedTuple):
         return _Part(log_z_bt, entropy_bt, self.target_bt + other.target_bt)
 
     @property
-    def scores(self) -> Scores:
-        return Scores(self.target_bt - self.log_z_bt, self.entropy_bt)
+    def outputs(self) -> TokenOutputs:
+        return TokenOutputs(self.target_bt - self.log_z_bt, self.entropy_bt)
 
 
 def _scaled(logits_btw: jax.Array, temperature: float) -> jax.Array:
@@ -85,7 +85,7 @@ def _logits_cotangent(
     logits_btw: jax.Array,
     position_bt: jax.Array,
     whole: _Part,
-    cotangents: Scores,
+    cotangents: TokenOutputs,
     temperature: float,
 ) -> jax.Array:
     """Returns the cotangent of some of the logits; a result that no loss uses costs nothing."""
@@ -104,7 +104,7 @@ def _logits_cotangent(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def dense_scores(logits_btv: jax.Array, targets_bt: jax.Array, temperature: float) -> Scores:
+def dense_outputs(logits_btv: jax.Array, targets_bt: jax.Array, temperature: float) -> TokenOutputs:
     """Returns log-prob of the targets and entropy.
 
     Args:
@@ -112,22 +112,24 @@ def dense_scores(logits_btv: jax.Array, targets_bt: jax.Array, temperature: floa
       targets_bt: int32 [rows, length].
       temperature: above 0.
     """
-    return _Part.of(_scaled(logits_btv, temperature), targets_bt, None).scores
+    return _Part.of(_scaled(logits_btv, temperature), targets_bt, None).outputs
 
 
-def _dense_forward(logits: Any, targets: Any, temperature: float) -> tuple[Scores, Any]:
+def _dense_forward(logits: Any, targets: Any, temperature: float) -> tuple[TokenOutputs, Any]:
     whole = _Part.of(_scaled(logits.value, temperature), targets.value, None)
-    return whole.scores, (logits.value, targets.value, whole)
+    return whole.outputs, (logits.value, targets.value, whole)
 
 
-def _dense_backward(temperature: float, saved: Any, cotangents: Scores) -> tuple[jax.Array, None]:
+def _dense_backward(
+    temperature: float, saved: Any, cotangents: TokenOutputs
+) -> tuple[jax.Array, None]:
     logits_btv, targets_bt, whole = saved
     # Or XLA would store p for both passes instead of computing it in each: twice the time on CPU.
     whole = jax.lax.optimization_barrier(whole)
     return _logits_cotangent(logits_btv, targets_bt, whole, cotangents, temperature), None
 
 
-dense_scores.defvjp(_dense_forward, _dense_backward, symbolic_zeros=True)
+dense_outputs.defvjp(_dense_forward, _dense_backward, symbolic_zeros=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +213,14 @@ class _Tiles:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4))
-def tiled_scores(
+def tiled_outputs(
     head: Head,
     hidden_bte: jax.Array,
     weights: jax.Array,
     targets_bt: jax.Array,
     temperature: float,
-) -> Scores:
-    """Returns ``dense_scores`` of ``head.logits(hidden_bte, weights)`` without storing all logits.
+) -> TokenOutputs:
+    """Returns ``dense_outputs`` of ``head.logits(hidden_bte, weights)`` without storing all logits.
 
     Args:
       head: the logits as a function of the weights, and the number of tiles.
@@ -227,7 +229,7 @@ def tiled_scores(
       targets_bt: int32 [rows, length].
       temperature: above 0.
     """
-    return _tiled(head, hidden_bte, weights, targets_bt, temperature).scores
+    return _tiled(head, hidden_bte, weights, targets_bt, temperature).outputs
 
 
 def _tiled(
@@ -249,14 +251,14 @@ def _tiled(
 
 def _tiled_forward(
     head: Head, hidden: Any, weights: Any, targets: Any, temperature: float
-) -> tuple[Scores, Any]:
+) -> tuple[TokenOutputs, Any]:
     arrays = (hidden.value, weights.value, targets.value)
     whole = _tiled(head, *arrays, temperature)
-    return whole.scores, (*arrays, whole)
+    return whole.outputs, (*arrays, whole)
 
 
 def _tiled_backward(
-    head: Head, temperature: float, saved: Any, cotangents: Scores
+    head: Head, temperature: float, saved: Any, cotangents: TokenOutputs
 ) -> tuple[jax.Array, jax.Array, None]:
     hidden_bte, weights, targets_bt, whole = saved
     tiles = _Tiles.of(head, weights)
@@ -277,4 +279,4 @@ def _tiled_backward(
     return by_hidden_bte.astype(hidden_bte.dtype), by_weights.reshape(weights.shape), None
 
 
-tiled_scores.defvjp(_tiled_forward, _tiled_backward, symbolic_zeros=True)
+tiled_outputs.defvjp(_tiled_forward, _tiled_backward, symbolic_zeros=True)

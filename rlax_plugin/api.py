@@ -56,7 +56,7 @@ from rlax_plugin.metrics.tracking import (
 from rlax_plugin.objective.advantages import Outcomes, completions, of_batch, per_group
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS
-from rlax_plugin.objective.inputs import Scores, TokenInputs
+from rlax_plugin.objective.inputs import TokenInputs, TokenOutputs
 from rlax_plugin.objective.loss import (
     Aggregation,
     ObjectiveSlots,
@@ -305,7 +305,6 @@ __all__ = [
     "Scheduler",
     "Score",
     "ScoredGroup",
-    "Scores",
     "Seconds",
     "Section",
     "ServiceProvider",
@@ -322,6 +321,7 @@ __all__ = [
     "TextSource",
     "TimedLauncher",
     "TokenInputs",
+    "TokenOutputs",
     "TokenScorer",
     "Tokenizer",
     "TokenizerSource",

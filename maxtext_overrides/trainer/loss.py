@@ -25,15 +25,15 @@ from flax import nnx
 from maxtext_overrides.trainer import output_head
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import OverrideError
-from maxtext_overrides.vocabulary import dense_scores
+from maxtext_overrides.vocabulary import dense_outputs
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.loss import Scores
+from rlax_plugin.objective.loss import TokenOutputs
 
-Objective = Callable[[Scores, Mapping[str, jax.Array]], tuple[Any, Any, dict[str, Any]]]
-"""Maps (scores, batch arrays), all [rows, length], to (sum, weight, additive metrics)."""
+Objective = Callable[[TokenOutputs, Mapping[str, jax.Array]], tuple[Any, Any, dict[str, Any]]]
+"""Maps (outputs, batch arrays), all [rows, length], to (sum, weight, additive metrics)."""
 
 LossFn = Callable[..., tuple[Any, dict[str, Any]]]  # with MaxText's signature
-ScoresFn = Callable[[Any, Mapping[str, jax.Array]], Scores]
+OutputsFn = Callable[[Any, Mapping[str, jax.Array]], TokenOutputs]
 
 OVERRIDES = tuple(
     override
@@ -43,29 +43,29 @@ OVERRIDES = tuple(
 
 
 OUTPUTS = ("features",)
-"""Names that ``Scores.outputs`` may have."""
+"""Names that ``TokenOutputs.further`` may have."""
 
 
-def make_scores_fn(config: Any, temperature: float, outputs: Collection[str] = ()) -> ScoresFn:
+def make_outputs_fn(config: Any, temperature: float, further: Collection[str] = ()) -> OutputsFn:
     """Returns a forward pass of the trainer's model: its graph and tiling, no loss, no gradient.
 
     Args:
       config: MaxText's.
       temperature: divisor of the logits, above 0.
-      outputs: of ``OUTPUTS``, the names that ``Scores.outputs`` is to have.
+      further: of ``OUTPUTS``, the names that ``TokenOutputs.further`` is to have.
 
     Returns:
-      ``scores(model, data) -> Scores`` of ``data["targets"]``, to be traced by JAX under
+      ``outputs(model, data) -> TokenOutputs`` of ``data["targets"]``, to be traced by JAX under
       ``Loop.shardings()``. ``model`` is what MaxText's loss_fn gets, an ``nnx.Module``
       (``nnx.merge(graph, state)``), and is left unchanged; ``data`` holds MaxText's six arrays,
       int32 [rows, length], others are ignored.
     """
 
-    def scores(model: Any, data: Mapping[str, jax.Array]) -> Scores:
+    def outputs(model: Any, data: Mapping[str, jax.Array]) -> TokenOutputs:
         # A pass leaves intermediates in its model, and each trace needs variables of its own.
         model = nnx.merge(*nnx.split(model), copy=True)
         nnx.pop(model, nnx.Intermediate)
-        with output_head.hidden_states(_hides(config, outputs)) as hidden:
+        with output_head.hidden_states(_hides(config, further)) as hidden:
             logits_btv = model(
                 decoder_input_tokens=data["inputs"],
                 decoder_positions=data["inputs_position"],
@@ -77,35 +77,35 @@ def make_scores_fn(config: Any, temperature: float, outputs: Collection[str] = (
         if config.num_vocab_tiling > 1:
             (hidden_bte,) = nnx.pop(model, nnx.Intermediate)["decoder"]["hidden_states"].get_value()
             hidden.append(hidden_bte)
-            found = output_head.head_scores(model, hidden_bte, data["targets"], temperature)
+            found = output_head.head_outputs(model, hidden_bte, data["targets"], temperature)
         else:
-            found = dense_scores(logits_btv, data["targets"], temperature)
-        return jax.lax.stop_gradient(_with_outputs(found, model, hidden, outputs))
+            found = dense_outputs(logits_btv, data["targets"], temperature)
+        return jax.lax.stop_gradient(_with_further(found, model, hidden, further))
 
-    return scores
-
-
-def _hides(config: Any, outputs: Collection[str]) -> bool:
-    """True if MaxText does not return the hidden states from which the outputs are computed."""
-    return bool(outputs) and config.num_vocab_tiling == 1
+    return outputs
 
 
-def _with_outputs(
-    scores: Scores, model: Any, hidden: list[jax.Array], outputs: Collection[str]
-) -> Scores:
-    """Returns scores with the further outputs that were requested.
+def _hides(config: Any, further: Collection[str]) -> bool:
+    """True if MaxText does not return the hidden states from which further outputs are computed."""
+    return bool(further) and config.num_vocab_tiling == 1
+
+
+def _with_further(
+    outputs: TokenOutputs, model: Any, hidden: list[jax.Array], further: Collection[str]
+) -> TokenOutputs:
+    """Returns outputs with the further ones that were requested.
 
     Args:
       hidden: inputs of the decoder's output head.
     """
-    if not outputs:
-        return scores
+    if not further:
+        return outputs
     if len(hidden) != 1:
         raise OverrideError(
             f"MaxText's decoder called its output head {len(hidden)} times, expected once: with "
             "this config it shows no features"
         )
-    return scores._replace(outputs={"features": output_head.features(model, hidden[0])})
+    return outputs._replace(further={"features": output_head.features(model, hidden[0])})
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _replaced(train: Any, cross_entropy: Any, tiled_cross_entropy: Any) -> Itera
 
 
 def make_loss_fn(
-    train: Any, objective: Objective, temperature: float, outputs: Collection[str] = ()
+    train: Any, objective: Objective, temperature: float, further: Collection[str] = ()
 ) -> LossFn:
     """Returns a ``loss_fn`` for MaxText's train step.
 
@@ -132,7 +132,7 @@ def make_loss_fn(
         max(sum of weights, 1). Its metrics are sums; they come out in
         ``aux["intermediate_outputs"]["rlax"]``, added up over micro-batches.
       temperature: temperature with which the rollouts are generated.
-      outputs: see ``make_scores_fn``; with gradient.
+      further: see ``make_outputs_fn``; with gradient.
 
     Raises:
       ConfigError: temperature 0; a greedy policy has no gradient.
@@ -151,36 +151,36 @@ def make_loss_fn(
         is_train: bool = True,
     ) -> tuple[Any, dict[str, Any]]:
         data = dict(data)  # the stock function cuts its arrays in place
-        scores: list[Scores] = []
+        outputs: list[TokenOutputs] = []
 
-        def keep_scores(logits: jax.Array, targets: jax.Array, z_loss: float = 0.0) -> Any:
+        def keep_outputs(logits: jax.Array, targets: jax.Array, z_loss: float = 0.0) -> Any:
             del targets, z_loss  # one-hot, unused and so never computed
-            scores.append(dense_scores(logits, data["targets"], temperature))
+            outputs.append(dense_outputs(logits, data["targets"], temperature))
             zeros = jnp.zeros(logits.shape[:-1], jnp.float32)
             return zeros, zeros
 
-        def keep_tiled_scores(
+        def keep_tiled_outputs(
             model: Any, hidden_states: jax.Array, data: Any, config: Any, is_train: bool
         ) -> Any:
             del config, is_train
             hidden.append(hidden_states)
             targets_bt = data["targets"]
-            scores.append(output_head.head_scores(model, hidden_states, targets_bt, temperature))
+            outputs.append(output_head.head_outputs(model, hidden_states, targets_bt, temperature))
             return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
 
         with (
-            _replaced(train, keep_scores, keep_tiled_scores),
-            output_head.hidden_states(_hides(config, outputs)) as hidden,
+            _replaced(train, keep_outputs, keep_tiled_outputs),
+            output_head.hidden_states(_hides(config, further)) as hidden,
         ):
             auxiliary, aux = stock_loss_fn(
                 model, config, data, dropout_rng, params, sparsity_state, is_train
             )
-        if len(scores) != 1:
+        if len(outputs) != 1:
             raise OverrideError(
-                f"MaxText's loss_fn called its cross-entropy {len(scores)} times, expected once: "
+                f"MaxText's loss_fn called its cross-entropy {len(outputs)} times, expected once: "
                 "this config takes another path through it"
             )
-        told = _with_outputs(scores[0], model, hidden, outputs)
+        told = _with_further(outputs[0], model, hidden, further)
         rl_sum, rl_weight, metrics = objective(told, data)
         if config.gradient_accumulation_steps > 1:
             stock_weight = jnp.maximum(aux["total_weights"], 1)

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from maxtext_overrides.vocabulary import Head, tiled_scores
+from maxtext_overrides.vocabulary import Head, tiled_outputs
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.loss import Scores
+from rlax_plugin.objective.loss import TokenOutputs
 
 _ROWS_AND_LENGTH = ("activation_embed_and_logits_batch", "activation_length")
 
@@ -67,9 +67,9 @@ def features(model: Any, hidden_bte: jax.Array) -> jax.Array:
     return model.decoder.decoder_norm(hidden_bte)
 
 
-def head_scores(
+def head_outputs(
     model: Any, hidden_bte: jax.Array, targets_bt: jax.Array, temperature: float
-) -> Scores:
+) -> TokenOutputs:
     """Returns log-prob of the targets and entropy, in ``num_vocab_tiling`` tiles; traced by JAX.
 
     Args:
@@ -113,7 +113,7 @@ def head_scores(
     # Every tile needs all features of a token: gathered here they are gathered once.
     hidden_bte = placed(decoder.decoder_norm(hidden_bte), *_ROWS_AND_LENGTH, None)
     shards = _shards(weights.shape[axis], create_sharding(mesh, ("vocab",), rules))
-    return tiled_scores(
+    return tiled_outputs(
         Head(logits_btw, axis, tiles, shards), hidden_bte, weights, targets_bt, temperature
     )
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides.trainer.loss import OUTPUTS, make_scores_fn
+from maxtext_overrides.trainer.loss import OUTPUTS, make_outputs_fn
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
 
@@ -32,7 +32,7 @@ def target_logprobs_of(
       float32 [rows, length], nats.
     """
     model = nnx.merge(graph, model_state)
-    return make_scores_fn(model.config, temperature)(model, data).logprobs_bt
+    return make_outputs_fn(model.config, temperature)(model, data).logprobs_bt
 
 
 class BatchScores:
@@ -85,16 +85,14 @@ class BatchScores:
 
     def _made(self, graph: Any, names: tuple[str, ...]) -> Callable[..., dict[str, jax.Array]]:
         @jax.jit
-        def scores_of_batch(
+        def outputs_of_batch(
             model_state: Any, weights: Weights, data: Mapping[str, Any]
         ) -> dict[str, jax.Array]:
             # Of the live state only RNG variables are used; jit drops arguments that are not.
             model = nnx.merge(graph, restore(model_state, weights))
             more = tuple(name for name in names if name in OUTPUTS)
-            scores = make_scores_fn(model.config, self._temperature, more)(model, data)
-            every = {"logprobs": scores.logprobs_bt, "entropy": scores.entropy_bt}
-            return {
-                name: array for name, array in (every | scores.outputs).items() if name in names
-            }
+            found = make_outputs_fn(model.config, self._temperature, more)(model, data)
+            every = {"logprobs": found.logprobs_bt, "entropy": found.entropy_bt}
+            return {name: array for name, array in (every | found.further).items() if name in names}
 
-        return scores_of_batch
+        return outputs_of_batch

@@ -18,19 +18,19 @@ Ratio = Literal["policy/old", "policy/behaviour", "old/behaviour"]
 """The ratio that a slot multiplies the term by."""
 
 
-class Scores(NamedTuple):
-    """A model's scores of the target tokens, float32 [rows, length], with temperature.
+class TokenOutputs(NamedTuple):
+    """A model's outputs for the target tokens, float32 [rows, length], with temperature.
 
     Attributes:
       logprobs_bt: log pi_theta of the target.
       entropy_bt: entropy of pi_theta over the whole vocabulary, nats.
-      outputs: further outputs by name, [rows, length, ...]; only those that were asked for.
+      further: further outputs by name, [rows, length, ...]; only those that were asked for.
         ``features`` are those to which the output head is applied, in the model's own dtype.
     """
 
     logprobs_bt: jax.Array
     entropy_bt: jax.Array
-    outputs: Mapping[str, jax.Array] = {}  # never changed
+    further: Mapping[str, jax.Array] = {}  # never changed
 
 
 @dataclass(frozen=True)

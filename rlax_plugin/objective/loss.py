@@ -25,7 +25,7 @@ from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective import combinations, diagnostics, terms
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
-from rlax_plugin.objective.inputs import Ratio, Scores, TokenInputs
+from rlax_plugin.objective.inputs import Ratio, TokenInputs, TokenOutputs
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 from rlax_plugin.objective.terms import LossTerm, Terms
@@ -33,7 +33,7 @@ from rlax_plugin.ports.kinds import AT_KEY
 
 __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
     "TokenInputs",
-    "Scores",
+    "TokenOutputs",
     "LossTerm",
     "Ratio",
     "ratio_of",
@@ -66,7 +66,7 @@ Aggregation = Callable[[TokenInputs], tuple[Any, Any]]
 
 The total is a count, 0 or at least 1: trainers divide by max(sum of totals, 1).
 """
-Loss = Callable[[Scores, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
+Loss = Callable[[TokenOutputs, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,19 +226,21 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Ob
     )
 
 
-def token_inputs(slots: ObjectiveSlots, scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
+def token_inputs(
+    slots: ObjectiveSlots, outputs: TokenOutputs, data: Mapping[str, Any]
+) -> TokenInputs:
     """Returns the slots' inputs for a batch; arguments are those of ``make_loss``'s function."""
     import jax
     import jax.numpy as jnp
 
     trained_bt = data["rl_mask"] > 0
-    dtype = jnp.promote_types(scores.logprobs_bt.dtype, jnp.float32)
+    dtype = jnp.promote_types(outputs.logprobs_bt.dtype, jnp.float32)
 
     def masked(x_bt: Any) -> jax.Array:
         # Selected before any arithmetic, so that neither value nor cotangent of padding counts.
         return jnp.where(trained_bt, jnp.asarray(x_bt).astype(dtype), 0.0)
 
-    logprobs_bt = masked(scores.logprobs_bt)
+    logprobs_bt = masked(outputs.logprobs_bt)
     behaviour_logprobs_bt = masked(data["rl_behaviour_logprobs"])
     trainer_logprobs_bt = jax.lax.stop_gradient(logprobs_bt)
     if slots.needs_old_logprobs:
@@ -249,7 +251,7 @@ def token_inputs(slots: ObjectiveSlots, scores: Scores, data: Mapping[str, Any])
     from_sampler = slots.algorithm.old_policy == "sampler"
     return TokenInputs(
         logprobs_bt=logprobs_bt,
-        entropy_bt=masked(scores.entropy_bt),
+        entropy_bt=masked(outputs.entropy_bt),
         old_logprobs_bt=behaviour_logprobs_bt if from_sampler else trainer_logprobs_bt,
         trainer_logprobs_bt=trainer_logprobs_bt,
         behaviour_logprobs_bt=behaviour_logprobs_bt,
@@ -284,11 +286,11 @@ def _check_shape(slot: str, found_bt: Any, inputs: TokenInputs) -> None:
 
 
 def loss_weight(slots: ObjectiveSlots, data: Mapping[str, Any]) -> Any:
-    """The weight that the loss returns for a batch, without a model's scores."""
+    """The weight that the loss returns for a batch, without a model's outputs."""
     import jax.numpy as jnp
 
     nothing_bt = jnp.zeros(data["rl_mask"].shape, jnp.float32)
-    inputs = token_inputs(slots, Scores(nothing_bt, nothing_bt), data)
+    inputs = token_inputs(slots, TokenOutputs(nothing_bt, nothing_bt), data)
     return slots.aggregation(inputs)[1]
 
 
@@ -299,7 +301,7 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
       added: terms beside the objective, such as those of signals: sum / weight of each is added to
         the loss of an update, and reported as ``objective/<name>``.
 
-    It is called as ``loss(scores, data)``: ``scores`` of ``data["targets"]`` under pi_theta;
+    It is called as ``loss(outputs, data)``: ``outputs`` of ``data["targets"]`` under pi_theta;
     ``data`` the arrays of ``objective/batches.py``, and the trainer's additions:
     ``rl_old_logprobs`` with ``rl_old_known`` if ``slots.needs_old_logprobs``,
     ``rl_reference_logprobs`` if KL is in the loss. It returns
@@ -309,7 +311,7 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
     - metrics: sums (scalars, and ``gap_hist`` [64]) that add up over micro-batches;
       ``diagnostics.summarise`` turns them into numbers to report.
 
-    All are float32, or float64 if ``scores`` are. The contents of padding, even NaN, change no bit
+    All are float32, or float64 if ``outputs`` are. The contents of padding, even NaN, change no bit
     of the three or of the gradient.
     """
     import chex
@@ -325,12 +327,12 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
         ("grad_2_", slots.grad_2),  # perhaps the same part as grad_1
     ]
 
-    def loss(scores: Scores, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def loss(outputs: TokenOutputs, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         names = ("rl_mask", "rl_advantages", "rl_behaviour_logprobs", "rl_staleness")
-        chex.assert_rank(scores.logprobs_bt, 2)
-        told = (scores.logprobs_bt, scores.entropy_bt)
+        chex.assert_rank(outputs.logprobs_bt, 2)
+        told = (outputs.logprobs_bt, outputs.entropy_bt)
         chex.assert_equal_shape([*told, *(data[name] for name in names)])
-        inputs = token_inputs(slots, scores, data)
+        inputs = token_inputs(slots, outputs, data)
         frozen = inputs.frozen()
 
         weights_bt, weight = term_weights(slots, frozen)
@@ -364,7 +366,7 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
                 if (key := f"objective/{name}") in metrics or key in diagnostics.DERIVED:
                     reason = f"a term of the loss is named {name!r}, as a metric of the objective"
                     raise PluginError(reason)
-            total, sums = terms.added(added, scores, data, weight, loss_sum.dtype)
+            total, sums = terms.added(added, outputs, data, weight, loss_sum.dtype)
             loss_sum, metrics = loss_sum + total, metrics | sums
         return loss_sum, weight, metrics
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.errors import PluginError
-from rlax_plugin.objective.inputs import Scores
+from rlax_plugin.objective.inputs import TokenOutputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,15 +22,15 @@ class LossTerm:
     Both functions are pure and traced by JAX, often over a micro-batch.
 
     Attributes:
-      sum: (scores, batch arrays) -> scalar, with the intended gradient. Select with
+      sum: (outputs, batch arrays) -> scalar, with the intended gradient. Select with
         ``jnp.where(data["rl_mask"] > 0, ...)`` before any arithmetic: the contents of padding must
         not matter.
       weight: batch arrays -> scalar, a count, 0 or at least 1, such as the number of trained
         tokens. It must depend on the batch only.
-      outputs: names in ``scores.outputs`` that ``sum`` reads, such as ``features``.
+      outputs: names in ``further`` of the model's outputs that ``sum`` reads, such as ``features``.
     """
 
-    sum: Callable[[Scores, Mapping[str, Any]], Any]
+    sum: Callable[[TokenOutputs, Mapping[str, Any]], Any]
     weight: Callable[[Mapping[str, Any]], Any]
     outputs: tuple[str, ...] = ()
 
@@ -40,7 +40,7 @@ Terms = Mapping[str, LossTerm]
 
 
 def added(
-    terms: Terms, scores: Scores, data: Mapping[str, Any], weight: Any, dtype: Any
+    terms: Terms, outputs: TokenOutputs, data: Mapping[str, Any], weight: Any, dtype: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Adds up terms so that they can be divided by the weight of the objective.
 
@@ -57,7 +57,7 @@ def added(
     total: Any = jnp.zeros((), dtype)
     metrics: dict[str, Any] = {}
     for name, term in terms.items():
-        term_sum = jnp.asarray(term.sum(scores, data), dtype)
+        term_sum = jnp.asarray(term.sum(outputs, data), dtype)
         term_weight = jax.lax.stop_gradient(jnp.asarray(term.weight(data), dtype))
         for what, found in (("sum", term_sum), ("weight", term_weight)):
             if found.shape != ():

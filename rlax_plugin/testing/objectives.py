@@ -17,7 +17,7 @@ from rlax_plugin.config.validation import validate
 from rlax_plugin.objective import advantages, diagnostics
 from rlax_plugin.objective.loss import (
     ObjectiveSlots,
-    Scores,
+    TokenOutputs,
     kl_estimate,
     kl_token_rewards,
     make_loss,
@@ -273,7 +273,7 @@ def _reads_entropy(slots: ObjectiveSlots, shape: tuple[int, ...]) -> bool:
     loss = make_loss(slots)
     entropies: tuple[Any, ...] = (np.zeros(shape), rng.uniform(0, 3, shape), np.full(shape, 1e3))
     losses = [
-        loss(Scores(logprobs_bt, entropy_bt.astype(np.float32)), data)[0]
+        loss(TokenOutputs(logprobs_bt, entropy_bt.astype(np.float32)), data)[0]
         for entropy_bt in entropies
     ]
     return len(set(map(float, losses))) > 1
@@ -354,19 +354,19 @@ def _evaluate(
     }
     loss = make_loss(slots)
 
-    def update(scores: Scores, data: Mapping[str, Any]) -> tuple[Any, ...]:
+    def update(outputs: TokenOutputs, data: Mapping[str, Any]) -> tuple[Any, ...]:
         def mean(logprobs_bt: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
-            loss_sum, weight, sums = loss(scores._replace(logprobs_bt=logprobs_bt), data)
+            loss_sum, weight, sums = loss(outputs._replace(logprobs_bt=logprobs_bt), data)
             return loss_sum / jnp.maximum(weight, 1), sums  # nothing trains: 0
 
-        (value, sums), grad_bt = jax.value_and_grad(mean, has_aux=True)(scores.logprobs_bt)
-        inputs = token_inputs(slots, scores, data).frozen()
+        (value, sums), grad_bt = jax.value_and_grad(mean, has_aux=True)(outputs.logprobs_bt)
+        inputs = token_inputs(slots, outputs, data).frozen()
         weights_bt, weight = term_weights(slots, inputs)
         weights_bt = weights_bt * inputs.mask_bt / jnp.maximum(weight, 1)
         return value, grad_bt, weights_bt, inputs.ratio_bt, sums
 
-    scores = Scores(array("logprobs_bt"), array("entropy_bt"))
-    found = (jax.jit(update) if jit else update)(scores, data)
+    outputs = TokenOutputs(array("logprobs_bt"), array("entropy_bt"))
+    found = (jax.jit(update) if jit else update)(outputs, data)
     value, grad_bt, weights_bt, ratio_bt, sums = jax.device_get(found)
     metrics = diagnostics.summarise(sums)
     if "entropy_bt" not in arrays:

@@ -16,7 +16,7 @@ import rlax_objectives
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective.advantages import Outcomes
-from rlax_plugin.objective.loss import ObjectiveSlots, Scores, make_loss, resolve
+from rlax_plugin.objective.loss import ObjectiveSlots, TokenOutputs, make_loss, resolve
 from rlax_plugin.ports.protocols import BuildContext
 
 PRESETS = tuple(rlax_objectives.rlax_register_objective())
@@ -80,7 +80,9 @@ def differentiated(slots: ObjectiveSlots) -> Callable[[Any, Any], Result]:
     loss = make_loss(slots)
 
     def total(logprobs_bt: Any, data: Any) -> Any:
-        loss_sum, weight, metrics = loss(Scores(logprobs_bt, jnp.zeros_like(logprobs_bt)), data)
+        loss_sum, weight, metrics = loss(
+            TokenOutputs(logprobs_bt, jnp.zeros_like(logprobs_bt)), data
+        )
         return loss_sum, (weight, metrics)
 
     def run(logprobs_bt: Any, data: Any) -> Result:

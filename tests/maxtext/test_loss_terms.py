@@ -27,9 +27,9 @@ SLOTS = ObjectiveSlots(
 )
 
 
-def pull(scores, data):
+def pull(outputs, data):
     """Half of the squared distance of the features from 1."""
-    apart_bte = scores.outputs["features"] - 1.0
+    apart_bte = outputs.further["features"] - 1.0
     return jnp.where(data["rl_mask"] > 0, 0.5 * (apart_bte**2).mean(-1), 0.0).sum()
 
 

@@ -241,7 +241,7 @@ def test_each_adds_what_its_objective_reads(three_steps):
     }
     # The signals of a batch share one program, for any weights and both parts of the batch.
     # Another one gives all that a signal asked for at step 2.
-    assert sum("scores_of_batch" in name for name in three_steps.compiled) == 2
+    assert sum("outputs_of_batch" in name for name in three_steps.compiled) == 2
 
 
 def test_the_models_outputs_are_those_of_its_own_graph(three_steps, weights):

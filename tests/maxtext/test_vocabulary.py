@@ -14,7 +14,7 @@ from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.loss import make_loss_fn
 from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 from maxtext_overrides.upstream import lean_imports
-from maxtext_overrides.vocabulary import Head, dense_scores, tiled_scores
+from maxtext_overrides.vocabulary import Head, dense_outputs, tiled_outputs
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError, TrainingError
 
@@ -50,21 +50,21 @@ def by_jax(logits_btv, targets_bt):
     return logprobs_bt, -(jnp.exp(log_p_btv) * log_p_btv).sum(-1)
 
 
-def a_loss(scores):
+def a_loss(outputs):
     """Weighs every token, and both results, differently."""
-    logprobs_bt, entropy_bt = scores[:2]
+    logprobs_bt, entropy_bt = outputs[:2]
     weights_bt = jnp.linspace(-1.0, 2.0, logprobs_bt.size).reshape(logprobs_bt.shape)
     return (weights_bt * logprobs_bt).sum() + 0.3 * (weights_bt[::-1] * entropy_bt).sum()
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_dense_scores_worked_out_by_hand(compiled):
-    call = jax.jit(dense_scores, static_argnums=2) if compiled else dense_scores
+def test_dense_outputs_worked_out_by_hand(compiled):
+    call = jax.jit(dense_outputs, static_argnums=2) if compiled else dense_outputs
     # At temperature 2: p = (1/2, 1/4, 1/4), and once all of it on one word.
     logits = 2 * np.log(np.array([[[0.5, 0.25, 0.25], [1.0, 1e-30, 1e-30]]], np.float32))
-    scores = call(logits, np.array([[0, 0]]), 2.0)
-    np.testing.assert_allclose(scores.logprobs_bt, [[np.log(0.5), 0.0]], atol=1e-6)
-    np.testing.assert_allclose(scores.entropy_bt, [[1.5 * np.log(2), 0.0]], atol=1e-6)
+    outputs = call(logits, np.array([[0, 0]]), 2.0)
+    np.testing.assert_allclose(outputs.logprobs_bt, [[np.log(0.5), 0.0]], atol=1e-6)
+    np.testing.assert_allclose(outputs.entropy_bt, [[1.5 * np.log(2), 0.0]], atol=1e-6)
     # d H / d logit = -p (log p + H) / 2: log p + H is log 2 / 2 for the first, -log 2 / 2 for the
     # others. d logprob / d logit = ([v = 0] - p) / 2.
     by_entropy = jax.grad(lambda x: call(x, np.array([[0, 0]]), 2.0).entropy_bt.sum())(logits)
@@ -74,13 +74,13 @@ def test_dense_scores_worked_out_by_hand(compiled):
     np.testing.assert_allclose(by_logprob, [[[0.25, -0.125, -0.125], [0, 0, 0]]], atol=1e-6)
 
 
-def test_dense_scores_and_their_gradient_are_jaxs():
+def test_dense_outputs_and_their_gradient_are_jaxs():
     hidden_bte, table, targets_bt = inputs()
     logits_btv = tied(hidden_bte, table)
-    ours = dense_scores(logits_btv, targets_bt, TEMPERATURE)[:2]
+    ours = dense_outputs(logits_btv, targets_bt, TEMPERATURE)[:2]
     for found, expected in zip(ours, by_jax(logits_btv, targets_bt), strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-6)
-    found = jax.grad(lambda x: a_loss(dense_scores(x, targets_bt, TEMPERATURE)))(logits_btv)
+    found = jax.grad(lambda x: a_loss(dense_outputs(x, targets_bt, TEMPERATURE)))(logits_btv)
     expected = jax.grad(lambda x: a_loss(by_jax(x, targets_bt)))(logits_btv)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
@@ -90,7 +90,7 @@ def test_entropy_gradient_is_the_finite_difference():
     logits_btv = tied(hidden_bte, table)
 
     def entropy(x):
-        return dense_scores(x, targets_bt, TEMPERATURE).entropy_bt.sum()
+        return dense_outputs(x, targets_bt, TEMPERATURE).entropy_bt.sum()
 
     direction = np.random.default_rng(1).normal(size=logits_btv.shape).astype(np.float32)
     step = 1e-2
@@ -104,22 +104,22 @@ def test_entropy_gradient_is_the_finite_difference():
 
 @pytest.mark.parametrize(("tiles", "shards"), [(2, 1), (3, 1), (3, 2), (20, 2)])
 @pytest.mark.parametrize(("logits", "axis"), [(tied, 0), (untied, 1), (capped, 0)])
-def test_tiles_give_the_dense_scores_and_gradients(logits, axis, tiles, shards):
+def test_tiles_give_the_dense_outputs_and_gradients(logits, axis, tiles, shards):
     """14 words, or 2 shards of 7 words; 20 tiles are as many as there are words in a shard."""
     hidden_bte, weights, targets_bt = inputs(axis)
     head = Head(logits, axis, tiles, shards)
 
     def dense(hidden_bte, weights):
-        scores = dense_scores(logits(hidden_bte, weights), targets_bt, TEMPERATURE)
-        return a_loss(scores), scores
+        outputs = dense_outputs(logits(hidden_bte, weights), targets_bt, TEMPERATURE)
+        return a_loss(outputs), outputs
 
     def tiled(hidden_bte, weights):
-        scores = tiled_scores(head, hidden_bte, weights, targets_bt, TEMPERATURE)
-        return a_loss(scores), scores
+        outputs = tiled_outputs(head, hidden_bte, weights, targets_bt, TEMPERATURE)
+        return a_loss(outputs), outputs
 
     def results(call):
-        gradients, scores = call(hidden_bte, weights)
-        return *scores[:2], *gradients
+        gradients, outputs = call(hidden_bte, weights)
+        return *outputs[:2], *gradients
 
     by_tiles, at_once = (jax.grad(f, argnums=(0, 1), has_aux=True) for f in (tiled, dense))
     for found, expected in zip(results(jax.jit(by_tiles)), results(at_once), strict=True):
@@ -130,8 +130,8 @@ def test_large_logits_neither_overflow_nor_lose_the_entropy():
     hidden_bte, table, targets_bt = inputs()
     table = table * 40  # logits of several hundred
     head = Head(tied, 0, 4)
-    dense = dense_scores(tied(hidden_bte, table), targets_bt, TEMPERATURE)
-    tiled = tiled_scores(head, hidden_bte, table, targets_bt, TEMPERATURE)
+    dense = dense_outputs(tied(hidden_bte, table), targets_bt, TEMPERATURE)
+    tiled = tiled_outputs(head, hidden_bte, table, targets_bt, TEMPERATURE)
     for found, expected in zip(tiled[:2], dense[:2], strict=True):
         assert np.isfinite(found).all()
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -140,12 +140,12 @@ def test_large_logits_neither_overflow_nor_lose_the_entropy():
 def test_bfloat16_logits_are_summed_in_float32():
     logits_btv = jnp.asarray(np.random.default_rng(2).normal(size=(1, 2, 4096)), jnp.bfloat16)
     targets_bt = np.array([[1, 4095]], np.int32)
-    ours = dense_scores(logits_btv, targets_bt, TEMPERATURE)[:2]
+    ours = dense_outputs(logits_btv, targets_bt, TEMPERATURE)[:2]
     for found, expected in zip(
         ours, by_jax(np.asarray(logits_btv, np.float32), targets_bt), strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=2e-6)
-    gradient = jax.grad(lambda x: a_loss(dense_scores(x, targets_bt, 1.0)))(logits_btv)
+    gradient = jax.grad(lambda x: a_loss(dense_outputs(x, targets_bt, 1.0)))(logits_btv)
     assert gradient.dtype == jnp.bfloat16
 
 
@@ -153,23 +153,23 @@ def test_entropy_that_is_only_reported_costs_no_backward_pass():
     hidden_bte, table, targets_bt = inputs()
     head = Head(tied, 0, tiles=2)
 
-    def flops(scores_of, report):
+    def flops(outputs_of, report):
         def loss(*arguments):
-            scores = scores_of(*arguments, targets_bt, TEMPERATURE)
-            return a_loss((scores.logprobs_bt, report(scores.entropy_bt)))
+            outputs = outputs_of(*arguments, targets_bt, TEMPERATURE)
+            return a_loss((outputs.logprobs_bt, report(outputs.entropy_bt)))
 
         def gradient(*arguments):
             return jax.grad(loss)(*arguments)
 
         arguments = (tied(hidden_bte, table),)
-        if scores_of is not dense_scores:
+        if outputs_of is not dense_outputs:
             arguments = (hidden_bte, table)
         return jax.jit(gradient).lower(*arguments).compile().cost_analysis()["flops"]
 
-    for scores_of in (dense_scores, partial(tiled_scores, head)):
-        unused = flops(scores_of, jnp.zeros_like)
-        assert flops(scores_of, jax.lax.stop_gradient) == unused
-        assert flops(scores_of, lambda entropy_bt: entropy_bt) > 1.05 * unused
+    for outputs_of in (dense_outputs, partial(tiled_outputs, head)):
+        unused = flops(outputs_of, jnp.zeros_like)
+        assert flops(outputs_of, jax.lax.stop_gradient) == unused
+        assert flops(outputs_of, lambda entropy_bt: entropy_bt) > 1.05 * unused
 
 
 def test_tiles_of_a_real_vocabulary_give_the_dense_gradient():
@@ -182,10 +182,10 @@ def test_tiles_of_a_real_vocabulary_give_the_dense_gradient():
 
     def tiled(hidden_bte, table):
         head = Head(tied, 0, tiles=32)
-        return a_loss(tiled_scores(head, hidden_bte, table, targets_bt, TEMPERATURE))
+        return a_loss(tiled_outputs(head, hidden_bte, table, targets_bt, TEMPERATURE))
 
     def dense(hidden_bte, table):
-        return a_loss(dense_scores(tied(hidden_bte, table), targets_bt, TEMPERATURE))
+        return a_loss(dense_outputs(tied(hidden_bte, table), targets_bt, TEMPERATURE))
 
     (found, ours), (expected, theirs) = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(hidden_bte, table) for f in (tiled, dense)

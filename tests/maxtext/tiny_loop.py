@@ -36,8 +36,8 @@ def batch(step):
     return arrays
 
 
-def policy_gradient(scores, data):
-    logprobs_bt = scores.logprobs_bt
+def policy_gradient(outputs, data):
+    logprobs_bt = outputs.logprobs_bt
     mask_bt = data["rl_mask"].astype(jnp.float32)
     loss_sum = -jnp.sum(logprobs_bt * data["rl_advantages"] * mask_bt)
     metrics = {"tokens": mask_bt.sum(), "logprob_sum": (logprobs_bt * mask_bt).sum()}

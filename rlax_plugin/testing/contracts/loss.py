@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlax_plugin.objective.loss import ObjectiveSlots, Scores, make_loss
+from rlax_plugin.objective.loss import ObjectiveSlots, TokenOutputs, make_loss
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 
 ROWS, LENGTH, SEQUENCES = 6, 8, 3
@@ -25,7 +25,7 @@ _IDENTITY = ("rl_mask", "targets_segmentation")  # they say what padding is
 
 
 class Batch(NamedTuple):
-    """Scores and ``rl_*`` arrays, float32 or int32 [rows, length]."""
+    """TokenOutputs and ``rl_*`` arrays, float32 or int32 [rows, length]."""
 
     arrays: dict[str, np.ndarray]
 
@@ -121,12 +121,12 @@ def compiled(slots: ObjectiveSlots) -> Evaluate:
 
     loss = make_loss(slots)
 
-    def differentiated(scores: Scores, data: Mapping[str, Any]) -> Any:
+    def differentiated(outputs: TokenOutputs, data: Mapping[str, Any]) -> Any:
         def total(logprobs_bt: Any) -> Any:
-            loss_sum, weight, _ = loss(scores._replace(logprobs_bt=logprobs_bt), data)
+            loss_sum, weight, _ = loss(outputs._replace(logprobs_bt=logprobs_bt), data)
             return loss_sum, weight
 
-        return jax.value_and_grad(total, has_aux=True)(scores.logprobs_bt)
+        return jax.value_and_grad(total, has_aux=True)(outputs.logprobs_bt)
 
     run = jax.jit(differentiated, compiler_options=QUICKLY)
 
@@ -137,12 +137,12 @@ def compiled(slots: ObjectiveSlots) -> Evaluate:
     return value
 
 
-def split(of: Batch) -> tuple[Scores, dict[str, Any]]:
-    """Scores, and the other arrays that the loss takes."""
+def split(of: Batch) -> tuple[TokenOutputs, dict[str, Any]]:
+    """Outputs, and the other arrays that the loss takes."""
     import jax.numpy as jnp
 
     data = {name: jnp.asarray(x) for name, x in of.arrays.items()}
-    return Scores(data.pop("logprobs"), data.pop("entropy")), data
+    return TokenOutputs(data.pop("logprobs"), data.pop("entropy")), data
 
 
 def check_loss(part: Inspection, value: Evaluate, add_up: str) -> None:

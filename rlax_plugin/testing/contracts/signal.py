@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rlax_plugin.objective.batches import ARRAYS
-from rlax_plugin.objective.inputs import Scores
+from rlax_plugin.objective.inputs import TokenOutputs
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.signals.chain import SignalChain
 from rlax_plugin.signals.signal import BatchSignal
@@ -106,7 +106,7 @@ def _check_terms(
 
     told = _model(STEPS - 1).forward(completed, "logprobs", "entropy", "features")
     data = {name: completed[name] for name in (*ARRAYS, *signal.arrays)}
-    scores = Scores(
+    outputs = TokenOutputs(
         jnp.asarray(told["logprobs"]),
         jnp.asarray(told["entropy"]),
         {"features": jnp.asarray(told["features"])},
@@ -117,14 +117,14 @@ def _check_terms(
         mask = trained_bt.reshape(trained_bt.shape + (1,) * (array.ndim - 2))
         return jnp.where(mask, array, jnp.nan)
 
-    changed = jax.tree.map(spoilt, scores)
+    changed = jax.tree.map(spoilt, outputs)
     for name, term in signal.terms.items():
         with part.rule(
             f"term {name}: a finite sum that padding does not change, and a count as its weight",
             "select the trained tokens with jnp.where before any arithmetic, and return from "
             "weight() a count, 0 or at least 1",
         ):
-            total = float(term.sum(scores, data))
+            total = float(term.sum(outputs, data))
             require(math.isfinite(total), f"its sum is {total}")
             other = float(term.sum(changed, data))
             require(other == total, f"NaN on padding changes its sum from {total} to {other}")

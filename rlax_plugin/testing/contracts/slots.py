@@ -287,5 +287,5 @@ def _check_tokens(found_bt: Any) -> None:
 
 
 def _inputs(slots: ObjectiveSlots, of: Batch) -> TokenInputs:
-    scores, data = split(of)
-    return token_inputs(slots, scores, data)
+    outputs, data = split(of)
+    return token_inputs(slots, outputs, data)

@@ -17,7 +17,7 @@ from rlax_plugin.api import Choice
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective.diagnostics import GAP_EDGES, gap_quantile, summarise
-from rlax_plugin.objective.loss import Scores, make_loss, resolve
+from rlax_plugin.objective.loss import TokenOutputs, make_loss, resolve
 
 
 @functools.cache
@@ -58,14 +58,14 @@ def test_entropy_is_a_diagnostic_and_a_bonus():
     # J gains 0.5 * agg * H: agg 1/2, 1/2 and 1; H = 1, 2 and 4.
     logprobs, data = example()
     entropy = jnp.array([[1.0, 2, 9], [4, 9, 9]])
-    plain = make_loss(slots_of("grpo"))(Scores(logprobs, entropy), data)
+    plain = make_loss(slots_of("grpo"))(TokenOutputs(logprobs, entropy), data)
     bonus = slots_of("grpo", entropy_coefficient=0.5)
-    rewarded = make_loss(bonus)(Scores(logprobs, entropy), data)
+    rewarded = make_loss(bonus)(TokenOutputs(logprobs, entropy), data)
     assert float(plain[0] - rewarded[0]) == pytest.approx(0.5 * (0.5 + 1 + 4))
     assert summarise(plain[2])["objective/entropy"] == pytest.approx(7 / 3)
 
     def total(entropy):
-        return make_loss(bonus)(Scores(logprobs, entropy), data)[0]
+        return make_loss(bonus)(TokenOutputs(logprobs, entropy), data)[0]
 
     np.testing.assert_allclose(jax.grad(total)(entropy), [[-0.25, -0.25, 0], [-0.5, 0, 0]])
 
@@ -156,14 +156,14 @@ def test_two_slots_may_not_report_one_metric():
     twice = dataclasses.replace(slots, corrections=(slots.importance_weight,))
     logprobs, data = example()
     with pytest.raises(PluginError, match="truncated_fraction"):
-        make_loss(twice)(Scores(logprobs, logprobs), data)
+        make_loss(twice)(TokenOutputs(logprobs, logprobs), data)
 
 
 def test_shapes_are_checked():
     logprobs, data = example()
     for wrong in (logprobs[:, :2], logprobs[0]):
         with pytest.raises(AssertionError):
-            make_loss(slots_of())(Scores(wrong, wrong), data)
+            make_loss(slots_of())(TokenOutputs(wrong, wrong), data)
 
 
 def test_choice_keeps_options_beside_its_name():

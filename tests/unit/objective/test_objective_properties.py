@@ -18,7 +18,7 @@ from rlax_plugin.commands.explain import presets_of
 from rlax_plugin.config import Batches, Rollouts
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.diagnostics import summarise
-from rlax_plugin.objective.loss import Scores, kl_token_rewards, make_loss
+from rlax_plugin.objective.loss import TokenOutputs, kl_token_rewards, make_loss
 from rlax_plugin.testing.objectives import section_of, slots_of
 
 PRESETS = presets_of(registry_for(section_of({})))
@@ -140,7 +140,7 @@ def parts(name: str, sequences: int = 1):
     loss = make_loss(slots)
 
     def total(logprobs_bt, entropy_bt, data):
-        loss_sum, weight, metrics = loss(Scores(logprobs_bt, entropy_bt), data)
+        loss_sum, weight, metrics = loss(TokenOutputs(logprobs_bt, entropy_bt), data)
         return loss_sum, (weight, metrics)
 
     return slots, jit(jax.value_and_grad(total, has_aux=True))

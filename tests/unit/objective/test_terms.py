@@ -11,23 +11,23 @@ from objective_harness import data_of, modes, slots_of
 from rlax_plugin.api import LossTerm, loss_weight, make_loss, scale_names, whole_update
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective.diagnostics import summarise
-from rlax_plugin.objective.loss import Scores
+from rlax_plugin.objective.loss import TokenOutputs
 
 MASK = [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
 LOGPROBS = np.log(np.array([[0.5, 0.25, 0.9], [0.5, 0.9, 0.9], [0.5, 0.5, 0.25]], np.float32))
 SLOTS = slots_of("grpo")  # weighs samples: 1/2, 1/2; 1; 1/3, 1/3, 1/3
 
 
-def squared(scores, data):
+def squared(outputs, data):
     """The teacher says -1 nat of each token."""
-    apart_bt = scores.logprobs_bt + 1.0
+    apart_bt = outputs.logprobs_bt + 1.0
     return jnp.where(data["rl_mask"] > 0, apart_bt**2, 0.0).sum()
 
 
 TERMS = {
     "teacher": LossTerm(squared, lambda data: data["rl_mask"].sum()),
     "entropy_bonus": LossTerm(
-        lambda scores, data: -0.5 * jnp.where(data["rl_mask"] > 0, scores.entropy_bt, 0.0).sum(),
+        lambda outputs, data: -0.5 * jnp.where(data["rl_mask"] > 0, outputs.entropy_bt, 0.0).sum(),
         lambda data: 4.0,
     ),
 }
@@ -37,8 +37,8 @@ def batch():
     return data_of(MASK, [[1.0], [-2.0], [0.5]], LOGPROBS)
 
 
-def scores_of(logprobs_bt):
-    return Scores(logprobs_bt, jnp.full(logprobs_bt.shape, 2.0))
+def outputs_of(logprobs_bt):
+    return TokenOutputs(logprobs_bt, jnp.full(logprobs_bt.shape, 2.0))
 
 
 @modes
@@ -47,7 +47,7 @@ def test_each_term_adds_its_sum_over_its_weight(mode):
         loss = make_loss(SLOTS, terms)
 
         def mean(logprobs_bt):
-            loss_sum, weight, metrics = loss(scores_of(logprobs_bt), batch())
+            loss_sum, weight, metrics = loss(outputs_of(logprobs_bt), batch())
             return loss_sum / jnp.maximum(weight, 1), metrics
 
         return mode(jax.value_and_grad(mean, has_aux=True))(jnp.asarray(LOGPROBS))
@@ -68,7 +68,7 @@ def test_each_term_adds_its_sum_over_its_weight(mode):
 def test_micro_batches_give_the_same_with_the_weights_of_the_whole_update():
     whole = batch()
     loss = make_loss(SLOTS, TERMS)
-    expected, weight, _ = loss(scores_of(LOGPROBS), whole)
+    expected, weight, _ = loss(outputs_of(LOGPROBS), whole)
     update = whole_update(TERMS, whole, lambda data: loss_weight(SLOTS, data))
     assert set(update) - set(whole) == set(scale_names(TERMS))
     # 3 samples; 6 tokens, and 4.
@@ -77,7 +77,7 @@ def test_micro_batches_give_the_same_with_the_weights_of_the_whole_update():
     found, weights = 0.0, 0.0
     for rows in (slice(0, 2), slice(2, 3)):
         part = {name: array[rows] for name, array in update.items()}
-        one = loss(scores_of(LOGPROBS[rows]), part)
+        one = loss(outputs_of(LOGPROBS[rows]), part)
         found, weights = found + one[0], weights + one[1]
     assert weights == weight == 3
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
@@ -87,7 +87,7 @@ def test_a_batch_without_trained_tokens_reports_no_term():
     data = batch()
     data["rl_mask"] = data["rl_mask"] * 0
     terms = {"teacher": TERMS["teacher"]}
-    loss_sum, weight, metrics = make_loss(SLOTS, terms)(scores_of(LOGPROBS), data)
+    loss_sum, weight, metrics = make_loss(SLOTS, terms)(outputs_of(LOGPROBS), data)
     assert loss_sum == weight == 0
     assert "objective/teacher" not in summarise(metrics)
 
@@ -99,11 +99,11 @@ def test_a_batch_without_trained_tokens_reports_no_term():
         ("tokens", TERMS["teacher"], "is named 'tokens', as a metric of the objective"),
         (
             "each",
-            LossTerm(lambda scores, data: scores.logprobs_bt, lambda data: 1.0),
+            LossTerm(lambda outputs, data: outputs.logprobs_bt, lambda data: 1.0),
             r"the sum of the loss's term 'each' has shape \[3, 3\], expected a number",
         ),
     ],
 )
 def test_what_is_no_term_is_rejected(name, term, expected):
     with pytest.raises(PluginError, match=expected):
-        make_loss(SLOTS, {name: term})(scores_of(LOGPROBS), batch())
+        make_loss(SLOTS, {name: term})(outputs_of(LOGPROBS), batch())

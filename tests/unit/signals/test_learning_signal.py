@@ -96,7 +96,7 @@ class Misnamed(BatchSignal):
 
 
 class Distilled(BatchSignal):
-    terms = {"distilled": LossTerm(lambda scores, data: 0.0, lambda data: 1.0)}  # noqa: RUF012
+    terms = {"distilled": LossTerm(lambda outputs, data: 0.0, lambda data: 1.0)}  # noqa: RUF012
 
 
 @hookimpl

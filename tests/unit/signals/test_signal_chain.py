@@ -151,7 +151,7 @@ def test_signals_that_do_not_go_together_are_rejected(signals, expected, tmp_pat
 
 def test_two_signals_do_not_add_one_term(tmp_path):
     signals = [Signal(name, {}, {}, []) for name in "ab"]
-    term = LossTerm(lambda scores, data: 0.0, lambda data: 1.0)
+    term = LossTerm(lambda outputs, data: 0.0, lambda data: 1.0)
     signals[0].terms = {"one": term}
     signals[1].terms = {"two": term}
     assert list(chain_of(tmp_path, *signals).terms) == ["one", "two"]
