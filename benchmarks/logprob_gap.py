@@ -91,7 +91,7 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
     from rlax_maxtext.policies import OldPolicy
 
     from maxtext_overrides.config.loading import initialize
-    from maxtext_overrides.trainer.scoring import BatchScores
+    from maxtext_overrides.trainer.model_outputs import BatchScores
     from maxtext_overrides.trainer.train_loop import Events, Loop, fresh_weights, run_train_loop
 
     config = initialize(resolve(argv[0], argv[1:]), **settings)

@@ -100,7 +100,7 @@ def main() -> None:
 
         draw = np.random.default_rng(3)
         passed = draw.binomial(8, draw.beta(0.4, 0.4, given.count))
-        from rlax_plugin.pass_rates.joining import domains_of
+        from rlax_plugin.pass_rates.joined_tables import domains_of
         from rlax_plugin.prompts.ids import ids_of
 
         everyone = np.arange(given.count)

@@ -142,7 +142,7 @@ from rlax_plugin.ports.training import (
 from rlax_plugin.processes.limited import LimitedFunction, OverLimitError
 from rlax_plugin.prompts.checking import completion_text, stop_strings_of
 from rlax_plugin.prompts.config import DatasetConfig
-from rlax_plugin.prompts.files import matching_files, opened
+from rlax_plugin.prompts.prompt_files import matching_files, opened
 
 # Prompts of data sets.
 from rlax_plugin.prompts.row_columns import BrokenRow
@@ -156,15 +156,15 @@ from rlax_plugin.records.places import check_file_writable, check_readable, new_
 
 # A client of ``rlax serve RUN``.
 from rlax_plugin.rpc.doors import client_channel
+from rlax_plugin.sandbox.code_limits import Limits
 
 # Untrusted code.
 from rlax_plugin.sandbox.layers import offered as sandbox_layers
-from rlax_plugin.sandbox.limits import Limits
 from rlax_plugin.sandbox.sandbox import Ended, Sandbox, SandboxError
 
 # What a trainer adds to a batch.
 from rlax_plugin.signals.chain import SignalChain
-from rlax_plugin.signals.chosen import chosen_signals, needed_signals
+from rlax_plugin.signals.chosen_signals import chosen_signals, needed_signals
 from rlax_plugin.signals.learner import Learner, Optimizer
 from rlax_plugin.signals.model_view import ModelView, Part
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal

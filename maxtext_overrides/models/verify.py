@@ -31,7 +31,7 @@ from maxtext_overrides.models.convert import Convertible
 from maxtext_overrides.models.forward import EXACT, Forward
 from maxtext_overrides.models.logits import TOLERANCE, Agreement, Expected, tolerance
 from maxtext_overrides.models.reading import Checkpoint
-from maxtext_overrides.models.reference import REFERENCE, Row, read_reference
+from maxtext_overrides.models.reference_logits import REFERENCE, Row, read_reference
 from maxtext_overrides.models.tensors import DTYPES
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.text.amounts import in_bytes

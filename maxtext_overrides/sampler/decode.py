@@ -15,7 +15,7 @@ import numpy as np
 
 from maxtext_overrides.sampler import buckets, layer_major
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
-from maxtext_overrides.sampler.record import collect, packed
+from maxtext_overrides.sampler.ring import collect, packed
 from maxtext_overrides.sampler.sampling import sample, uniforms
 from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.types import SamplingParams

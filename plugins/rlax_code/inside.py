@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from rlax_code.names import free_names, given, modules_among
+from rlax_code.needed_names import free_names, given, modules_among
 from rlax_code.plain import decode, encode
 
 CHANNEL = 3

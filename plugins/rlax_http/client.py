@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_http.failures import ServerError, passes, retry_after_s
-from rlax_http.limits import Pause, Rate, share
+from rlax_http.rate_limits import Pause, Rate, share
 from rlax_http.server import ApiKey, ServerConfig
 from rlax_plugin.api import one_line
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides.trainer.scoring import target_logprobs_of
+from maxtext_overrides.trainer.model_outputs import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
 from rlax_plugin.api import Canary

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlax_maxtext.agreement import answered_prompts, check_shapes, given_config
+from rlax_maxtext.config_agreement import answered_prompts, check_shapes, given_config
 from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
 from rlax_plugin.api import (
     BuildContext,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_maxtext.agreement import given_config
+from rlax_maxtext.config_agreement import given_config
 from rlax_plugin.api import BuildContext, ConfigError, Exported, Tokenizer, new_directory
 
 _TOKENIZER = "tokenizer_path"

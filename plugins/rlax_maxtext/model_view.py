@@ -10,7 +10,7 @@ import numpy as np
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.trainer import kept_weights
 from maxtext_overrides.trainer.kept_weights import KeptWeights
-from maxtext_overrides.trainer.scoring import BatchScores
+from maxtext_overrides.trainer.model_outputs import BatchScores
 from maxtext_overrides.trainer.train_loop import Loop
 from maxtext_overrides.variables import published
 from rlax_plugin.api import ArraySpec, ModelView, Part

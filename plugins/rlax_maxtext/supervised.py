@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxtext_overrides.config.loading import Config, initialize
-from maxtext_overrides.trainer.scoring import target_logprobs_of
+from maxtext_overrides.trainer.model_outputs import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, Loop, run_train_loop
 from rlax_maxtext.options import WarmStart
 from rlax_plugin.api import (

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes, given_config
+from rlax_maxtext.config_agreement import answered_prompts, check_rows, check_shapes, given_config
 from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
 from rlax_plugin.api import (
     ARRAYS,

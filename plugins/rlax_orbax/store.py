@@ -24,9 +24,9 @@ import tensorstore as ts
 from etils import epath
 from orbax import checkpoint as ocp
 
-from rlax_orbax.clock import IO_ERRORS, Clock, read_error, write_error
 from rlax_orbax.layout import METADATA_FILE, Layout, array_spec, chunk_shape, decode, encode
-from rlax_orbax.pieces import Pieces, host_pieces, nbytes_of
+from rlax_orbax.shards import Pieces, host_pieces, nbytes_of
+from rlax_orbax.time_left import IO_ERRORS, Clock, read_error, write_error
 from rlax_plugin.api import (
     Arrays,
     WeightsError,

@@ -233,7 +233,7 @@ def parameter_server(
             state_directory,
             weights_directory,
         )
-        from rlax_plugin.weights.service import serve_parameter_server
+        from rlax_plugin.weights.parameter_server import serve_parameter_server
 
         section, maxtext = load_section(config, overrides or ())
         Network(host=host, port=port)  # rejects what the config would reject

@@ -16,7 +16,7 @@ from rlax_plugin.rpc.run_secrets import known_secrets
 from rlax_plugin.start.run_directory import state_directory
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
-from rlax_plugin.weights.kept import kept_version
+from rlax_plugin.weights.kept_versions import kept_version
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ def _ask(asked: Mapping[str, Any], deadline_s: float, progress: Progress) -> Non
       DeadlineError: no row was read for ``deadline_s``.
     """
     process = AskedProcess(
-        "rlax_plugin.prompts.child",
+        "rlax_plugin.prompts.reading_process",
         environment={
             **with_this_path(),
             "PYTHONHASHSEED": "0",  # some generators of tasks go through sets

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.prompts.config import KEY, DatasetConfig
-from rlax_plugin.prompts.files import identify
 from rlax_plugin.prompts.prepared_cache import Progress, tables_of
+from rlax_plugin.prompts.prompt_files import identify
 from rlax_plugin.prompts.row_columns import BrokenRow
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.prompts.text_source import TextSource, model_tokenizer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.rewards.handle import NO_ANSWER
-from rlax_plugin.rewards.jobs import Job
 from rlax_plugin.rewards.process_jobs import Runner
+from rlax_plugin.rewards.reward_jobs import Job
 
 MOST_IN_VAIN = 8, 40  # see ``RewardPool``
 _PROMPTS_IN_VAIN = 3  # that it must concern, as a single one may be at fault

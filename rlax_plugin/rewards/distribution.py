@@ -12,8 +12,8 @@ from pathlib import Path
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.rewards.blame import Blame
 from rlax_plugin.rewards.handle import KilledError
-from rlax_plugin.rewards.jobs import Job, Priority
 from rlax_plugin.rewards.process_jobs import Runner
+from rlax_plugin.rewards.reward_jobs import Job, Priority
 
 _STARTS = 3
 """Attempts to start a process before the run ends; a failed start is never blamed on a sample.

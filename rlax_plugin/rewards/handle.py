@@ -99,7 +99,7 @@ class RewardProcess:
             process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "rlax_plugin.rewards.process",
+                "rlax_plugin.rewards.reward_process",
                 *map(str, descriptors),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=self._output.descriptor,

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from rlax_plugin.ports.environment import EpisodeLimit, Given, Outcome, PlayedEpisode
-from rlax_plugin.rewards.jobs import LONGEST_ERROR, Clock, Job, Send
 from rlax_plugin.rewards.messages import (
     LONGEST,
     answer_to,
@@ -19,6 +18,7 @@ from rlax_plugin.rewards.messages import (
     unpacked,
     within,
 )
+from rlax_plugin.rewards.reward_jobs import LONGEST_ERROR, Clock, Job, Send
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Prompt, Unscored
 

@@ -14,11 +14,11 @@ from rlax_plugin.rewards.blame import MOST_IN_VAIN, Blame
 from rlax_plugin.rewards.distribution import Distributor
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.rewards.handle import RewardProcess
-from rlax_plugin.rewards.jobs import Clocks, Job, RewardCall, ScoreJob, Scores, clock_of
 from rlax_plugin.rewards.messages import prompt_to
 from rlax_plugin.rewards.output import RewardOutput
 from rlax_plugin.rewards.play_jobs import PlayCounts, PlayJob
 from rlax_plugin.rewards.process_jobs import Runner
+from rlax_plugin.rewards.reward_jobs import Clocks, Job, RewardCall, ScoreJob, Scores, clock_of
 from rlax_plugin.types import Episode, Prompt, Score, Unscored
 
 log = logging.getLogger("rlax.controller")

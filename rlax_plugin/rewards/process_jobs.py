@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.rewards.handle import NO_ANSWER, RewardProcess
-from rlax_plugin.rewards.jobs import Clocks, Job, Send, clock_of
 from rlax_plugin.rewards.messages import ON_LOOP, line
+from rlax_plugin.rewards.reward_jobs import Clocks, Job, Send, clock_of
 
 _GRACE_S = 0.1  # for a line that is there when its deadline has passed
 _CANCEL_S = 1.0  # for a job that is cancelled to end

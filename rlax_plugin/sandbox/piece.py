@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any, NoReturn
 
 from rlax_plugin.sandbox import kernel, seccomp, view
-from rlax_plugin.sandbox.limits import Limits
+from rlax_plugin.sandbox.code_limits import Limits
 
 CHANNEL = 3
 """Number of the file on which a piece of code may talk with the process that started it."""

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlax_plugin.errors import RlaxError
+from rlax_plugin.sandbox.code_limits import Limits
 from rlax_plugin.sandbox.entering import TESTED_UID, unused_uid, write_tables
 from rlax_plugin.sandbox.layers import ENVIRONMENT, Offer, command, offered
-from rlax_plugin.sandbox.limits import Limits
 from rlax_plugin.sandbox.memory import MemoryLimit, memory_limit
 
 _START_S = 20.0

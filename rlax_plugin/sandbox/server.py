@@ -23,8 +23,8 @@ from contextlib import suppress
 from typing import Any
 
 from rlax_plugin.sandbox import kernel, view
+from rlax_plugin.sandbox.code_limits import Limits
 from rlax_plugin.sandbox.entering import enter
-from rlax_plugin.sandbox.limits import Limits
 from rlax_plugin.sandbox.piece import Held, prepare, run
 
 _CONTROL, _FILES = 3, 5

@@ -38,15 +38,15 @@ from rlax_plugin.resume.retention import retaining
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.resume.run_state import RunState
 from rlax_plugin.rpc.run_secrets import run_secrets
-from rlax_plugin.start.generation import GenerationStart
+from rlax_plugin.start.generation_start import GenerationStart
 from rlax_plugin.start.prior import about_rates, first_rates
 from rlax_plugin.start.run_directory import weights_directory
 from rlax_plugin.start.running import Running
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
-from rlax_plugin.weights.kept import listed_versions, record_versions
+from rlax_plugin.weights.kept_versions import listed_versions, record_versions
+from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.publisher import Publisher
-from rlax_plugin.weights.service import ParameterServer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from rlax_plugin.config import Prior, RlaxSection
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.pass_rates.files import About, read_about, read_table
-from rlax_plugin.pass_rates.joining import at_prompts
+from rlax_plugin.pass_rates.joined_tables import at_prompts
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.records.files import RunFiles, holds_results
 from rlax_plugin.resume.snapshots import pack_rates, unpack_rates

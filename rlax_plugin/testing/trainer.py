@@ -22,7 +22,7 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import pack, unpack
 from rlax_plugin.signals.chain import SignalChain
-from rlax_plugin.signals.chosen import chosen_signals
+from rlax_plugin.signals.chosen_signals import chosen_signals
 from rlax_plugin.signals.signal import BatchSignal
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.model import BigramView

@@ -143,7 +143,7 @@ class _Process:
     def _start(self) -> AskedProcess:
         self._known.clear()
         self._running = AskedProcess(
-            "rlax_plugin.tokens.child",
+            "rlax_plugin.tokens.template_process",
             environment={
                 **with_this_path(),
                 "RAYON_NUM_THREADS": str(min(_THREADS, os.cpu_count() or 1)),

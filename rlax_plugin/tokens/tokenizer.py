@@ -20,7 +20,7 @@ import numpy as np
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.tokens import files
+from rlax_plugin.tokens import tokenizer_files
 from rlax_plugin.tokens.chat import ChatTemplate
 from rlax_plugin.tokens.library import LibraryError, library_errors
 from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
@@ -237,19 +237,19 @@ def load_fast(directory: Path, key: str) -> Any:
     # Importing transformers prints advice about torch otherwise.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
-        contents = files.read(directory)
+        contents = tokenizer_files.read(directory)
         fast = _of_library(directory, contents)
         if not fast.is_fast:
-            raise files.FilesError(
+            raise tokenizer_files.FilesError(
                 f"has a {type(fast).__name__}, and must have a fast tokenizer (tokenizer.json)"
             )
-        files.check_ids(fast.get_vocab(), contents)
-    except files.FilesError as error:
+        tokenizer_files.check_ids(fast.get_vocab(), contents)
+    except tokenizer_files.FilesError as error:
         raise ConfigError(key, str(directory), str(error)) from error
     return fast
 
 
-def _of_library(directory: Path, contents: files.Contents) -> Any:
+def _of_library(directory: Path, contents: tokenizer_files.Contents) -> Any:
     """Loads a tokenizer's files with ``transformers``.
 
     Raises:
@@ -263,7 +263,9 @@ def _of_library(directory: Path, contents: files.Contents) -> Any:
                 str(directory), local_files_only=True, trust_remote_code=False
             )
     except LibraryError as error:
-        raise files.FilesError(files.reason_of(error, directory, contents)) from error
+        raise tokenizer_files.FilesError(
+            tokenizer_files.reason_of(error, directory, contents)
+        ) from error
 
 
 def _put_in_front(fast: Any) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.worker.joining import RunToJoin, fetch_config
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, log_to_stderr, run
-from rlax_plugin.worker.service import RolloutService
+from rlax_plugin.worker.rollout_service import RolloutService
 
 log = logging.getLogger("rlax.worker")
 

@@ -22,11 +22,11 @@ from rlax_plugin.ports.engine_abilities import ExampleProvider
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.kept import kept_version
+from rlax_plugin.weights.kept_versions import kept_version
 from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.process import Endpoint, Scrapes, log_to_stderr
 from rlax_plugin.worker.process import run as run_engine
-from rlax_plugin.worker.service import RolloutService
+from rlax_plugin.worker.rollout_service import RolloutService
 
 log = logging.getLogger("rlax.worker")
 

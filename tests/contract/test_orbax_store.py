@@ -203,7 +203,7 @@ def test_a_commit_that_began_in_time_is_waited_for(tmp_path, monkeypatch):
         return 0.0 if len(began) == saves else 60.0
 
     monkeypatch.setattr(kind, "finalize", late)
-    monkeypatch.setattr("rlax_orbax.clock.Clock.left_s", left_s)
+    monkeypatch.setattr("rlax_orbax.time_left.Clock.left_s", left_s)
     saves = 1
     OrbaxStore(grace_s=60).save(str(tmp_path / "0"), {"w": np.ones(3)})
     assert [path.name for path in tmp_path.iterdir()] == ["0"]

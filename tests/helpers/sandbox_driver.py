@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 import psutil
 
+from rlax_plugin.sandbox.code_limits import MIB, Limits
 from rlax_plugin.sandbox.layers import Offer, offered
-from rlax_plugin.sandbox.limits import MIB, Limits
 from rlax_plugin.sandbox.sandbox import Ended, Sandbox
 
 HERE = Path(__file__)

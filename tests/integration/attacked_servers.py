@@ -67,7 +67,7 @@ async def _controller(directory: Path) -> None:
     from rlax_plugin.fleet.reissuing import Reissuing
     from rlax_plugin.rpc import rlax_pb2_grpc as rpc
     from rlax_plugin.rpc.doors import Door, listen
-    from rlax_plugin.weights.service import ParameterServer
+    from rlax_plugin.weights.parameter_server import ParameterServer
 
     section = section_with(rollouts=LIMITS, deadlines={"heartbeat_s": 60.0})
     secrets = run_secrets(directory)
@@ -103,7 +103,7 @@ async def _controller(directory: Path) -> None:
 
 async def _parameter_server(directory: Path) -> None:
     from rlax_plugin.rpc.doors import Door
-    from rlax_plugin.weights.service import serve_parameter_server
+    from rlax_plugin.weights.parameter_server import serve_parameter_server
 
     secrets = run_secrets(directory)
     serving = asyncio.ensure_future(
@@ -143,7 +143,7 @@ async def _worker(directory: Path) -> None:
     from rlax_plugin.testing.task import Numbers, NumbersConfig
     from rlax_plugin.weights.fingerprint import fingerprint_numpy
     from rlax_plugin.worker.process import Endpoint, Scrapes
-    from rlax_plugin.worker.service import RolloutService
+    from rlax_plugin.worker.rollout_service import RolloutService
 
     section = section_with(rollouts=LIMITS | {"on_new_weights": "continue"})
     engine = JetstreamEngine(

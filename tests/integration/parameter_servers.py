@@ -15,8 +15,8 @@ from rlax_plugin.rpc.doors import connect
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import TensorSpec
 from rlax_plugin.weights.client import ParameterServerClient
-from rlax_plugin.weights.kept import listed_in_index, write_index
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.kept_versions import listed_in_index, write_index
+from rlax_plugin.weights.parameter_server import ParameterServer
 
 LIMIT_S = 60.0
 

@@ -19,7 +19,7 @@ from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableErr
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.parameter_server import ParameterServer
 
 
 class Deaf(ParameterServer):

@@ -31,10 +31,10 @@ SECRET = "a-secret-that-no-process-may-have"
 ROWS = [{"prompt": f"{n}?", "answer": n, "tests": ["assert True"]} for n in range(40)]
 KINDS = {
     "rlax_plugin serve",
-    "rlax_plugin.prompts.child",
+    "rlax_plugin.prompts.reading_process",
     "rlax_plugin.processes.limited_process",
-    "rlax_plugin.rewards.process",
-    "rlax_plugin.tokens.child",
+    "rlax_plugin.rewards.reward_process",
+    "rlax_plugin.tokens.template_process",
     "rlax_plugin.sandbox.server",
 }
 

@@ -13,7 +13,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
-from rlax_plugin.weights.kept import kept_version
+from rlax_plugin.weights.kept_versions import kept_version
 from rlax_plugin.weights.verification import check_fingerprints
 
 QUICK = ("rlax.evaluation.problems=0", "rlax.trainer.checkpoint_every=1")

@@ -34,7 +34,7 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.pieces import request_messages
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.worker.member import PROCESS
 
 

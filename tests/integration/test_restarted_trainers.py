@@ -26,7 +26,7 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.worker.member import Member
 
 

@@ -20,7 +20,7 @@ SERVER = """
     from pathlib import Path
     from rlax_plugin.rpc.doors import Door
     from rlax_plugin.rpc.run_secrets import run_secrets
-    from rlax_plugin.weights.service import serve_parameter_server
+    from rlax_plugin.weights.parameter_server import serve_parameter_server
 
     class Store:
         delete = staticmethod(shutil.rmtree)

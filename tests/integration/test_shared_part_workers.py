@@ -12,7 +12,7 @@ from worker_harness import Worker, run, section, trainer, until
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.testing import FakeEngine
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.parameter_server import ParameterServer
 
 
 class Policies:

@@ -27,7 +27,7 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.worker.joining import RunToJoin
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.serve import work

@@ -26,7 +26,7 @@ from equivalent_runs import (
     one_step,
 )
 
-from maxtext_overrides.trainer.scoring import target_logprobs_of
+from maxtext_overrides.trainer.model_outputs import target_logprobs_of
 from rlax_plugin.objective import batches
 
 

@@ -22,7 +22,7 @@ from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVe
 from rlax_plugin.weights.device_fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.process import Endpoint
-from rlax_plugin.worker.service import RolloutService
+from rlax_plugin.worker.rollout_service import RolloutService
 
 DEADLINE_S = 120
 

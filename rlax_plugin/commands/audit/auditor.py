@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlax_plugin.commands.audit.contents import Contents
-from rlax_plugin.commands.audit.history import History
-from rlax_plugin.commands.audit.limits import read_limits
+from rlax_plugin.commands.audit.event_order import History
+from rlax_plugin.commands.audit.record_limits import read_limits
 from rlax_plugin.commands.audit.report import Findings, Report, Rule
 from rlax_plugin.commands.audit.snapshots import Snapshots
 from rlax_plugin.errors import ConfigError

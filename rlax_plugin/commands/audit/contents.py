@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlax_plugin.commands.audit.history import Alive, History
-from rlax_plugin.commands.audit.limits import Limits
+from rlax_plugin.commands.audit.event_order import Alive, History
+from rlax_plugin.commands.audit.record_limits import Limits
 from rlax_plugin.commands.audit.report import Figures, Findings, Rule
 from rlax_plugin.objective.batches import place, sizes
 from rlax_plugin.records import journal

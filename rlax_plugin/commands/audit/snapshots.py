@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from rlax_plugin.commands.audit.history import History
+from rlax_plugin.commands.audit.event_order import History
 from rlax_plugin.commands.audit.report import Findings, Rule
 from rlax_plugin.records.files import RunFiles
 

@@ -18,7 +18,7 @@ from rlax_plugin.curation.choosing import REASONS, Candidates, Rule, choose
 from rlax_plugin.curation.contaminated import contaminated_ids
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.pass_rates.files import MeasuredRates, read_table
-from rlax_plugin.pass_rates.joining import domains_of, joined
+from rlax_plugin.pass_rates.joined_tables import domains_of, joined
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.prompts.checking import checked_prompts, read_prompts
 from rlax_plugin.prompts.ids import among, ids_of

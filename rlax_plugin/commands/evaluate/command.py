@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rlax_plugin.commands.evaluate.policy import Origin, Policy, working_directory
+from rlax_plugin.commands.evaluate.measured_policy import Origin, Policy, working_directory
 from rlax_plugin.commands.evaluate.session import Session
 from rlax_plugin.commands.evaluate.show import measures_table
 from rlax_plugin.commands.target import Target

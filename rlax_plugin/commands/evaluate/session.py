@@ -15,11 +15,11 @@ from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.protocols import PromptSource, WeightStore
 from rlax_plugin.prompts.of_run import RunPrompts
-from rlax_plugin.start.generation import GenerationStart
+from rlax_plugin.start.generation_start import GenerationStart
 from rlax_plugin.start.running import Running
 from rlax_plugin.types import Prompt, WeightVersion
 from rlax_plugin.weights.fingerprint import digest
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.parameter_server import ParameterServer
 
 _BACKLOG = 2  # a worker is sent twice its slots, so that it always has something to go on with
 

@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from rlax_plugin.commands.evaluate.policy import Origin, Policy, working_directory
+from rlax_plugin.commands.evaluate.measured_policy import Origin, Policy, working_directory
 from rlax_plugin.commands.evaluate.session import Session
 from rlax_plugin.commands.measure.parts import Counts, Parts
 from rlax_plugin.commands.measure.show import summaries, summary_table
@@ -33,7 +33,7 @@ from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, write_table
-from rlax_plugin.pass_rates.joining import domains_of
+from rlax_plugin.pass_rates.joined_tables import domains_of
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.checking import training_prompts
 from rlax_plugin.prompts.ids import ids_of

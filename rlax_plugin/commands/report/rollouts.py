@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.build import build_part
-from rlax_plugin.commands.report.choosing import choose, fits
 from rlax_plugin.commands.report.recorded_groups import GroupAt, groups_in, read_rows
 from rlax_plugin.commands.report.recorded_turns import Recorded, figures_of, recorded_in
 from rlax_plugin.commands.report.run import Progress, RunData
+from rlax_plugin.commands.report.shown_groups import choose, fits
 from rlax_plugin.config import RlaxSection, plain_name
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.validation import validate

@@ -26,7 +26,7 @@ from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from rlax_plugin.rpc.message_sizes import MESSAGE_BYTES, PIECE_BYTES
 from rlax_plugin.rpc.wire import key_from_proto
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, SideSpec
-from rlax_plugin.worker.service import RolloutService
+from rlax_plugin.worker.rollout_service import RolloutService
 
 SIDE = {
     "experts": SideSpec("int16", (4,), "context+sampled"),

@@ -93,7 +93,7 @@ def test_nothing_is_imported_with_the_stack_underneath() -> None:
         "rlax_plugin.commands.explain",
         "rlax_plugin.config.loading",
         "rlax_plugin.weights.client",
-        "rlax_plugin.weights.service",
+        "rlax_plugin.weights.parameter_server",
         "rlax_plugin.worker.serve",
         "rlax_plugin.start.run",
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny_models
 
-from maxtext_overrides.models.reference import read_reference
+from maxtext_overrides.models.reference_logits import read_reference
 from rlax_plugin.errors import ConfigError
 
 

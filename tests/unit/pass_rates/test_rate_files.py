@@ -21,7 +21,7 @@ from rlax_plugin.pass_rates.files import (
     read_table,
     write_table,
 )
-from rlax_plugin.pass_rates.joining import at_prompts, joined
+from rlax_plugin.pass_rates.joined_tables import at_prompts, joined
 from rlax_plugin.testing import make_prompt
 from rlax_plugin.types import SamplingParams
 

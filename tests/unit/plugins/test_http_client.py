@@ -11,7 +11,7 @@ import rlax_http.client
 from hostile_server import serving
 from rlax_http.client import Client, Reply
 from rlax_http.failures import ServerError
-from rlax_http.limits import Rate
+from rlax_http.rate_limits import Rate
 from rlax_http.server import ApiKey, ServerConfig
 
 KEY = "sk-test-0123456789abcdef"

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import rlax_http.client
-import rlax_http.limits
+import rlax_http.rate_limits
 from hostile_server import Asked, serving
 from rlax_http.client import Client
 from rlax_http.failures import ServerError, retry_after_s
-from rlax_http.limits import Pause
+from rlax_http.rate_limits import Pause
 from rlax_http.server import ApiKey, ServerConfig
 
 LONG_S = 20.0  # more than any test takes
@@ -23,7 +23,7 @@ LONG_S = 20.0  # more than any test takes
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(rlax_http.client, "_FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(rlax_http.limits, "_FIRST_PROBE_S", 0.05)
+    monkeypatch.setattr(rlax_http.rate_limits, "_FIRST_PROBE_S", 0.05)
 
 
 def with_client(url: str, work: Callable[[Client], Awaitable[Any]]) -> Any:
@@ -121,7 +121,7 @@ class Clock:
 
 
 def test_a_short_pause_is_kept_to_its_end(monkeypatch):
-    monkeypatch.setattr(rlax_http.limits, "_FIRST_PROBE_S", 1.0)
+    monkeypatch.setattr(rlax_http.rate_limits, "_FIRST_PROBE_S", 1.0)
     clock = Clock()
     pause = Pause(clock)
     assert pause.wait_s() == 0.0
@@ -132,7 +132,7 @@ def test_a_short_pause_is_kept_to_its_end(monkeypatch):
 
 
 def test_probes_become_rare_and_a_pause_has_an_end(monkeypatch):
-    monkeypatch.setattr(rlax_http.limits, "_FIRST_PROBE_S", 1.0)
+    monkeypatch.setattr(rlax_http.rate_limits, "_FIRST_PROBE_S", 1.0)
     clock = Clock()
     pause = Pause(clock)
     pause.begin(1e30)

@@ -18,7 +18,7 @@ from rlax_plugin.rpc.wire import (
     request_to_proto,
 )
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams
-from rlax_plugin.worker.service import rejection
+from rlax_plugin.worker.rollout_service import rejection
 
 SEEDS = (2**64 - 1, 5)
 

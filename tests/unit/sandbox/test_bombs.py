@@ -4,7 +4,7 @@ import signal
 
 from sandbox_driver import Driver
 
-from rlax_plugin.sandbox.limits import MIB
+from rlax_plugin.sandbox.code_limits import MIB
 
 # Harmless, and the first to fail if the limit of processes were not there.
 COUNT = """

@@ -90,7 +90,7 @@ def test_what_json_cannot_hold_is_no_message(tmp_path: Path) -> None:
 @pytest.fixture
 def child():
     """The process that renders, as its line says; ends with the test."""
-    command = [sys.executable, "-m", "rlax_plugin.tokens.child"]
+    command = [sys.executable, "-m", "rlax_plugin.tokens.template_process"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -154,5 +154,5 @@ def _children() -> list[int]:
     return [
         int(pid)
         for pid in found
-        if b"rlax_plugin.tokens.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"rlax_plugin.tokens.template_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]

@@ -19,7 +19,7 @@ from rlax_plugin.errors import WeightsError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.kept import (
+from rlax_plugin.weights.kept_versions import (
     Listed,
     kept_version,
     listed_in_index,
@@ -27,7 +27,7 @@ from rlax_plugin.weights.kept import (
     record_versions,
     write_index,
 )
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.version_index import versions_to_json
 from rlax_plugin.weights.versions import VersionTable
 

@@ -22,7 +22,7 @@ from rlax_plugin.rpc.pieces import request_messages
 from rlax_plugin.rpc.wire import request_to_proto
 from rlax_plugin.testing import make_request, make_sampled
 from rlax_plugin.types import Request
-from rlax_plugin.worker.service import RolloutService
+from rlax_plugin.worker.rollout_service import RolloutService
 
 GOOD = make_request(1, seeds=(1,))
 SECTION: dict[str, Any] = {

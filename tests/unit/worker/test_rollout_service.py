@@ -22,7 +22,7 @@ from rlax_plugin.rpc.pieces import request_messages
 from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto
 from rlax_plugin.testing import make_request, make_sampled
 from rlax_plugin.types import Key, Request, Sampled, SideSpec
-from rlax_plugin.worker.service import RolloutService
+from rlax_plugin.worker.rollout_service import RolloutService
 
 SIDE = {"entropy": SideSpec("float32")}
 OnReply = Callable[[Key, Sequence[Sampled]], None]

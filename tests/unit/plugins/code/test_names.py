@@ -1,6 +1,6 @@
 """Which names of a test are the code's, and what a prefix gives to the tests."""
 
-from rlax_code.names import free_names, given, modules_among
+from rlax_code.needed_names import free_names, given, modules_among
 
 
 def names_given(prefix: str, entry: str = "") -> tuple[set[str], set[str]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlax_plugin.commands.evaluate.checkpoint import (
+from rlax_plugin.commands.evaluate.checkpoint_port import (
     CheckpointPort,
     checkpoint_reader,
     first_weights_reader,

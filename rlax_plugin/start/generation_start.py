@@ -32,7 +32,7 @@ from rlax_plugin.rpc.key_ring import on_ring
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.start.closing import PART_S
 from rlax_plugin.start.running import Running
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.parameter_server import ParameterServer
 
 
 class GenerationStart:

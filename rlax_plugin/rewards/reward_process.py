@@ -1,9 +1,9 @@
 """A reward process: scores and plays episodes that arrive as JSON lines on a socket of its own.
 
-Started by ``RewardProcess`` as ``python -m rlax_plugin.rewards.process SOCKET WITNESS``, two file
-descriptors. It is a separate process so that code that hangs, leaks or crashes costs one sample
-and never the run. It leads a session and a process group, which ends with it, so that processes
-started by a reward do not outlive it.
+Started by ``RewardProcess`` as ``python -m rlax_plugin.rewards.reward_process SOCKET WITNESS``, two
+file descriptors. It is a separate process so that code that hangs, leaks or crashes costs one
+sample and never the run. It leads a session and a process group, which ends with it, so that
+processes started by a reward do not outlive it.
 
 Three threads: one reads, the main one calls functions one at a time (signals and many libraries
 need the main one), and an event loop runs async rewards and environments, many at a time.

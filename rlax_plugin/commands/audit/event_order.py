@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from rlax_plugin.commands.audit.attempt import Generation
-from rlax_plugin.commands.audit.limits import Limits
+from rlax_plugin.commands.audit.record_limits import Limits
 from rlax_plugin.commands.audit.report import Figures, Findings, Rule
 from rlax_plugin.records import events as ev
 

@@ -1,4 +1,4 @@
-"""The process that reads a dataset: ``python -m rlax_plugin.prompts.child``.
+"""The process that reads a dataset: ``python -m rlax_plugin.prompts.reading_process``.
 
 It gets one line of JSON on standard input, which stays open as long as its parent lives, and
 writes lines of JSON: progress, and finally success or the reason for the failure. Modules loaded

@@ -1,4 +1,4 @@
-"""The process that renders chat templates: ``python -m rlax_plugin.tokens.child``.
+"""The process that renders chat templates: ``python -m rlax_plugin.tokens.template_process``.
 
 It reads lines of JSON from standard input and answers each with one on standard output. It ends
 with its parent, or if it gets no line for ``_IDLE_S``. The system limits the resources of a

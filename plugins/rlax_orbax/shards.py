@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from rlax_orbax.clock import Clock
+from rlax_orbax.time_left import Clock
 
 Index = tuple[slice, ...]
 _ALIGNMENT = 64  # bytes; XLA's CPU client takes over host buffers that are aligned so
