@@ -37,7 +37,7 @@ OutputsFn = Callable[[Any, Mapping[str, jax.Array]], TokenOutputs]
 
 OVERRIDES = tuple(
     override
-    for name in ("loss", "output_head", "scoring")
+    for name in ("loss", "output_head", "model_outputs")
     for override in BY_MODULE[f"maxtext_overrides/trainer/{name}.py"]
 )
 

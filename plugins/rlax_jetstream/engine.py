@@ -164,7 +164,7 @@ class JetstreamEngine(RolloutEngine):
     async def decode_greedy(
         self, tokens: np.ndarray, count: int, loaded: Loaded
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """See ``RolloutEngine``; takes as long as ``use`` would, which then takes no time."""
+        """See ``RolloutEngine``; it changes to the new weights, so that ``use`` need not."""
         await self.prepare()
         rounds = self._ready.result().rounds_caches
         return None if rounds else await self._between_samples(loaded, (tokens, count))

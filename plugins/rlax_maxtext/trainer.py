@@ -61,7 +61,7 @@ class MaxTextTrainer(Trainer):
     def _publisher(self, port: TrainerPort) -> Callable[[Loop], None]:
         """A function that publishes the weights of a loop, with the canary for workers."""
         from maxtext_overrides.trainer.train_loop import fresh_weights
-        from rlax_maxtext.canary import CanaryForward
+        from rlax_maxtext.canary_forward import CanaryForward
 
         canary = CanaryForward(port.canary_tokens)
 

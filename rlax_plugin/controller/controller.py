@@ -173,7 +173,9 @@ class Controller(FleetListener):
         self.periodic.published(step)
 
     async def begun(self) -> None:
-        """Returns once training may begin; at once if the trainer has handed over no weights.
+        """Waits until the evaluation before training is done and groups are issued.
+
+        Returns at once if the trainer has handed over no weights.
 
         Raises:
           RlaxError: the run has failed meanwhile.

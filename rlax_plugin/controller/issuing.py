@@ -10,7 +10,7 @@ from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.limits import too_few_accepted
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.fleet.newest import NewestVersion
-from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.records import events as ev
@@ -19,7 +19,7 @@ from rlax_plugin.resume.run_state import Open
 from rlax_plugin.types import Key, Request, SamplingParams
 
 
-class Issuing(Reissuing):
+class Issuing(RequestRefresher):
     """Makes the requests of training; ``Staleness`` bounds how many, ``BatchRule`` counts them.
 
     Args:
@@ -108,11 +108,11 @@ class Issuing(Reissuing):
         return max(0, self._staleness.oldest(self._history.next_step))
 
     def refreshed(self, request: Request) -> Request:
-        """Returns the request with the version that its group needs now, see ``Reissuing``."""
+        """Returns the request with the version that its group needs now."""
         return self._staleness.refreshed(request, self._history.next_step)
 
     def reissued(self, request: Request, reason: str) -> None:
-        """Records that a training group is issued again, see ``Reissuing``."""
+        """Records that a training group is issued again, see ``RequestRefresher``."""
         key = request.key
         if key.purpose == "train" and key.sample is None:
             self._history.note(ev.Reissued(key.group, request.attempt, reason))

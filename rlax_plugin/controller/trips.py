@@ -19,7 +19,7 @@ from rlax_plugin.controller.screening import Ended, Savings, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import ScoredEpisodes
-from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.fleet.tickets import Completed, GivenUp, trusted
 from rlax_plugin.ports.curation import Filter
@@ -51,7 +51,7 @@ class Trips:
 
     Args:
       turns: records the turns of episodes under way.
-      reissuing: changes the next attempt at a group whose samples turn out to be void.
+      refresher: changes the next attempt at a group whose samples turn out to be void.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Trips:
         *,
         history: RunHistory,
         turns: Turns,
-        reissuing: Reissuing,
+        refresher: RequestRefresher,
     ):
         self._section, self._judges = section, judges
         self._dispatcher, self._episodes = generation.dispatcher, generation.episodes
-        self._rewards, self._reissuing = generation.rewards, reissuing
+        self._rewards, self._refresher = generation.rewards, refresher
         self._history, self._turns = history, turns
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._screening, self._savings = Screening(section), Savings()
@@ -147,7 +147,7 @@ class Trips:
         if seeds := whole.seeds[len(scored.episodes) :]:
             reached(FaultPoint.PILOTS_SCORED)
             others = dataclasses.replace(completed.request, seeds=seeds, resume=())
-            others = self._reissuing.refreshed(others)
+            others = self._refresher.refreshed(others)
             oldest = min(s.versions.min() for e in scored.episodes for s in e.sampled)
             try:
                 rest = await self._other_samples(others, int(oldest))
@@ -199,9 +199,9 @@ class Trips:
         # Not the request's: its other samples may have been issued again, and given up then.
         attempt = self._history.open[group].attempt + (not recorded)
         again = dataclasses.replace(request, attempt=attempt, resume=())
-        again = self._reissuing.refreshed(again)
+        again = self._refresher.refreshed(again)
         if not recorded:
-            self._reissuing.reissued(again, QUARANTINED)
+            self._refresher.reissued(again, QUARANTINED)
         self._turns.forget(group)
         return again
 

@@ -23,7 +23,7 @@ from rlax_plugin.fleet.choosing_worker import (
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.giving_up import GivingUp
 from rlax_plugin.fleet.pace import Pace
-from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.replies import all_contributors, check_reply
 from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -54,7 +54,7 @@ class Dispatcher(FleetListener):
     for the pinned worker, see ``Fleet.pin``.
 
     Args:
-      reissuing: may change requests that are issued again.
+      refresher: may change requests that are issued again.
       pace: knows the time that a worker needs to start, for messages.
       decode: tokens to text; without it, the place of stop strings in samples is not checked.
 
@@ -69,12 +69,12 @@ class Dispatcher(FleetListener):
         self,
         fleet: Fleet,
         deadlines: Deadlines,
-        reissuing: Reissuing | None = None,
+        refresher: RequestRefresher | None = None,
         pace: Pace | None = None,
         decode: Decode | None = None,
     ):
         self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
-        self._reissuing, self._pace = reissuing or Reissuing(), pace
+        self._refresher, self._pace = refresher or RequestRefresher(), pace
         self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
         self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
@@ -107,7 +107,7 @@ class Dispatcher(FleetListener):
         for ticket in self._waiting.get(None, ()):
             request = ticket.request
             if request.key.purpose == "train" and request.min_version < version:
-                ticket.renew(self._reissuing.refreshed(request))
+                ticket.renew(self._refresher.refreshed(request))
         self.giving_up.older_than(version)
 
     def worker_ready(self, worker: Worker) -> None:
@@ -130,7 +130,7 @@ class Dispatcher(FleetListener):
         self.wake()
 
     def wake(self) -> None:
-        """Assigns waiting requests after the current callbacks of the loop, so calls carry many."""
+        """Assigns waiting requests once the loop's due callbacks have run: few calls with many."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._assign)
@@ -377,10 +377,10 @@ class Dispatcher(FleetListener):
                 ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
             )
             # The flow knows which version training needs; that of a measurement stays.
-            ticket.renew(self._reissuing.refreshed(again) if again.exactly is None else again)
+            ticket.renew(self._refresher.refreshed(again) if again.exactly is None else again)
             self.reissued += 1
             self._waiting[ticket.request.exactly].appendleft(ticket)
-            self._reissuing.reissued(ticket.request, error)
+            self._refresher.reissued(ticket.request, error)
         # A worker that refuses connections would be called again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
         asyncio.get_running_loop().call_later(delay_s, self.wake)

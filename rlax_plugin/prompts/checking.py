@@ -35,8 +35,8 @@ def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
 
 def completion_text(source: PromptSource, tokens: np.ndarray) -> str:
     """Text of sampled tokens, up to the stop string that ended them."""
-    text = source.decode(tokens)
-    return cut(text, source.stop_strings) if isinstance(source, StopStringSource) else text
+    # Runs for each sample, and the check of a protocol would cost more than the rest.
+    return cut(source.decode(tokens), getattr(source, "stop_strings", ()))
 
 
 def splits_of(source: PromptSource) -> tuple[str, ...]:

@@ -237,12 +237,13 @@ class RunState:
         rates: RateColumns,
         load: Callable[[Mapping[int, int]], Mapping[int, ScoredGroup]],
     ) -> None:
-        """Restores a state that ``state`` returned.
+        """Restores what the method ``state`` has saved.
 
         Args:
-          state: the document; open groups in documents of earlier versions have no index.
+          state: its document; open groups in documents of earlier versions have no index.
           rates: the pass-rate table.
-          load: maps group id -> segment to group id -> group.
+          load: reads the ready groups; given their ids, each with the number of the segment that
+            has it, it returns the groups by id.
 
         Raises:
           TrainingError: the prompt source has lost a prompt of an open group.

@@ -134,7 +134,7 @@ class _Assembly:
             Judges(filters, KeptGuard(s.curation.guard, note), self._observers),
             history=history,
             turns=turns,
-            reissuing=issuing,
+            refresher=issuing,
         )
         flow = Flow(
             history=history,

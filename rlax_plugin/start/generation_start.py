@@ -20,7 +20,7 @@ from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.fleet_service import FleetService
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.pace import Pace
-from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Launcher, TimedLauncher
@@ -68,7 +68,7 @@ class GenerationStart:
         parameters: ParameterServer | str,
         running: Running,
         note: Callable[[str], None],
-        training: Reissuing | None = None,
+        training: RequestRefresher | None = None,
         newest: NewestVersion | None = None,
     ):
         self._run_dir, self._running, self._note = builder.context.run_dir, running, note

@@ -35,11 +35,12 @@ class Evaluation:
     """The results of an objective for a batch.
 
     Attributes:
-      loss: the scalar to minimise, sum over weight, as the preset's aggregation normalises it.
+      loss: the scalar to minimise: the sum over tokens divided by what the preset's aggregation
+        divides by.
       advantages_bt: float64, 0 where the mask is 0.
       grad_bt: d loss / d logprobs_bt.
-      weights_bt: agg * is * corrections, divided by the total weight: the factor of each token's
-        term.
+      weights_bt: the factor of each token's term: aggregation weight * importance weight *
+        corrections, divided by the total weight.
       ratio_bt: pi_theta / pi_old; 1 where the mask is 0.
       returns_bt: float64, return-to-go: the sample's reward minus its overlong penalty, plus the
         KL rewards of this token and those after it, undiscounted; before any baseline, std or

@@ -93,10 +93,11 @@ class Checkpoints:
 
 
 class BigramTrainer(Trainer):
-    """Calls the port in the order of MaxText's loop. Besides the weights only signals have state.
+    """Trains a toy model, a table of the log-probs of each token after each other one.
 
-    The objective is REINFORCE, in one update, for any slots in ``rlax.objective``; its advantages
-    are the config's, because the controller computes them, or those of ``running_value``.
+    It calls the port in the order of MaxText's loop. Its gradient is that of REINFORCE, in one
+    update per batch: of ``rlax.objective`` it uses the advantages and ignores the other slots. The
+    advantages are those of the controller, or of ``running_value`` if that option is set.
 
     Args:
       files: the run's directory.

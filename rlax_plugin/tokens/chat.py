@@ -115,7 +115,7 @@ class ChatTemplate:
 
     @cached_property
     def _ending(self) -> list[int]:
-        """The tokens after an answer that is the last message."""
+        """The tokens that the template puts after an answer if nothing follows it."""
         return self._behind_answer((_BEFORE,), (), generation_prompt=False)
 
     def end_id(self) -> int | None:

@@ -15,7 +15,7 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet.capabilities import Needs
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
-from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import (
     key_from_proto,
@@ -94,7 +94,7 @@ def refresh(request: Request) -> Request:
     return dataclasses.replace(request, min_version=request.min_version + 1)
 
 
-class Reissued(Reissuing):
+class Reissued(RequestRefresher):
     """Refreshes requests as a test wants them, and keeps what was issued again."""
 
     def __init__(self, refresh: Callable[[Request], Request]):

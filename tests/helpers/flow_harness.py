@@ -330,7 +330,7 @@ class Harness:
             Judges(filters, KeptGuard(section.curation.guard, self.notes.append), observers),
             history=history,
             turns=turns,
-            reissuing=self.issuing,
+            refresher=self.issuing,
         )
         return Flow(
             history=history,

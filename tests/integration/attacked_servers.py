@@ -64,7 +64,7 @@ async def _controller(directory: Path) -> None:
     from rlax_plugin.fleet.fleet import Fleet
     from rlax_plugin.fleet.fleet_service import FleetService
     from rlax_plugin.fleet.pace import Pace
-    from rlax_plugin.fleet.reissuing import Reissuing
+    from rlax_plugin.fleet.refreshing_requests import RequestRefresher
     from rlax_plugin.rpc import rlax_pb2_grpc as rpc
     from rlax_plugin.rpc.doors import Door, listen
     from rlax_plugin.weights.parameter_server import ParameterServer
@@ -85,7 +85,7 @@ async def _controller(directory: Path) -> None:
     )
     rpc.add_FleetServicer_to_server(FleetService(fleet, callers), server)
     pace = Pace(section, fleet.workers, 1, lambda text: None)
-    dispatcher = Dispatcher(fleet, section.deadlines, Reissuing(), pace)
+    dispatcher = Dispatcher(fleet, section.deadlines, RequestRefresher(), pace)
     fleet.listeners += [dispatcher, pace]
     await server.start()
     for number in range(4):

@@ -21,7 +21,7 @@ from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener
 from rlax_plugin.fleet.fleet import Worker as FleetWorker
 from rlax_plugin.fleet.fleet_service import FleetService
-from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -119,7 +119,7 @@ class NoBytes:
         pass
 
 
-class Trainer(FleetListener, Reissuing):
+class Trainer(FleetListener, RequestRefresher):
     """The controller's half: fleet, dispatcher and parameter server behind one port.
 
     Args:

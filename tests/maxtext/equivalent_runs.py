@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import tiny_loop as loops
-from rlax_maxtext.canary import CanaryForward
+from rlax_maxtext.canary_forward import CanaryForward
 
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from rlax_plugin.build import registry_for

@@ -8,7 +8,7 @@ import pytest
 import tiny_engine
 import tiny_loop as tests
 from flax import nnx
-from rlax_maxtext.canary import CanaryForward, tolerance
+from rlax_maxtext.canary_forward import CanaryForward, tolerance
 
 from maxtext_overrides.sampler.decode import DecodeEngine
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from rlax_maxtext.canary import CanaryForward
+from rlax_maxtext.canary_forward import CanaryForward
 
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop

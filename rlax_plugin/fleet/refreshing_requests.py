@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlax_plugin.types import Request
 
 
-class Reissuing:
+class RequestRefresher:
     """May change requests that are issued again; by default they are sent unchanged."""
 
     def refreshed(self, request: Request) -> Request:
