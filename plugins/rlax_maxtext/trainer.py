@@ -44,6 +44,8 @@ class _Published(Exception):
 class MaxTextTrainer(Trainer):
     """Runs on the main thread, which also makes all its calls of the port."""
 
+    takes_signals = True
+
     def __init__(self, options: TrainerOptions, context: BuildContext):
         self._options, self._context = options, context
         self._section: RlaxSection = context.section

@@ -34,7 +34,11 @@ def result_within[T](
     Raises:
       DeadlineError: that of ``late``; a ``TimeoutError`` is the work's own.
     """
-    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:  # the loop is closed, and will never run it
+        work.close()
+        raise
     try:
         return future.result(deadline_s)
     except TimeoutError:

@@ -12,12 +12,12 @@ import numpy as np
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
-from rlax_plugin.errors import PluginError
+from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.manager import told
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
-from rlax_plugin.ports.training import Trainer
+from rlax_plugin.ports.training import SignalTrainer, Trainer
 from rlax_plugin.types import Prompt, ScoredGroup
 
 
@@ -51,7 +51,22 @@ class Builder:
         return self.registry.part(kind, choice, key, self.context)
 
     def trainer(self) -> Trainer:
-        return self.part("trainer", self.section.trainer, "rlax.trainer")
+        """Returns the trainer.
+
+        Raises:
+          ConfigError: the config lists signals, and the trainer would ignore them.
+        """
+        choice = self.section.trainer
+        trainer: Trainer = self.part("trainer", choice, "rlax.trainer")
+        takes = isinstance(trainer, SignalTrainer) and trainer.takes_signals
+        if self.section.signals and not takes:
+            raise ConfigError(
+                "rlax.signals",
+                [signal.name for signal in self.section.signals],
+                f"would be ignored by rlax.trainer.name {choice.name!r}, whose trainer does not "
+                "declare takes_signals: leave it out, or choose a trainer that takes signals",
+            )
+        return trainer
 
     def weight_store(self) -> WeightStore:
         return self.part("weight_store", self.section.weights.store, "rlax.weights.store")

@@ -1,7 +1,7 @@
 """Rejects combinations of an objective's parts and numbers that make no sense.
 
-Parts have two attributes for this: ``ratio``, which they multiply the term by, and ``corrects``,
-True if they keep samples of old weights from dominating; see ``loss.TokenFunction``.
+A part says itself which ratio it multiplies the term by (``RatioFactor``), and whether it keeps
+samples of old weights from dominating (``StaleCorrection``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
-from rlax_plugin.objective.inputs import Ratio
+from rlax_plugin.objective.inputs import Ratio, RatioFactor, StaleCorrection
 
 # By old policy: the ratios in which the age of a sample shows, None for a mask. With reprefill
 # pi_old is the policy that generated the sample, and pi_old/mu the trainer's view against the
@@ -45,7 +45,8 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
     shows_age = _SHOWS_AGE[algorithm.old_policy]
     if algorithm.old_policy == "reprefill" and most > section.staleness.reload_every + 1:
         shows_age = ("policy/behaviour",)
-    if most > 1 and not any(_corrects(part) and _ratio(part) in shows_age for part in parts):
+    correcting = [p for p in parts if isinstance(p, StaleCorrection) and p.corrects]
+    if most > 1 and not any(_ratio(part) in shows_age for part in correcting):
         raise ConfigError(
             "rlax.objective.preset",
             preset,
@@ -72,14 +73,10 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
 
 
 def _ratio(part: Any) -> str | None:
-    ratio = getattr(part, "ratio", None)
+    ratio = part.ratio if isinstance(part, RatioFactor) else None
     if ratio is not None and ratio not in get_args(Ratio):
         raise PluginError(f"{part!r} has the ratio {ratio!r}, expected one of {get_args(Ratio)}")
     return ratio
-
-
-def _corrects(part: Any) -> bool:
-    return getattr(part, "corrects", False)
 
 
 def _name(algorithm: Algorithm, key: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from rlax_plugin.objective.ratios import ratio_of
 
@@ -113,3 +113,38 @@ class TokenInputs:
 
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
         return replace(self, **jax.lax.stop_gradient(arrays))
+
+
+@runtime_checkable
+class RatioFactor(Protocol):
+    """A function in a slot that multiplies the term by a ratio.
+
+    Attributes:
+      ratio: the ratio; the product over the slots must make sense. None: it is no single ratio.
+    """
+
+    ratio: Ratio | None
+
+
+@runtime_checkable
+class StaleCorrection(Protocol):
+    """A function in a slot that may limit the influence of samples from old weights.
+
+    Attributes:
+      corrects: True if it clips or masks their ratio to the sampler.
+    """
+
+    corrects: bool
+
+
+@runtime_checkable
+class SlotMetrics(Protocol):
+    """A function in a slot that reports metrics."""
+
+    def metrics(self, inputs: TokenInputs) -> Mapping[str, jax.Array]:
+        """Returns name -> value of each token, [rows, length].
+
+        Its mean over tokens is reported as ``objective/<name>``, in the slot grad_2 as
+        ``objective/grad_2_<name>``.
+        """
+        ...

@@ -25,7 +25,7 @@ from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective import combinations, diagnostics, terms
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
-from rlax_plugin.objective.inputs import Ratio, TokenInputs, TokenOutputs
+from rlax_plugin.objective.inputs import Ratio, SlotMetrics, TokenInputs, TokenOutputs
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 from rlax_plugin.objective.terms import LossTerm, Terms
@@ -53,13 +53,7 @@ __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a r
 TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
 """A function in a slot of the objective.
 
-It may also have these attributes:
-
-- ``metrics(inputs) -> {name: array_bt}``: reported as ``objective/<name>``, the mean over tokens,
-  in the slot grad_2 as ``objective/grad_2_<name>``;
-- ``ratio``: the ``Ratio`` it multiplies the term by; the product over the slots must make sense;
-- ``corrects = True``: it limits the influence of samples from old weights, by clipping or masking
-  their ratio to the sampler.
+It may also be a ``RatioFactor``, a ``StaleCorrection``, and have ``SlotMetrics``.
 """
 Aggregation = Callable[[TokenInputs], tuple[Any, Any]]
 """Returns (weights_bt, total weight).
@@ -354,8 +348,8 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
                 values_bt = kl_estimate(name, log_ratio_bt, jnp) * frozen.mask_bt
                 metrics[f"objective/reference_kl_{name}"] = values_bt.sum()
         for prefix, function in reporting:
-            measure = getattr(function, "metrics", None)
-            for name, value_bt in (measure(frozen) if measure else {}).items():
+            measured = function.metrics(frozen) if isinstance(function, SlotMetrics) else {}
+            for name, value_bt in measured.items():
                 key = f"objective/{prefix}{name}"
                 if key in metrics or key in diagnostics.DERIVED:
                     raise PluginError(f"two slots of the objective report the metric {name!r}")

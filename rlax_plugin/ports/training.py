@@ -69,6 +69,16 @@ class CheckpointStarter(Protocol):
         ...
 
 
+@runtime_checkable
+class SignalTrainer(Protocol):
+    """A trainer that completes its batches by the signals of the config."""
+
+    @property
+    def takes_signals(self) -> bool:
+        """True; with a trainer that does not say so, ``rlax.signals`` in a config is an error."""
+        ...
+
+
 class ConvertibleModel(Protocol):
     """A model of another library, read and checked, but not yet written.
 
@@ -193,6 +203,7 @@ TRAINER_ABILITIES = (
     CheckpointReader,
     FirstWeightsReader,
     CheckpointStarter,
+    SignalTrainer,
     ModelConverter,
     ModelExporter,
 )

@@ -95,9 +95,9 @@ class SignalChain:
           batch: of ``objective.batches``, the whole batch of the step.
 
         Raises:
-          TrainingError: a signal returned other arrays than it declares, or values or token rewards
-            that are not finite; the advantages are not finite; or a metric has another name than
-            ``objective/<name>``.
+          TrainingError: a signal returned other arrays than it declares, or an array that is not
+            finite at a trained token; the advantages are not finite; or a metric is not finite, or
+            has another name than ``objective/<name>``.
         """
         completed = dict(batch)
         for name, signal in self._signals.items():
@@ -108,7 +108,7 @@ class SignalChain:
         for name, signal in self._signals.items():
             with _named(name, step):
                 signal.learn(model, step, _read_only(completed))
-            self.metrics |= _checked_metrics(name, signal.metrics)
+            self.metrics |= _checked_metrics(name, signal.metrics, step)
         self.metrics = {name: total * self._epochs for name, total in self.metrics.items()}
         return completed
 
@@ -192,13 +192,15 @@ def _read_only(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return views
 
 
-def _checked_metrics(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+def _checked_metrics(name: str, metrics: Mapping[str, float], step: int) -> dict[str, float]:
     """Returns the metrics of a signal as numbers; they are reported under ``objective/`` only."""
     for metric in metrics:
         if not metric.startswith(_METRICS):
             raise TrainingError(
                 f"signal {name!r} has a metric {metric!r}, expected {_METRICS}<name>"
             )
+        if not np.isfinite(total := float(metrics[metric])):
+            raise TrainingError(f"step {step}: {metric} of signal {name!r} is {total}")
     return {metric: float(total) for metric, total in metrics.items()}
 
 
@@ -216,12 +218,13 @@ def _checked_arrays(
     for array, spec in signal.arrays.items():
         if wrong := spec.mismatch(found[array], rows, length):
             raise TrainingError(f"step {step}: {array} of signal {name!r} is {wrong}")
-        # The error of the advantages could name neither the array nor the signal.
-        read_n = found[array][batch["rl_mask"] > 0] if array in ADVANTAGE_INPUTS else np.zeros(0)
-        if wrong := read_n.size - np.count_nonzero(np.isfinite(read_n)):
+        # An error of the advantages or the loss could name neither the array nor the signal.
+        read_n = found[array][batch["rl_mask"] > 0]
+        finite_n = np.isfinite(read_n).reshape(len(read_n), -1).all(axis=1)
+        if wrong := len(read_n) - np.count_nonzero(finite_n):
             raise TrainingError(
                 f"step {step}: {array} of signal {name!r} is NaN or infinite at {wrong} of "
-                f"{read_n.size} trained tokens"
+                f"{len(read_n)} trained tokens"
             )
     if TOKEN_REWARDS in found and TOKEN_REWARDS in batch:
         found[TOKEN_REWARDS] = batch[TOKEN_REWARDS] + found[TOKEN_REWARDS]

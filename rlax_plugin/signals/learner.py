@@ -71,7 +71,7 @@ class Learner:
 
         Raises:
           TrainingError: its names or shapes differ from those of the parameters, or it has a value
-            that is NaN, infinite or too large. The parameters are unchanged then.
+            that is complex, NaN, infinite or too large. The parameters are unchanged then.
         """
         slopes = {name: np.asarray(array) for name, array in gradient.items()}
         shapes = {name: array.shape for name, array in self.params.items()}
@@ -79,6 +79,8 @@ class Learner:
         if found != shapes:
             raise TrainingError(f"a gradient has the shapes {found}, expected {shapes}")
         for name, slope in slopes.items():
+            if slope.dtype.kind == "c":
+                raise TrainingError(f"the gradient of {name!r} is {slope.dtype}, not real numbers")
             if wrong := slope.size - int(np.isfinite(slope).sum()):
                 of = f"{wrong} of {slope.size} values of the gradient of {name!r}"
                 raise TrainingError(f"{of} are NaN or infinite")

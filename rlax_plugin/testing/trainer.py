@@ -111,6 +111,8 @@ class BigramTrainer(Trainer):
       ConfigError: a signal adds a term to the loss.
     """
 
+    takes_signals = True
+
     def __init__(
         self,
         config: BigramConfig,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -43,7 +43,7 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
                 version=_count(entry["version"]),
                 step=_count(entry["step"]),
                 # Before versions had parts, each was what is now its only one.
-                parts=tuple(map(_part_from_json, entry.get("parts", (entry,)))),
+                parts=_parts(entry.get("parts", (entry,))),
                 canary=_canary_from_json(entry["canary"]),
             )
             for entry in json.loads(text)["versions"]
@@ -73,6 +73,18 @@ def _count(number: Any) -> int:
     if not 0 <= (count := int(number)) <= INT32_MAX:
         raise ValueError(f"a weight version or its step is {count}")
     return count
+
+
+def _parts(entries: Sequence[dict[str, Any]]) -> tuple[VersionPart, ...]:
+    """The parts of a version.
+
+    Raises:
+      ValueError: none of them is ``base``, which every version has.
+    """
+    parts = tuple(map(_part_from_json, entries))
+    if BASE not in (names := [part.name for part in parts]):
+        raise ValueError(f"a weight version has the parts {names}, and no {BASE!r}")
+    return parts
 
 
 def _part_from_json(entry: dict[str, Any]) -> VersionPart:

@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from rlax_plugin.config import Algorithm
+from rlax_plugin.objective.inputs import RatioFactor, SlotMetrics
 from rlax_plugin.objective.loss import (
     ObjectiveSlots,
     Ratio,
@@ -168,14 +169,14 @@ def _check_token_function(
         f"its ratio, if it has one, is one of {', '.join(get_args(Ratio))}",
         "name what it multiplies the term by, or leave the attribute out",
     ):
-        ratio = getattr(function, "ratio", None)
+        ratio = function.ratio if isinstance(function, RatioFactor) else None
         require(ratio is None or ratio in get_args(Ratio), f"ratio is {ratio!r}")
-    if hasattr(function, "metrics"):
+    if isinstance(function, SlotMetrics):
         with part.rule(
             "its metrics are {name: array [rows, length]}",
             "return one value per token; the mean over trained tokens is reported",
         ):
-            _check_metrics(cast(Any, function).metrics(_inputs(slots, batch()).frozen()))
+            _check_metrics(function.metrics(_inputs(slots, batch()).frozen()))
     return True
 
 

@@ -261,6 +261,7 @@ def edited(**fields):
         edited(version=float("inf")),
         edited(step=float("inf")),
         edited(parts=[]),
+        edited(parts=[{"name": "adapter", "path": "/w/a", "tensors": {}}]),
         edited(canary={"tokens": [2**40, 1], "logprobs": [-1.0], "tolerance": 0.1}),
         edited(canary={"tokens": [3, 1], "logprobs": [-1.0], "tolerance": float("nan")}),
     ],
