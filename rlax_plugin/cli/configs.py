@@ -335,15 +335,19 @@ def objective(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", show_default=False, help="name of a preset; default: list all presets"
+            metavar="NAME",
+            show_default=False,
+            help="name of a preset, or a config (.yml) whose objective is explained; default: list "
+            "all presets",
         ),
     ] = None,
-    overrides: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE...",
+            metavar="[CONFIG] [KEY=VALUE...]",
             show_default=False,
-            help="keys below rlax.objective, such as rlax.objective.kl.coefficient=0.04",
+            help="a config whose plug-ins are loaded; then keys below rlax.objective, such as "
+            "rlax.objective.kl.coefficient=0.04",
         ),
     ] = None,
     *,
@@ -374,7 +378,7 @@ def objective(
         from rlax_plugin.build import registry_for
         from rlax_plugin.commands import explain
 
-        section = explain.section_for(name or "", overrides or (), plugin or ())
+        section = explain.section_for(name or "", arguments or (), plugin or ())
         if markdown:
             typer.echo(explain.markdown(registry_for(section)), nl=False)
         elif name is None:
