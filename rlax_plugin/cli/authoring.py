@@ -93,6 +93,7 @@ def check_plugin(
         from rlax_plugin.text.terminal import HarmlessConsole
 
         console = HarmlessConsole(highlight=False)
+        console.print(f"plug-in {name}", soft_wrap=True)
 
         def tell(one: Checked) -> None:
             for finding in one.findings:
