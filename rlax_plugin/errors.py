@@ -164,8 +164,9 @@ class ContractError(RlaxError):
 
 
 def alternatives(given: str, known: Iterable[str]) -> str:
-    """Returns a hint for a wrong name: the nearest match first, then all known names."""
+    """Returns a hint for a wrong name: the nearest match, without case, then all known names."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    folded = {name.casefold(): name for name in reversed(names)}
+    near = difflib.get_close_matches(given.casefold(), folded, n=1, cutoff=0.5)
+    hint = f"did you mean {folded[near[0]]!r}? " if near else ""
     return f"{hint}known: {', '.join(names) if names else 'none'}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlax_plugin.cli.common import AUTHORS, command, exit_status
+from rlax_plugin.cli.common import AUTHORS, RUN_FAILED, command, exit_status, print_error
 from rlax_plugin.text.command_lines import pasteable
 
 
@@ -75,26 +75,43 @@ def check_plugin(
             help="option of one of its parts, with a YAML value; may be repeated",
         ),
     ] = None,
+    deadline: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="time limit for the check of each part"),
+    ] = 90.0,
 ) -> None:
     """Checks every part of a plug-in against the contract of its kind.
 
-    The parts are built and called with small example inputs, without starting a run. If a part
-    violates its contract, an error says what to change, and the exit status is 1.
+    The parts are built and called with small example inputs, without starting a run. The result for
+    a part is printed as soon as it is known. If a part violates its contract, or blocks beyond the
+    deadline, an error says what to change, and the exit status is 1.
     """
     with exit_status():
+        from rlax_plugin.errors import ContractError
+        from rlax_plugin.testing.checking import Checked
         from rlax_plugin.testing.checking import check_plugin as check
+        from rlax_plugin.text.terminal import HarmlessConsole
 
-        checked = check(name, options=_parsed(options or []), plugins=plugin or ())
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+        console = HarmlessConsole(highlight=False)
+        console.print(f"plug-in {name}", soft_wrap=True)
 
-    table = Table("kind", "name", "what holds", title=f"plug-in {name}", title_justify="left")
-    for one in checked:
-        holds = "\n".join(f"- {rule}" for rule in one.rules) or one.note
-        holds += f"\n{one.abilities}" * bool(one.abilities)
-        table.add_row(one.kind, one.name, Text(holds))  # no markup: "[rows, length]" is a shape
-    Console().print(table)
+        def tell(one: Checked) -> None:
+            for finding in one.findings:
+                print_error(finding)
+            if not one.findings:
+                rules = [f"  - {rule}" for rule in one.rules] or [f"  {one.note}"]
+                abilities = [f"  {one.abilities}"] * bool(one.abilities)
+                lines = [f"ok  {one.kind} {one.name}", *rules, *abilities]
+                console.print("\n".join(lines), soft_wrap=True)
+
+        given = _parsed(options or [])
+        try:
+            check(name, options=given, plugins=plugin or (), deadline_s=deadline, on_checked=tell)
+        except ContractError as error:
+            broken = len({finding.where for finding in error.findings})
+            parts = "1 part does" if broken == 1 else f"{broken} parts do"
+            typer.echo(f"plug-in {name}: {parts} not fulfil the contract, see above", err=True)
+            raise typer.Exit(RUN_FAILED) from error
 
 
 def _parsed(options: list[str]) -> dict[str, dict[str, Any]]:

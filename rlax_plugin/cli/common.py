@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from rlax_plugin.errors import ConfigError, PluginError, RlaxError, UnknownKeyError
+from rlax_plugin.errors import ConfigError, Finding, PluginError, RlaxError, UnknownKeyError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -96,19 +96,20 @@ def exit_status() -> Iterator[None]:
     except UnknownKeyError as error:
         from rlax_plugin.commands.reference import of_a_part
 
-        _print_error(of_a_part(error))
+        print_error(of_a_part(error))
         raise typer.Exit(BAD_CONFIG) from error
     except (ConfigError, PluginError) as error:
-        _print_error(error)
+        print_error(error)
         raise typer.Exit(BAD_CONFIG) from error
     except RlaxError as error:
-        _print_error(error)
+        print_error(error)
         raise typer.Exit(RUN_FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
 
 
-def _print_error(error: RlaxError) -> None:
+def print_error(error: RlaxError | Finding) -> None:
+    """Prints an error message on standard error."""
     from rich.text import Text
 
     from rlax_plugin.text.terminal import HarmlessConsole

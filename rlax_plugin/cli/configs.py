@@ -1,4 +1,4 @@
-"""Commands before anything runs: init, check, prompts, plugins, objective, version."""
+"""Commands before anything runs: init, check, prompts, plugins, version."""
 
 from __future__ import annotations
 
@@ -328,59 +328,6 @@ def plugins(
             listing.print_loaded(console, config, document["loaded"])
             console.print()
         listing.print_installed(console, document["installed"])
-
-
-@command(CONFIGURE, "rlax objective dapo rlax.objective.entropy_coefficient=0.01")
-def objective(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME", show_default=False, help="name of a preset; default: list all presets"
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE...",
-            show_default=False,
-            help="keys below rlax.objective, such as rlax.objective.kl.coefficient=0.04",
-        ),
-    ] = None,
-    *,
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(
-            show_default=False,
-            help="module to load although it is not installed as a plug-in; may be repeated",
-        ),
-    ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="print the tables of docs/objectives.md")
-    ] = False,
-) -> None:
-    """Explains an objective: formula, paper, parts, options, and one update in numbers.
-
-    An objective is one sum with five slots: aggregation, importance weight, advantage, grad_1 and
-    grad_2. A preset fills the slots. A config can replace each of them, and add corrections, KL to
-    a reference policy or an entropy bonus. The numbers are those that rlax train would compute.
-
-    The worked example has four samples of one prompt, with rewards 1, 0, 0 and 1. It shows the
-    advantage of each sample, and for each token its ratios, its weight and the gradient of the
-    loss.
-    """
-    with exit_status():
-        from rich.console import Console
-
-        from rlax_plugin.build import registry_for
-        from rlax_plugin.commands import explain
-
-        section = explain.section_for(name or "", overrides or (), plugin or ())
-        if markdown:
-            typer.echo(explain.markdown(registry_for(section)), nl=False)
-        elif name is None:
-            explain.list_presets(Console(), registry_for(section))
-        else:
-            explain.show_preset(Console(), section)
 
 
 @command(CONFIGURE, "rlax version")

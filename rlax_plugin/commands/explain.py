@@ -19,7 +19,7 @@ from rich.text import Text
 
 from rlax_plugin.build import NotLoadedError, Registry, registry_for
 from rlax_plugin.config import SLOTS, Algorithm, Choice, NoOptions, RlaxSection
-from rlax_plugin.config.loading import overridden
+from rlax_plugin.config.loading import load_section, overridden
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.loss import algorithm_of, choices
@@ -39,24 +39,35 @@ PREFIX = "rlax.objective"
 
 
 def section_for(
-    name: str = "", overrides: Sequence[str] = (), plugins: Sequence[str] = ()
+    name: str = "", arguments: Sequence[str] = (), plugins: Sequence[str] = ()
 ) -> RlaxSection:
     """Returns a section that sets only the objective.
 
     Args:
-      name: name of the preset.
-      overrides: ``key=value`` arguments, every key below ``rlax.objective``.
+      name: name of the preset, or a config whose own objective is explained.
+      arguments: perhaps a config, whose plug-ins are loaded, then ``key=value``, every key below
+        ``rlax.objective``.
       plugins: plug-ins to load besides the built-in ones; installed plug-ins that the objective
         needs are found without being named.
 
     Raises:
-      ConfigError: an override is wrong, or its key is not below ``rlax.objective``.
+      ConfigError: an override is wrong, or its key is not below ``rlax.objective``; or the config
+        is wrong.
     """
+    overrides = [argument for argument in arguments if "=" in argument]
+    objective: dict[str, Any] = {"preset": name}
+    loaded = tuple(plugins)
+    for config in (word for word in (name, *arguments) if _is_config(word)):
+        listed, _ = load_section(config)
+        loaded = tuple(dict.fromkeys((*loaded, *listed.plugins)))
+        if config == name:
+            objective = listed.objective.model_dump(mode="json", exclude_unset=True)
+    if unknown := [word for word in arguments if "=" not in word and not _is_config(word)]:
+        raise ConfigError("command line", unknown[0], "must be a config (.yml) or KEY=VALUE")
     for override in overrides:
         if not override.startswith(f"{PREFIX}."):
             raise ConfigError("command line", override, f"must be a key below {PREFIX}.")
-    content = overridden({"rlax": {"objective": {"preset": name}}}, overrides)
-    loaded = tuple(plugins)
+    content = overridden({"rlax": {"objective": objective}}, overrides)
     section = section_of(content["rlax"]["objective"], loaded)
     # No config lists plug-ins here: whatever is installed may be meant, one plug-in at a time.
     while name and (missing := _not_loaded(section)):
@@ -67,6 +78,10 @@ def section_for(
         loaded += missing.plugins
         section = section.model_copy(update={"plugins": loaded})
     return section
+
+
+def _is_config(word: str) -> bool:
+    return "=" not in word and word.endswith((".yml", ".yaml"))
 
 
 def _not_loaded(section: RlaxSection) -> NotLoadedError | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Episode, Prompt, Sampled, Score, Trajectory, Turn, Unscored
 
+log = logging.getLogger("rlax.score")
+
+_LOG = Path("logs", "rewards.log")  # of a reward pool, below its directory
 _LONGEST_LOG = 4000  # characters, of its end
 _SHOWN = 40  # characters of a completion
 
@@ -39,12 +44,15 @@ class ScoredFile:
       lines: the lines of the file.
       scores: one for each line.
       log: the end of the output that rewards printed.
+      log_file: the file with all of it, which is kept if a message cites it or a line has no
+        reward; else "".
     """
 
     section: RlaxSection
     lines: Sequence[Line]
     scores: Sequence[Score | Unscored] = ()
     log: str = ""
+    log_file: str = ""
 
     @property
     def failed(self) -> bool:
@@ -85,14 +93,22 @@ def score_file(resolved: ResolvedConfig, file: str) -> ScoredFile:
     source = _Source(registry, section, context)
     scored = ScoredFile(section, list(read_lines(file)))
     prompts = _prompts(scored.lines, source)
-    with tempfile.TemporaryDirectory(prefix="rlax-score-") as folder:
-        directory = Path(folder)
-        try:
-            scored.scores = asyncio.run(_scores(section, directory, scored.lines, prompts, source))
-        except BaseException:
-            print(_log(directory), end="", file=sys.stderr)
-            raise
+    directory = Path(tempfile.mkdtemp(prefix="rlax-score-"))
+    notes: list[str] = []
+    try:
+        scored.scores = asyncio.run(
+            _scores(section, directory, scored.lines, prompts, source, notes.append)
+        )
+    except BaseException as error:
+        print(_log(directory), end="", file=sys.stderr)
+        notes.append(str(error))
+        raise
+    finally:
         scored.log = _log(directory)
+        if (scored.failed and scored.log) or any(str(directory) in note for note in notes):
+            scored.log_file = str(directory / _LOG)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
     return scored
 
 
@@ -103,7 +119,7 @@ def _check_start(registry: Registry, choice: RewardChoice, key: str, context: Bu
 
 
 def _log(directory: Path) -> str:
-    path = directory / "logs" / "rewards.log"
+    path = directory / _LOG
     return harmless(path.read_text(errors="replace")[-_LONGEST_LOG:]) if path.exists() else ""
 
 
@@ -180,11 +196,17 @@ async def _scores(
     lines: Sequence[Line],
     prompts: Sequence[Prompt],
     source: _Source,
+    note: Callable[[str], None],
 ) -> list[Score | Unscored]:
     groups: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
         groups.setdefault(id(prompt), []).append(number)
-    pool = RewardPool(section, directory)
+
+    def told(line: str) -> None:
+        note(line)
+        log.warning(line)
+
+    pool = RewardPool(section, directory, note=told)
     try:
         await pool.start()
         given = pool.needs.tokens
@@ -223,6 +245,7 @@ def document(scored: ScoredFile) -> dict[str, Any]:
         "samples": list(_samples(scored)),
         "scored": len(scored.totals),
         "errors": len(scored.lines) - len(scored.totals),
+        "log": scored.log_file or None,
         **_means(scored),
     }
 
@@ -275,4 +298,5 @@ def show(console: Console, scored: ScoredFile) -> None:
     if failed := len(scored.lines) - len(scored.totals):
         console.print(f"{failed} of {len(scored.lines)} lines have no reward.")
     if scored.failed and scored.log:
-        console.print(f"\nWhat the rewards printed:\n{scored.log}")
+        console.print(f"\nThe end of what the rewards printed, which is in {scored.log_file}:")
+        console.print(scored.log)

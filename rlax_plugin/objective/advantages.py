@@ -184,6 +184,20 @@ def probe(slot: AdvantageSlot, group_size: int) -> None:
     _computed(slot, Outcomes(rewards_n, 1 + np.arange(samples), np.arange(samples) // group_size))
 
 
+def compares_groups(slot: AdvantageSlot) -> bool:
+    """True if rewards that differ only between groups give advantages of 0, unlike within groups.
+
+    Raises:
+      ConfigError, TrainingError: see ``of_groups``.
+    """
+    rewards_n, lengths_n = np.array([1.0, 0.0]), np.ones(2, int)
+    alone, together = (
+        _computed(slot, Outcomes(rewards_n, lengths_n, np.array(group_n)))
+        for group_n in ((0, 1), (0, 0))
+    )
+    return bool(together.any() and not alone.any())
+
+
 def of_batch(
     slot: AdvantageSlot,
     arrays: Mapping[str, np.ndarray],

@@ -10,10 +10,12 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -186,6 +188,8 @@ def told(error: Exception) -> str:
 
 def _load(name: str) -> Any:
     known = _installed(tuple(sys.path))
+    if name not in known and (name.endswith(".py") or "/" in name):
+        raise _bad(name, _file_advice(name))
     target = known[name].target if name in known else name
     module_name, _, attribute = target.partition(":")
     try:
@@ -201,6 +205,17 @@ def _load(name: str) -> Any:
             raise _bad(name, reason) from None
         raise _bad(name, f"cannot be imported: {told(error)}") from error
     return plugin
+
+
+def _file_advice(name: str) -> str:
+    path = PurePath(name)
+    module = path.name.removesuffix(".py")
+    directory = shlex.quote(str(path.parent))
+    return (
+        "is a path, but a plug-in is named by its entry point or module: write "
+        f"{module!r}, and set PYTHONPATH={directory} or install its package. If the file only has "
+        f"a reward function, name the function instead: rlax.rewards: [{{function: {name}:NAME}}]"
+    )
 
 
 def _check(name: str, plugin: Any) -> None:

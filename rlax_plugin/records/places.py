@@ -41,9 +41,10 @@ def check_readable(key: str, path: str, deadline_s: float) -> None:
 def check_writable(
     key: str, path: str, deadline_s: float, *, remote: bool = True, private: bool = False
 ) -> None:
-    """Checks a directory in which a run will write, without writing; it need not exist.
+    """Checks a directory in which a run will write; it need not exist.
 
-    For a URL it checks only that it can be reached, not that it can be written.
+    Locally, an empty directory is created in it, or in the nearest one above, and removed. For a
+    URL it checks only that it can be reached, not that it can be written.
 
     Args:
       key, path, deadline_s: see ``check_readable``.
@@ -227,5 +228,17 @@ def _obstacle(directory: Path) -> str | None:
             return f"cannot be a directory: {place} is a file"
         if not os.access(place, os.W_OK | os.X_OK):
             return f"cannot be written: {place} is not writable"
-        return None
+        return _refusal(place)
+    return None
+
+
+def _refusal(place: Path) -> str | None:
+    """Creates a directory and removes it again; returns the reason why this is impossible.
+
+    Modes are not enough: to root every directory looks writable, such as /proc.
+    """
+    try:
+        Path(tempfile.mkdtemp(prefix=".rlax-check-", dir=place)).rmdir()
+    except OSError as error:
+        return f"cannot be written: {place}: {error.strerror}"
     return None

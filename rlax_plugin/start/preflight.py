@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from rlax_plugin.build import Registry
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import SINGLE_TURN, RlaxSection
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
@@ -47,11 +47,39 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
     context = BuildContext.outside_run(section, config)
     slots = registry.slots(context)
     advantages.probe(slots.recorded_advantages, section.rollouts.group_size)
+    _check_learning(section, slots)
     check_places(section, maxtext, remote=remote)
     if section.network.prometheus_port is not None:
         prometheus_token(section.network)
     registry.check_start(section, context)
     return slots
+
+
+def _check_learning(section: RlaxSection, slots: ObjectiveSlots) -> None:
+    """Checks that rewards can influence the loss, unless another term of it trains the model.
+
+    Raises:
+      ConfigError: every reward or every advantage would be 0.
+    """
+    algorithm = slots.algorithm
+    if section.signals or algorithm.grad_2.name != "none":
+        return
+    if not section.several_turns and not any(choice.weight for choice in section.rewards):
+        last = len(section.rewards) - 1
+        reason = (
+            "must not be 0 for every reward: the reward of each sample would be 0, and nothing "
+            f"would be learned (rlax.environment {SINGLE_TURN} pays no rewards of its own)"
+        )
+        raise ConfigError(f"rlax.rewards.{last}.weight", section.rewards[last].weight, reason)
+    if section.rollouts.group_size == 1 and advantages.compares_groups(slots.recorded_advantages):
+        name = algorithm.advantage.name if algorithm.advantage else ""
+        raise ConfigError(
+            "rlax.rollouts.group_size",
+            1,
+            f"must be at least 2 with rlax.objective.advantage = {name}, which compares the "
+            "samples of a group: every advantage would be 0. Or choose an advantage without a "
+            "baseline of the group (rlax config advantage)",
+        )
 
 
 def _check_training(section: RlaxSection, maxtext: Mapping[str, Any]) -> None:

@@ -49,6 +49,24 @@ def print_results(
         out.print(f"look at the curves:  {pasteable('tensorboard', '--logdir', _shown(files))}")
 
 
+def too_few_steps(files: RunFiles, last_step: int, updates: int) -> str:
+    """Returns a sentence about a run that has trained more steps than it should; else "".
+
+    Args:
+      last_step: number of RL steps that the config asks for.
+      updates: MaxText updates per step; its key ``steps`` counts updates.
+    """
+    done = (files.get_json("summary.json") or {}).get("steps", 0)
+    if done <= last_step:
+        return ""
+    counted = f" ({last_step} RL steps)" if updates > 1 else ""
+    return (
+        f"steps = {last_step * updates}{counted} is less than the {done} RL steps that {files.url} "
+        "has trained, so nothing is left to train: its results stay those of step "
+        f"{done}. For a run of {last_step} steps choose another run_name"
+    )
+
+
 def _shown(files: RunFiles) -> str:
     return files.url.rstrip("/")
 

@@ -33,7 +33,7 @@ from rlax_plugin.records.journal import check_format
 from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
 from rlax_plugin.start.preflight import check_start
-from rlax_plugin.start.results import print_results, summary
+from rlax_plugin.start.results import print_results, summary, too_few_steps
 from rlax_plugin.start.run_directory import (
     check_same_run,
     exposures,
@@ -79,8 +79,10 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     last_step = int(maxtext["steps"]) // updates
     document = finished(files, last_step, section.evaluation.problems > 0)
     make_directories(files, state_dir, section, maxtext)
+    out = console(sys.stdout)
+    if fewer := too_few_steps(files, last_step, updates):
+        out.print(fewer)
     if document is not None:
-        out = console(sys.stdout)
         out.print(f"the run is complete: {document['steps']} steps")
         print_results(out, files, argv, document["steps"], updates)
         return 0
@@ -212,5 +214,6 @@ class _Run:
             out.print(f"interrupted after step {step}")
             out.print(f"continue with:  {train_command(argv)}")
         else:
-            updates = self._section.objective.updates_per_step
-            print_results(out, self._setup.files, argv, self._setup.last_step, updates)
+            updates, last = self._section.objective.updates_per_step, self._setup.last_step
+            steps = max(last, controller.run_state.next_step - 1)
+            print_results(out, self._setup.files, argv, steps, updates)

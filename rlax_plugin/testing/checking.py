@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from rlax_plugin.build import Registry, registry_of
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import resolved
-from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
+from rlax_plugin.errors import ConfigError, ContractError, Finding, PluginError, alternatives
 from rlax_plugin.ports.hookspecs import EVENTS
 from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind, choose
 from rlax_plugin.ports.manager import Manager
@@ -22,6 +23,7 @@ from rlax_plugin.ports.training import Trainer
 from rlax_plugin.testing import contracts
 from rlax_plugin.testing.builders import make_request
 from rlax_plugin.testing.contracts import engine, observers, store, trainer
+from rlax_plugin.testing.contracts.blocked import within
 from rlax_plugin.testing.contracts.inspection import Inspection
 from rlax_plugin.testing.contracts.trial import STEPS, Trial, Unbuilt
 from rlax_plugin.testing.fakes import FakeTrainerPort
@@ -29,20 +31,28 @@ from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import Request, WeightVersion
 
 HOOK = "hook"
+DEADLINE_S = 90.0  # for each part
+_PROCESS_SHARE = 2 / 3  # of the deadline, so that no process is left when it expires
+_ENDS = "its check ends within the deadline"
+_MEND = (
+    "give every wait a deadline of its own; if it only needs longer, check it with "
+    "rlax check-plugin --deadline SECONDS, or check_plugin(..., deadline_s=...)"
+)
 TOYS = "rlax_plugin.testing"  # has a part of every kind that a plug-in may need and not offer
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One part that fulfils its contract.
+    """The result for one part.
 
     Attributes:
       plugin: as given to ``check_plugin``.
       kind: such as ``reward``; ``hook`` for ``rlax_on_<event>``.
       name: the name to choose in the config; for a hook, the hook's name.
-      rules: fulfilled rules, one phrase each; empty if the part could not be tried.
+      rules: rules that were tried, one phrase each; empty if the part could not be tried.
       note: the reason why the part could not be tried.
       abilities: optional abilities that it has, and those that it does not have, in words.
+      findings: broken rules; empty if it fulfils its contract.
     """
 
     plugin: str
@@ -51,6 +61,7 @@ class Checked:
     rules: tuple[str, ...]
     note: str = ""
     abilities: str = ""
+    findings: tuple[Finding, ...] = ()
 
 
 def check_plugin(
@@ -58,6 +69,8 @@ def check_plugin(
     *,
     options: Mapping[str, Mapping[str, object]] | None = None,
     plugins: Sequence[str] = (),
+    deadline_s: float = DEADLINE_S,
+    on_checked: Callable[[Checked], None] | None = None,
 ) -> tuple[Checked, ...]:
     """Builds every part of a plug-in and checks it against the contract of its kind.
 
@@ -69,14 +82,27 @@ def check_plugin(
       name: name of an entry point or a module, as in ``rlax.plugins``.
       options: ``"kind/name"`` -> options of that part, for options that have no defaults.
       plugins: other plug-ins that it needs, such as one with prompts for its reward.
+      deadline_s: time limit for each part, and for loading the plug-in. A part that blocks beyond
+        it is a finding; its thread is abandoned.
+      on_checked: called with the result of each part as soon as it is known.
 
     Raises:
       ContractError: parts break their contracts; the error lists all of them.
       PluginError: it cannot be loaded, or breaks the contract of hooks.
       ConfigError: options are missing, wrong, or of a part that it does not offer.
     """
+
+    def late(where: str) -> PluginError:
+        return PluginError(
+            f"plug-in {name!r} was not loaded within {deadline_s:g} s: it is still at {where}. Do "
+            "not wait while a module is imported or a hook registers parts: wait in build"
+        )
+
     with tempfile.TemporaryDirectory(prefix="rlax-check-", ignore_cleanup_errors=True) as folder:
-        return _Check(name, options or {}, plugins, Path(folder)).run()
+        check = within(
+            deadline_s, lambda: _Check(name, options or {}, plugins, Path(folder), deadline_s), late
+        )
+        return check.run(on_checked or (lambda one: None))
 
 
 def check_engine(
@@ -163,6 +189,9 @@ def contract_of(kind: Kind) -> Callable[[Trial, Inspection], None]:
     return getattr(module, f"check_{kind.name}")
 
 
+_ToCheck = tuple[Checked, Inspection, Callable[[], bool]]
+
+
 class _Check:
     """One run of ``check_plugin``, which writes below ``folder``."""
 
@@ -172,8 +201,10 @@ class _Check:
         options: Mapping[str, Mapping[str, object]],
         plugins: Sequence[str],
         folder: Path,
+        deadline_s: float,
     ):
         self._name, self._options, self._folder = name, options, folder
+        self._deadline_s = deadline_s
         self._own = Registry(Manager((name, *plugins)))
         loaded = (name, *plugins) if TOYS in (name, *plugins) else (name, *plugins, TOYS)
         self._registry = registry_of(loaded)
@@ -182,7 +213,8 @@ class _Check:
         self._lean = self._section.model_copy(update={"plugins": (name, *plugins)})
         self._run_dirs = 0
 
-    def run(self) -> tuple[Checked, ...]:
+    def run(self, on_checked: Callable[[Checked], None]) -> tuple[Checked, ...]:
+        """See ``check_plugin``."""
         offered = list(self._offered())
         if unknown := self._options.keys() - {f"{kind}/{name}" for kind, name in offered}:
             known = (f"{kind}/{name}" for kind, name in offered)
@@ -191,12 +223,14 @@ class _Check:
             )
         for kind, name in offered:
             self._check_options(kind, name)
-        checked, findings = [], []
-        for one, part in [*self._parts(offered), *self._hooks()]:
-            checked.append(replace(one, rules=tuple(part.rules), abilities=part.abilities))
-            findings += part.findings
-        if findings:
-            raise ContractError(findings)
+        checked = []
+        for one, part, check in (*self._parts(offered), *self._hooks()):
+            if not (done := self._checked(one, part, check)):
+                continue
+            checked.append(done)
+            on_checked(done)
+        if broken := [finding for one in checked for finding in one.findings]:
+            raise ContractError(broken)
         if not checked:
             raise PluginError(f"plug-in {self._name!r} offers nothing: its hooks return no part")
         return tuple(checked)
@@ -267,18 +301,39 @@ class _Check:
             config=resolved(content),
         )
 
-    def _parts(self, offered: Sequence[tuple[str, str]]) -> Iterator[tuple[Checked, Inspection]]:
+    def _parts(self, offered: Sequence[tuple[str, str]]) -> Iterator[_ToCheck]:
         for kind, name in offered:
             where = f"plug-in {self._name!r}, {BY_NAME[kind].hook}[{name!r}]"
             part, one = Inspection(where), Checked(self._name, kind, name, ())
             if self._own.offer(kind, name, kind).extension.needs_model:
                 own = {"rollout_engine": "check_engine", "trainer": "check_trainer"}
                 how = own.get(kind, "a test of its author's")
-                yield replace(one, note=f"needs a model: its author runs {how}"), part
-                continue
-            with suppress(Unbuilt):
-                contract_of(BY_NAME[kind])(self._trial(kind, name), part)
-            yield one, part
+                note = f"needs a model: its author runs {how}"
+                yield replace(one, note=note), part, lambda: True
+            else:
+                yield one, part, functools.partial(self._check, kind, name, part)
+
+    def _check(self, kind: str, name: str, part: Inspection) -> bool:
+        with suppress(Unbuilt):
+            contract_of(BY_NAME[kind])(self._trial(kind, name), part)
+        return True
+
+    def _checked(self, one: Checked, part: Inspection, check: Callable[[], bool]) -> Checked | None:
+        """Runs a check within the deadline; None if the plug-in does not have this hook."""
+
+        def late(where: str) -> ContractError:
+            during = f", while it is checked: {part.rules[-1]}" if part.rules else ""
+            found = f"it blocks at {where}{during}"
+            return ContractError([*part.findings, Finding(part.where, _ENDS, found, _MEND)])
+
+        broken = part.findings
+        try:
+            if not within(self._deadline_s, check, late):
+                return None
+        except ContractError as error:
+            broken = error.findings
+        rules, abilities = tuple(part.rules), part.abilities
+        return replace(one, rules=rules, abilities=abilities, findings=tuple(broken))
 
     def _trial(self, kind: str, name: str) -> Trial:
         return Trial(
@@ -289,12 +344,13 @@ class _Check:
             lean=self._lean,
             make_context=self._context,
             own_prompts=bool(self._own.offers["prompt_source"]),
+            process_s=_PROCESS_SHARE * self._deadline_s,
         )
 
-    def _hooks(self) -> Iterator[tuple[Checked, Inspection]]:
+    def _hooks(self) -> Iterator[_ToCheck]:
         manager, run_dir = Manager((self._name,)), self._context().run_dir
         for event in EVENTS:
             hook = f"rlax_on_{event}"
             part = Inspection(f"plug-in {self._name!r}, {hook}")
-            if observers.check_hook(manager, event, run_dir, part):
-                yield Checked(self._name, HOOK, hook, ()), part
+            one = Checked(self._name, HOOK, hook, ())
+            yield one, part, functools.partial(observers.check_hook, manager, event, run_dir, part)

@@ -32,6 +32,7 @@ from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.following import Following
 from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
+from rlax_plugin.worker.loaded_log import LoadedLog
 from rlax_plugin.worker.progress import load_within
 
 log = logging.getLogger("rlax.worker")
@@ -85,6 +86,7 @@ class Member:
         self._registered = self._loading = False
         self._declared = pb.Capabilities()  # with which it has registered
         self._versions = Following(run.section.staleness.reload_every)
+        self._loaded_log = LoadedLog()
         self.draining, self.quarantine = False, ""
 
     @property
@@ -224,6 +226,7 @@ class Member:
             await asyncio.wait({heartbeat, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if follow.done():
                 follow.result()  # raises what ended it, perhaps a quarantine
+            self._loaded_log.flush()
             if restarted.done():
                 log.info("another trainer process has started: its weights are loaded")
             elif watch.done():
@@ -232,6 +235,7 @@ class Member:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._loaded_log.flush()
             await client.close()
 
     async def _watch(self, client: ParameterServerClient) -> None:
@@ -264,7 +268,7 @@ class Member:
             if incarnation != self._incarnation:
                 return  # just now: what was loaded is the earlier trainer's
             self._versions.held = version
-            log.info("serving version %d", version)
+            self._loaded_log.add(version)
             self._beat.set()  # groups go to those that hold the version they need
 
     async def _load(self, client: ParameterServerClient) -> int:

@@ -46,6 +46,8 @@ def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
     status, again = Run(tmp_path, *SETTINGS).end()
     assert status == 0 and again.startswith("the run is complete: 20 steps\n")
     assert "pass@1" in again and "resuming" not in again
+    status, fewer = Run(tmp_path, *SETTINGS, "steps=5").end()
+    assert status == 0 and fewer.startswith("steps = 5 is less than the 20 RL steps that ")
     status, other = Run(tmp_path, *SETTINGS, "rlax.seed=1").end()
     assert status == 2 and "holds a run of another config" in other
 

@@ -49,10 +49,7 @@ def warnings(config: Examined) -> Iterator[ConfigWarning]:
 def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
     section, rollouts = config.section, config.section.rollouts
     size, filters = rollouts.group_size, section.curation.filters
-    key = "rlax.rollouts.group_size"
-    if size == 1 and not _advantages(config, [1.0, 0.0], [0, 1]).any():
-        yield key, "is 1, but advantages are relative to the group, so every one is 0"
-    elif size > 1 and not filters and not _advantages(config, [1.0] * size, [0] * size).any():
+    if size > 1 and not filters and not _advantages(config, [1.0] * size, [0] * size).any():
         yield (
             "rlax.curation.filters",
             "is empty, so groups whose rewards are all equal take up rows of the batch and teach "

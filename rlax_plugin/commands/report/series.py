@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from rlax_plugin.commands.report.axis import cut_off
 from rlax_plugin.commands.report.run import RunData
 
 # Told apart on white and on black, and by most who see colours differently.
@@ -191,11 +192,25 @@ def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
     figure = go.Figure(lines_of(runs, found), layout("training step", lines.unit))
     if not figure.data:
         return None
+    told = ""
     if lines.log:
         figure.update_yaxes(type="log", exponentformat="power")
+    else:
+        told = cut_off(figure, points_of(runs, found))
     if len(runs) == 1:
         mark_resumes(figure, runs[0])
-    return Chart(lines.key, lines.title, lines.caption, figure)
+    return Chart(lines.key, lines.title, f"{lines.caption} {told}".strip(), figure)
+
+
+def points_of(
+    runs: Sequence[RunData], found: Sequence[tuple[str, Sequence[np.ndarray]]]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns x and y of the points that ``lines_of`` draws, without running means."""
+    return [
+        (thinned(run.steps), thinned(values))
+        for _, of_runs in found
+        for run, values in zip(runs, of_runs, strict=True)
+    ]
 
 
 def mark_resumes(figure: go.Figure, run: RunData) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from rlax_plugin.commands.report.axis import cut_off
 from rlax_plugin.commands.report.evaluations import SOLVED, Measured
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.series import (
@@ -20,6 +21,7 @@ from rlax_plugin.commands.report.series import (
     line,
     lines_of,
     mark_resumes,
+    points_of,
     style,
     thinned,
 )
@@ -104,7 +106,8 @@ def _chart_of(
 ) -> Chart | None:
     figure = go.Figure(lines_of(runs, found), layout(_STEP, unit))
     figure.update_yaxes(rangemode="tozero")
-    return Chart(key, title, "", figure) if figure.data else None
+    told = cut_off(figure, points_of(runs, found), from_zero=True)
+    return Chart(key, title, told, figure) if figure.data else None
 
 
 def weight_versions(run: RunData) -> Chart | None:
@@ -159,11 +162,13 @@ def phases(run: RunData) -> Chart | None:
             line={"width": 0.5, "color": COLOURS[index]},
             hovertemplate="%{y:.3f} s",
         )
+    whole = thinned(np.sum([seconds for _, seconds in spent], axis=0))
+    told = cut_off(figure, [(thinned(run.steps), whole)], from_zero=True)
     mark_resumes(figure, run)
     caption = (
         "Time of the training loop. It waits if generating and scoring take longer than training."
     )
-    return Chart("phases", "Time per phase", caption, figure)
+    return Chart("phases", "Time per phase", f"{caption} {told}".strip(), figure)
 
 
 def _spent(run: RunData) -> list[tuple[str, np.ndarray]] | None:

@@ -21,7 +21,6 @@ from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import Prompt
 
-_PROCESS_S = 60.0  # for a process that builds one part
 _LONG = 20_000  # characters
 _STANDS_S = 1.0  # that an event loop may, of many samples
 _STABLE = (
@@ -74,7 +73,7 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
         again = trial.build()
         here = {split: fresh_process.digest(again.prompts(split)) for split in SPLITS}
         require(here == expected, "a second build in this process gives others")
-        there = fresh_process.ask(trial.lean, "prompt_source", trial.choice, {}, _PROCESS_S)
+        there = fresh_process.ask(trial.lean, "prompt_source", trial.choice, {}, trial.process_s)
         require(there["splits"] == expected, "another process gives others")
     with part.rule(
         "an unknown split raises a ConfigError",
@@ -150,7 +149,8 @@ def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> 
         "options; a call that takes too long needs a deadline of its own",
     ):
         cases = [fresh_process.case_of(first, text) for text in completions.values()]
-        answer = fresh_process.ask(trial.lean, "reward", trial.choice, {"cases": cases}, _PROCESS_S)
+        question, process_s = {"cases": cases}, trial.process_s
+        answer = fresh_process.ask(trial.lean, "reward", trial.choice, question, process_s)
     if not answer:
         return
     part.note_abilities(Abilities(*map(tuple, answer["abilities"])))

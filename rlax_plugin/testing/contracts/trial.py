@@ -37,6 +37,7 @@ class Trial:
       lean: that run's config for another process, which needs no toy parts.
       make_context: the context of another run, with an empty directory.
       own_prompts: True if the prompt source of the run is the plug-in's.
+      process_s: time limit of another process that builds the part.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Trial:
     lean: RlaxSection
     make_context: Callable[[], BuildContext]
     own_prompts: bool
+    process_s: float
 
     @property
     def run_dir(self) -> Path:

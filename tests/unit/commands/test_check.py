@@ -139,11 +139,38 @@ def test_slots_that_steps_ahead_fill_are_not_doubted() -> None:
     assert doubted("--fast", DEMO, "rlax.rollouts.slots=600", *two_steps) == {}
 
 
-def test_a_group_of_one_teaches_nothing_where_advantages_are_relative() -> None:
-    one = ("--fast", DEMO, "rlax.rollouts.group_size=1", "rlax.rollouts.slots=32")
-    assert "every one is 0" in doubted(*one)["rlax.rollouts.group_size"]
-    alone = ("rlax.objective.preset=reinforce_plus_plus", "rlax.curation.filters=[]")
-    assert doubted(*one, *alone) == {}
+@pytest.mark.parametrize(
+    ("part", "options"),
+    {
+        "group_normalised": (),
+        "leave_one_out": (),
+        "length_weighted": (),
+        "batch_normalised": ("rlax.objective.advantage.baseline=group_mean",),
+    }.items(),
+)
+def test_a_group_of_one_is_an_error_where_advantages_compare_its_samples(
+    part: str, options: tuple[str, ...]
+) -> None:
+    one = (DEMO, "rlax.rollouts.group_size=1", "rlax.rollouts.slots=32", "rlax.curation.filters=[]")
+    result = check("--fast", *one, f"rlax.objective.advantage.name={part}", *options)
+    assert result.exit_code == 2
+    assert (
+        f"group_size = 1: must be at least 2 with rlax.objective.advantage = {part}, "
+        in " ".join(result.stderr.split())
+    )
+    alone = "rlax.objective.advantage.name=batch_normalised"
+    assert doubted("--fast", *one, alone) == {}
+
+
+def test_rewards_that_all_have_weight_0_are_an_error_unless_the_environment_pays() -> None:
+    recorded = "rlax.rewards=[{name: exact_answer, weight: 0}]"
+    result = check("--fast", DEMO, recorded)
+    assert result.exit_code == 2
+    assert "rlax.rewards.0.weight = 0.0: must not be 0 for every reward" in result.stderr
+    paid = ("rlax.environment.name=calculator", recorded)
+    assert check("--fast", DEMO, *paid).exit_code == 0
+    both = "rlax.rewards=[{name: exact_answer, weight: 0}, {name: exact_answer}]"
+    assert check("--fast", DEMO, both).exit_code == 0
 
 
 def test_the_whole_check_reads_the_prompts() -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from installs import install, on_path
+from installs import install, on_path, write
 from objective_harness import PRESETS
 from typer.testing import CliRunner
 
@@ -112,6 +112,32 @@ def test_installed_plugins_are_found_by_what_they_offer(tmp_path: Path) -> None:
     assert example(output)[0] == ["1.1", "1.1000", "0.8660", "0.0833", "-0.1588"]  # twice grpo's
     assert "grad_1.name = 'te_up': is offered by plug-ins 'te_others' and 'te_terms'" in both
     assert "with --plugin" in both
+
+
+def test_the_plugins_of_a_config_are_loaded_and_its_own_objective_is_explained(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "te_listed", PRESET + TERM)
+    config = tmp_path / "run.yml"
+    config.write_text(
+        (Path(__file__).parents[2] / "configs/testing.yml")
+        .read_text()
+        .replace(
+            "plugins: [",
+            "objective: {preset: te_preset, entropy_coefficient: 0.25}\n  plugins: [te_listed, ",
+        )
+    )
+    with on_path(tmp_path):
+        assert "no plug-in offers this objective" in rejected("te_preset")
+        named = rlax("te_preset", str(config))
+        assert "te_preset  A stranger's" in named and named == rlax(
+            "te_preset", "--plugin", "te_listed"
+        )
+        assert "GRPO" in rlax("grpo", str(config))
+        own = rlax(str(config))
+        assert "te_preset  A stranger's" in own and re.search(r"entropy_coefficient +0.25", own)
+        assert re.search(r"entropy_coefficient +0.25", named) is None
+    assert "must be a config (.yml) or KEY=VALUE" in rejected("grpo", "run.toml")
 
 
 def test_what_is_wrong_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def test_parts_weights_metrics_and_errors(tmp_path, monkeypatch):
         {"completion": "7", "reference": "7", "metadata": {}},
     ]
     plugins = own(tmp_path, monkeypatch, "own_parts_level")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(kept))
     found = scored(written(tmp_path, *lines), rewards, plugins, status=1)
     assert found["rewards"][0] == {"name": "level", "weight": 0.5}
     one, two, failed = found["samples"]
@@ -71,6 +75,9 @@ def test_parts_weights_metrics_and_errors(tmp_path, monkeypatch):
     table = rlax("score", CONFIG, str(tmp_path / "c.jsonl"), rewards, plugins).stdout
     assert "0.5 * level" in table and "-1 * exact_match" in table and "\u202e" not in table
     assert "a reward failed on prompt line 4" in table
+    assert "a reward failed on prompt line 4" in Path(found["log"]).read_text()
+    good = scored(written(tmp_path, *lines[:2]), rewards, plugins)
+    assert good["log"] is None and len(list(kept.iterdir())) == 2  # of the two that failed
 
 
 def test_lines_with_one_prompt_are_a_group(tmp_path, monkeypatch):
@@ -151,3 +158,5 @@ def test_a_reward_that_cannot_start_shows_its_log(tmp_path, monkeypatch):
         own(tmp_path, monkeypatch, "own_parts_broken", PLUGIN.replace("Best())", "1 / 0)")),
     )
     assert result.exit_code == 1 and "ZeroDivisionError" in result.stderr
+    (cited,) = re.findall(r"see (\S+rewards\.log)", result.stderr)
+    assert "ZeroDivisionError" in Path(cited).read_text()

@@ -90,6 +90,8 @@ def test_an_unknown_name_names_key_nearest_match_and_alternatives(folder: Path) 
     error = problem(objective={"preset": "grop"})
     assert error.key == "rlax.objective.preset"
     assert "did you mean 'grpo'? known: aipo, cispo, dapo, " in error.reason
+    error = problem(objective={"preset": "PPO"})  # the case of letters does not count
+    assert "did you mean 'ppo'? known: aipo, cispo, dapo, " in error.reason
     error = problem(objective={"grad_2": {"name": "clip"}})
     assert error.key == "rlax.objective.grad_2.name" and "clipped_ratio" in error.reason
 

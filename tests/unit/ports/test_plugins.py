@@ -132,7 +132,21 @@ def test_unknown_plugin_names_the_nearest_one(folder: Path) -> None:
     assert message.startswith("rlax.plugins = 'tp_arithmetc': no plug-in or module of this name")
     assert "did you mean 'tp_arithmetic'?" in message and "known: " in message
     assert "no plug-in or module" in rejection("tp_no_package.tp_module")
-    assert "no plug-in or module" in rejection("../tp_arithmetic")
+    assert "no plug-in or module" in rejection("tp arithmetic")
+
+
+def test_a_file_in_the_list_of_plugins_is_told_how_it_is_named(folder: Path) -> None:
+    write(folder, "tp_file", OBSERVER)
+    for path, directory in (
+        ("./tp_file.py", "."),
+        ("tp_file.py", "."),
+        ("../own parts/tp_file", "'../own parts'"),
+        (str(folder / "tp_file.py"), str(folder)),
+    ):
+        message = rejection(path)
+        assert message.startswith(f"rlax.plugins = {path!r}: is a path, but a plug-in is named by ")
+        assert f"write 'tp_file', and set PYTHONPATH={directory} or install" in message
+    assert "rlax.rewards: [{function: ./tp_file.py:NAME}]" in rejection("./tp_file.py")
 
 
 def test_a_failing_import_is_told_with_its_cause_and_line(folder: Path) -> None:

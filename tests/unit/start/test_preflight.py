@@ -114,9 +114,10 @@ def test_an_os_error_at_start_is_a_message_with_its_key(
     """/proc looks writable to root, and takes no file."""
     monkeypatch.chdir(tmp_path)
     for key in ("rlax.state_dir", "base_output_directory"):
-        result = rlax("train", TESTING, f"{key}=/proc/rlax")
-        assert result.exit_code == 2
-        assert result.stderr.startswith(f"error: {key} = '/proc/rlax': cannot be written")
+        for command in (("train",), ("check",), ("check", "--fast")):
+            result = rlax(*command, TESTING, f"{key}=/proc/rlax")
+            assert result.exit_code == 2
+            assert result.stderr.startswith(f"error: {key} = '/proc/rlax': cannot be written")
     assert not list(tmp_path.iterdir())
 
 

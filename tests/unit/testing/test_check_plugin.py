@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,7 +145,7 @@ def test_required_options_are_asked_for_and_given(folder: Path) -> None:
 
 def test_the_command_shows_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     one = checking.Checked("p", "aggregation", "a", ("returns a number per token: [rows, length]",))
-    monkeypatch.setattr(checking, "check_plugin", lambda *_, **__: (one,))
+    monkeypatch.setattr(checking, "check_plugin", lambda *_, on_checked, **__: on_checked(one))
     assert "[rows, length]" in rlax("check-plugin", "p").stdout.replace("\n", "")
 
 
@@ -155,7 +158,83 @@ def test_the_command_tells_what_holds_and_what_does_not(folder: Path) -> None:
     write(folder, "tb_bad_filter", FILTER % {"filter": "narrow"})
     options = ("--options", "filter/narrow.high=1")
     result = rlax("check-plugin", "tb_bad_filter", *options)
-    assert result.exit_code == 1 and result.stdout == ""
+    assert result.exit_code == 1 and "narrow" not in result.stdout
     assert "plug-in 'tb_bad_filter', rlax_register_filter['narrow']" in result.stderr
     assert "AttributeError: 'tuple' object has no attribute 'reject'" in result.stderr
     assert "to fix: " in result.stderr
+
+
+BLOCKING = """
+    import threading
+
+    from rlax_plugin.api import Extension, NoOptions, hookimpl
+
+    never = threading.Event()
+
+    class Filter:
+        def reject(self, group):
+            return None
+
+    class Silent(Filter):
+        def reject(self, group):
+            never.wait()
+
+    def blocks(config, context):
+        never.wait()
+
+    @hookimpl
+    def rlax_register_rollout_engine():
+        return {"stuck": Extension(NoOptions, blocks)}
+
+    @hookimpl
+    def rlax_register_filter():
+        return {"first": Extension(NoOptions, lambda config, context: Filter()),
+                "silent": Extension(NoOptions, lambda config, context: Silent()),
+                "stuck": Extension(NoOptions, blocks),
+                "last": Extension(NoOptions, lambda config, context: Filter())}
+"""
+
+
+def test_parts_that_block_are_told_one_by_one_and_the_others_are_still_checked(
+    folder: Path,
+) -> None:
+    write(folder, "tb_blocking", BLOCKING)
+    told = []
+    with pytest.raises(ContractError) as caught:
+        check_plugin("tb_blocking", deadline_s=1, on_checked=told.append)
+    known = {(one.kind, one.name): [finding.found for finding in one.findings] for one in told}
+    assert [name for (_, name), found in known.items() if not found] == ["first", "last"]
+    assert len(caught.value.findings) == 3
+    (silent,) = known["filter", "silent"]
+    assert "it blocks at tb_blocking.py:14 (never.wait())" in silent and "reject" in silent
+    for kind in ("filter", "rollout_engine"):
+        (stuck,) = known[kind, "stuck"]
+        assert "it blocks at tb_blocking.py:17 (never.wait())" in stuck and "be built" in stuck
+
+
+def test_a_module_that_never_ends_its_import_is_an_error(folder: Path) -> None:
+    write(folder, "tb_asleep", "import threading\nthreading.Event().wait()")
+    with pytest.raises(PluginError, match=r"not loaded within 1 s.*at tb_asleep.py:2"):
+        check_plugin("tb_asleep", deadline_s=1)
+
+
+def test_the_command_ends_although_threads_of_a_part_block(folder: Path) -> None:
+    source = """
+        import asyncio
+        import threading
+
+        from rlax_plugin.api import Extension, NoOptions, hookimpl
+
+        def build(config, context):
+            asyncio.run(asyncio.to_thread(threading.Event().wait))  # Python joins this thread
+
+        @hookimpl
+        def rlax_register_filter():
+            return {"stuck": Extension(NoOptions, build)}
+    """
+    write(folder, "tb_joined", source)
+    command = [sys.executable, "-m", "rlax_plugin", "check-plugin", "tb_joined", "--deadline", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "it blocks at tb_joined.py" in ended.stderr and "1 part does not fulfil" in ended.stderr
