@@ -101,9 +101,9 @@ def questions(answers: Mapping[str, Any]) -> Iterator[Question]:
     for one in declared():
         if one.name == "task":
             yield Question(one.name, one.text, _usual_task(str(answers["model"])))
-        elif one.name == "data" and not _can_read(str(answers["model"])):
-            continue
-        elif one.name == "reward" and not answers.get("data"):
+        elif (one.name == "data" and not _can_read(str(answers["model"]))) or (
+            one.name == "reward" and not answers.get("data")
+        ):
             continue
         elif one.default is not None:
             yield Question(one.name, one.text, one.default)

@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"\s*[-+]?[0-9][0-9,]*(\.[0-9]+)?\s*")
 _MOST_PROMPT, _MOST_ANSWER = 1024, 256  # tokens
 _NO_ANSWER = 64  # tokens of a completion if nothing is known about it
 _MOST_ANSWERED = 20_000  # prompts of the warm start, which are held in memory
-_WARM_ROWS = 128
+_WARM_ROWS, _WARM_STEPS = 128, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,7 @@ def _prompts(data: str, kept: PromptTable, longest: int, notes: list[str]) -> in
     return _MOST_PROMPT
 
 
-def _answers(
-    kept: PromptTable, held_out: int, notes: list[str]
-) -> tuple[int, Mapping[str, Any]]:
+def _answers(kept: PromptTable, held_out: int, notes: list[str]) -> tuple[int, Mapping[str, Any]]:
     """Returns ``max_new_tokens`` of the built-in model, and the options of its warm start."""
     seen: Sequence[Prompt] = kept[:_LOOKED_AT]
     lengths = [1 + len(prompt.reference.encode()) for prompt in seen if prompt.reference]
@@ -152,8 +150,8 @@ def _answers(
         longer = sum(length > _MOST_ANSWER for length in lengths)
         notes.append(
             f"warning: {longer} of {len(lengths)} answers have {_MOST_ANSWER} bytes or more, up to "
-            f"{max(lengths) - 1:,}: a model of this size, which writes byte by byte, does not learn "
-            "such answers. Completions end after max_new_tokens = "
+            f"{max(lengths) - 1:,}: a model of this size, which writes byte by byte, does not "
+            "learn such answers. Completions end after max_new_tokens = "
             f"{_MOST_ANSWER}; use --model with a model that rlax convert has written"
         )
         new = _MOST_ANSWER
@@ -168,6 +166,7 @@ def _answers(
     return new, {
         "enabled": True,
         "required": False,
+        "steps": _WARM_STEPS,
         "batch_rows": min(_WARM_ROWS, 1 << (usable.bit_length() - 1)),
         "train_problems": _MOST_ANSWERED if len(kept) > _MOST_ANSWERED else 0,
         "pass_at_1_to": 1.0,
@@ -192,7 +191,7 @@ def _tables(
     """Returns the prompts of all splits; only ``train`` has at least one."""
     held_out = {"held_out": dict(shares)} if shares else {}
     section = RlaxSection(
-        prompt_source=Choice.model_validate(source | held_out),
+        prompt_source=Choice.model_validate({**source, **held_out}),
         rewards=(RewardChoice(name="exact_match"),),
     )
     rollouts = section.rollouts.model_copy(update={"max_prompt_tokens": _LONGEST})

@@ -14,7 +14,7 @@ from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.tokens.byte_level import SIZE
 
-WARM = {"enabled": True, "required": False, "train_problems": 0, "pass_at_1_to": 1.0}
+WARM = {"enabled": True, "required": False, "steps": 1000, "train_problems": 0, "pass_at_1_to": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,10 @@ def test_without_answers_a_reward_has_to_be_named(folder: Path) -> None:
     ("row", "expected"),
     [
         ({"text": "What?", "label": 3}, "must name the column of the question; there are: 'label'"),
-        (QUESTION | {"answer": [1, 2]}, "mine.jsonl, line 1, has [1, 2] in 'answer', which must be"),
+        (
+            QUESTION | {"answer": [1, 2]},
+            "mine.jsonl, line 1, has [1, 2] in 'answer', which must be",
+        ),
         (b'{"question": "\xff", "answer": 1}', "mine.jsonl, line 1, is not in UTF-8 (byte 0xff"),
         (QUESTION | {"prompt": "?"}, "must name a column, because there are 'question' and"),
         ({"question": "?" * 2000, "answer": 1}, "has only questions of more than 1,024 bytes"),
