@@ -67,7 +67,8 @@ def measure(name: str, directory: Path, overrides: list[str]) -> None:
         subprocess.run([*rlax, *command], cwd=directory, check=True, timeout=7200)
     seconds = time.monotonic() - start_s
     summary = json.loads((directory / "runs" / name / "summary.json").read_text())
-    print(f"| {name} | {json.dumps(summary.get('evaluation'))[:400]} | {seconds:.0f} |", flush=True)
+    before, after = (summary[f"pass_at_1_{when}"]["value"] for when in ("before", "after"))
+    print(f"| {name} | {before:.3f} | {after:.3f} | {seconds:.0f} |", flush=True)
 
 
 def main() -> None:
