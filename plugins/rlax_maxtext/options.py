@@ -33,7 +33,7 @@ class WarmStart(Section):
     steps: PositiveInt = Field(
         default=2000,
         description="largest number of supervised steps; the run stops with an error if pass@1 is "
-        "still below pass_at_1_from then",
+        "still below pass_at_1_from then, see required",
     )
     batch_rows: PositiveInt = Field(
         default=256, description="number of examples per supervised step"
@@ -46,6 +46,11 @@ class WarmStart(Section):
     )
     pass_at_1_to: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.35, description="it is an error if pass@1 is above this when training stops"
+    )
+    required: bool = Field(
+        default=True,
+        description="false: RL starts after steps supervised steps also if pass@1 is still below "
+        "pass_at_1_from",
     )
     check_every: PositiveInt = Field(
         default=5,
