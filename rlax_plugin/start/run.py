@@ -120,6 +120,8 @@ class _Run:
     def __init__(self, setup: RunSetup, console: Console, began_s: float):
         self._setup, self._console, self._began_s = setup, console, began_s
         self._dashboard, self._section = setup.dashboard, setup.section
+        config = setup.builder.context.config
+        self._maxtext = {} if config is None else config.maxtext
         self._port: ControllerPort | None = None  # while the trainer runs
         self.signals = Signals(self._stop)
 
@@ -200,6 +202,7 @@ class _Run:
             after,
             began_s=self._began_s,
             config_hash=self._setup.config_hash,
+            maxtext=self._maxtext,
             last_step=self._setup.last_step,
         )
         self._setup.files.put_json("summary.json", document)
