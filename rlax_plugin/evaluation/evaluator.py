@@ -36,6 +36,11 @@ class Evaluator:
         """Number of problems in all sets."""
         return sum(len(one.prompts) for one in self.sets)
 
+    @property
+    def samples(self) -> int:
+        """Number of samples of all problems."""
+        return sum(len(one.prompts) * one.samples for one in self.sets)
+
     async def run(
         self, version: int, progress: Progress = lambda done, of: None, *, pinned: bool = False
     ) -> Evaluated:

@@ -105,7 +105,10 @@ def _at(figures: Figures, key: str) -> str:
 
 
 def _reward_errors(f: Figures) -> str | None:
-    if f.reward_errors is None or f.reward_errors[1] - f.reward_errors[0] < REWARD_ERRORS - _ROUNDING:
+    if (
+        f.reward_errors is None
+        or f.reward_errors[1] - f.reward_errors[0] < REWARD_ERRORS - _ROUNDING
+    ):
         return None
     return (
         f"rewards failed for {100 * f.reward_errors[1]:.1f} % of the evaluated samples "
