@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from maxtext_overrides.trainer.train_loop import Loop
 
 log = logging.getLogger("rlax.trainer")
+_IMPORT_S, _BUILD_S = 20.0, 15.0  # typically
 
 
 class _Published(Exception):
@@ -82,6 +83,7 @@ class MaxTextTrainer(Trainer):
           Exception: any error of the port, unchanged.
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
+        port.waits("importing MaxText", _IMPORT_S)
         from maxtext_overrides.trainer.checkpoints import mismatch
         from maxtext_overrides.trainer.first_weights import chosen
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
@@ -157,6 +159,7 @@ class MaxTextTrainer(Trainer):
         from rlax_maxtext import supervised
         from rlax_maxtext.checking import check_vocabulary
 
+        port.waits("reading MaxText's config")
         given = given_config(self._context)
         config = initialize(given, **self.first_weights())
         check_rows(config, self._section)
@@ -165,13 +168,16 @@ class MaxTextTrainer(Trainer):
         if (found := first_weights.chosen(config.get_keys())) is not None:
             first_weights.check_converted(*found, config)
         if self._options.warm_start.enabled and self._descent is None:
+            port.waits("building the model of the warm start, and compiling its step", _BUILD_S)
             warm, source = self.warm_start(), answered_prompts(self._context)
             path = supervised.warm_start(given, config, warm, source, self._reporter(port))
             config = initialize(given, load_parameters_path=path)
+        port.waits("building the model", _BUILD_S)
         return config
 
     def publish_first(self, port: TrainerPort) -> None:
         """See ``FirstWeightsReader``: MaxText's loop makes or loads them, and trains no step."""
+        port.waits("importing MaxText", _IMPORT_S)
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
         config, slots = self._initialized(port), resolve(self._section, self._context.part)
@@ -254,10 +260,12 @@ class MaxTextTrainer(Trainer):
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``CheckpointReader``: MaxText's loop restores it, with no step left to train."""
+        port.waits("importing MaxText", _IMPORT_S)
         from maxtext_overrides.config.loading import initialize
         from maxtext_overrides.trainer.checkpoints import items
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
+        port.waits("reading the checkpoint", _BUILD_S)
         config = initialize(
             given_config(self._context),
             base_output_directory=str(self._context.run_dir),

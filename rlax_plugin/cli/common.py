@@ -9,6 +9,7 @@ plug-in is wrong, 130 interrupted.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
@@ -16,8 +17,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from rlax_plugin.errors import ConfigError, Finding, PluginError, RlaxError, UnknownKeyError
+from rlax_plugin.text.harmless import one_line
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_FIRST_S = 3  # with a local file, on a slow machine
 
 RUN_FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
 
@@ -86,6 +90,13 @@ def command(panel: str, example: str, name: str | None = None) -> Callable[[F], 
         )
 
     return register
+
+
+def first_words(command: str) -> None:
+    """Prints what a command waits for first; call it before long imports."""
+    text = f"{command}: importing rlax and reading the config, typically about {_FIRST_S} s"
+    typer.echo(one_line(text))
+    sys.stdout.flush()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from rlax_plugin.cli.common import (
     Version,
     command,
     exit_status,
+    first_words,
 )
 
 
@@ -54,6 +55,8 @@ def measure(
     tables, and rlax.curation.prior starts a run with them.
     """
     with exit_status():
+        if not as_json:
+            first_words(f"rlax measure {target}")
         from rlax_plugin.commands.measure.command import Asked
         from rlax_plugin.commands.measure.command import measure as run
 

@@ -14,6 +14,7 @@ from rlax_plugin.cli.common import (
     Version,
     command,
     exit_status,
+    first_words,
 )
 
 
@@ -78,6 +79,8 @@ def evaluate(
     majority@k, reward, lengths and truncation with 95 % confidence intervals.
     """
     with exit_status():
+        if not as_json:
+            first_words(f"rlax eval {target}")
         from rlax_plugin.commands.evaluate.command import evaluate as measure
         from rlax_plugin.commands.target import find_target
 

@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from rlax_plugin.cli.common import RUNNING, Config, Overrides, command, exit_status
+from rlax_plugin.cli.common import (
+    RUNNING,
+    Config,
+    Overrides,
+    command,
+    exit_status,
+    first_words,
+)
 from rlax_plugin.errors import ConfigError
 
 
@@ -40,6 +47,7 @@ def train(
     The new run begins with step 1, a new optimizer state and the first prompts.
     """
     with exit_status():
+        first_words(f"rlax train {config}")
         from rlax_plugin.start.run import train as run
 
         status = run(config, overrides or (), start)

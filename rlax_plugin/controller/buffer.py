@@ -33,6 +33,11 @@ class Buffer:
         ready = self._history.run_state.ready
         return [ready[group_id] for group_id in sorted(ready)]
 
+    @property
+    def ready(self) -> str:
+        """The part of a batch that the accepted groups fill, such as ``3 of 8 groups``."""
+        return self.rule.shortfall(self.groups()) + ("" if self.rule.tokens else " groups")
+
     def batch(self) -> tuple[ScoredGroup, ...] | None:
         """Returns the first batch in issue order; None while an older group is unfinished."""
         if self._deterministic and self._history.open:

@@ -20,6 +20,7 @@ from rlax_plugin.fleet.fleet import FleetListener, Worker
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
+from rlax_plugin.metrics.waiting import ASSUME, ends_at
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.pass_rates.pass_rate_table import RateColumns
 from rlax_plugin.ports.protocols import Tracker
@@ -159,8 +160,7 @@ class Controller(FleetListener):
         except TimeoutError:
             what = "reading the run's records"
             raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
-        self.dashboard.phase("waiting for workers")
-        await self.generation.wait_for_worker()
+        await self.generation.wait_for_worker(self.dashboard.waiting)
         self._observers.notify(
             "run_start", run_dir=self.files.url, config_hash=self._setup.config_hash
         )
@@ -168,9 +168,22 @@ class Controller(FleetListener):
         if self.before is None:
             self.before = await self.evaluate("before", step)
         self.stats.training_begins()
-        self.dashboard.phase("training", self._setup.last_step)
+        self._wait_for_first_batch()
         await self._flow.start(recovery)
         self.periodic.published(step)
+
+    def _wait_for_first_batch(self) -> None:
+        deadlines = self.section.deadlines
+        both_s = deadlines.batch_s + deadlines.startup_s
+        key = "rlax.deadlines.batch_s + startup_s"
+        rollouts = self.section.rollouts
+        samples = rollouts.groups_per_step * rollouts.group_size
+        self.dashboard.waiting.begin(
+            "generating the first batch",
+            assumed=(ASSUME, self.generation.pace.generating_s(samples)),
+            ends=ends_at(key, both_s),
+        )
+        self._flow.show_first = self.dashboard.waiting.progress
 
     async def begun(self) -> None:
         """Waits until the evaluation before training is done and groups are issued.
@@ -231,8 +244,12 @@ class Controller(FleetListener):
         evaluator = self.generation.evaluator
         if not evaluator.sets:
             return None
-        self.dashboard.phase(f"evaluating {name} training", evaluator.problems)
-        found = await evaluator.run(version, self.dashboard.advance)
+        waiting, group_s = self.dashboard.waiting, self.section.deadlines.group_s
+        ends = ends_at("rlax.deadlines.group_s", group_s, " without progress of a problem")
+        assumed = ASSUME, self.generation.pace.generating_s(evaluator.samples)
+        waiting.begin(f"evaluating {name} training", assumed=assumed, ends=ends)
+        found = await evaluator.run(version, self.dashboard.evaluated)
+        waiting.end()
         self.dashboard.estimates(f"{name} training", found)
         deadline_s = self.section.deadlines.weights_s
         try:

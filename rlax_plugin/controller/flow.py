@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.controller.buffer import Buffer
@@ -43,6 +43,7 @@ class Flow:
 
     Attributes:
       live: True once the last recorded batch was handed out.
+      show_first: called with the part of the first batch that is ready, until it is complete.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Flow:
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
         self.live, self._ended = False, False
+        self.show_first: Callable[[str], None] | None = None
         self._published: list[ev.Published] = []  # before this was live
         self._distrusted: set[str] = set()  # workers that were quarantined before this was live
 
@@ -176,7 +178,10 @@ class Flow:
         if step != self._history.next_step:
             raise TrainingError(f"asked for step {step}, next is {self._history.next_step}")
         while (chosen := self._chosen(step)) is None:
+            if self.show_first is not None:
+                self.show_first(self._buffer.ready)
             await self._change()
+        self.show_first = None
         batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen))
         staleness = max(step - group.oldest_version for group in chosen)
         self._history.note(ev.Trained(step, tuple(group.id for group in chosen), staleness))

@@ -12,6 +12,8 @@ from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.starting import described
+from rlax_plugin.metrics.waiting import ASSUME, Waiting, ends_at
 from rlax_plugin.ports.protocols import Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
 
@@ -52,13 +54,27 @@ class Generation:
     def __post_init__(self) -> None:
         self.fleet.listeners += [self._first_worker, self.dispatcher, self.pace]
 
-    async def wait_for_worker(self) -> None:
+    def starting(self) -> str:
+        """Describes the workers that are not ready; empty if all are. Any thread."""
+        workers = list(self.fleet.workers.values())
+        return described(workers, self.pace.launched, self.fleet.asked)
+
+    async def wait_for_worker(self, waiting: Waiting | None = None) -> None:
         """Returns once a worker holds weights.
+
+        Args:
+          waiting: shows it; None: it is not shown.
 
         Raises:
           DeadlineError: no worker was ready in time.
         """
         deadline_s = self.deadlines.startup_s
+        if waiting is not None:
+            waiting.begin(
+                "waiting for the first worker with weights",
+                assumed=(ASSUME, self.deadlines.assume.startup_s),
+                ends=ends_at("rlax.deadlines.startup_s", deadline_s),
+            )
         try:
             await asyncio.wait_for(self._first_worker.ready.wait(), deadline_s)
         except TimeoutError:

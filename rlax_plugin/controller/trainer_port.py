@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens
 
 T = TypeVar("T")
+_FIRST_STEP_S = 20.0  # to compile it, typically
 
 
 class ControllerPort(TrainerPort):
@@ -77,6 +79,7 @@ class ControllerPort(TrainerPort):
         self._batch_at_s = time.perf_counter()
         if first:  # what came before it was start-up, not a step
             started = self._last_done_s = self._batch_at_s
+            self.waits("the first train step, which the trainer compiles", _FIRST_STEP_S)
         self._times.wait_s = self._batch_at_s - started
         return arrays
 
@@ -118,6 +121,10 @@ class ControllerPort(TrainerPort):
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         show = self._controller.dashboard.progress
         self._loop.call_soon_threadsafe(show, phase, done, of, note)
+
+    def waits(self, what: str, typical_s: float = 0.0) -> None:
+        begin = self._controller.dashboard.waiting.begin
+        self._loop.call_soon_threadsafe(partial(begin, what, typical_s=typical_s))
 
     # --- for the caller of the trainer ------------------------------------------------------------
 

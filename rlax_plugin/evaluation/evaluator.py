@@ -9,7 +9,7 @@ from typing import Any
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.episodes.runner import EpisodeRunner
-from rlax_plugin.evaluation.measures import Outcomes, measures
+from rlax_plugin.evaluation.measures import Outcomes, measures, passed_counts
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.fleet.dispatch import Dispatcher
@@ -35,6 +35,11 @@ class Evaluator:
     def problems(self) -> int:
         """Number of problems in all sets."""
         return sum(len(one.prompts) for one in self.sets)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of all problems."""
+        return sum(len(one.prompts) * one.samples for one in self.sets)
 
     async def run(
         self, version: int, progress: Progress = lambda done, of: None, *, pinned: bool = False
@@ -76,7 +81,9 @@ class Evaluator:
         }
         # On a thread: while training goes on, nobody may wait for a second of arithmetic.
         found = await asyncio.to_thread(self._measured, outcomes)
-        return Evaluated(version, found, failures_of(of_sets))
+        threshold = self._section.curation.pass_threshold
+        passed = {name: passed_counts(one.rewards_bn, threshold) for name, one in outcomes.items()}
+        return Evaluated(version, found, failures_of(of_sets), passed)
 
     async def answered(
         self,

@@ -101,6 +101,12 @@ def measures(
     return found
 
 
+def passed_counts(rewards_bn: np.ndarray, pass_threshold: float) -> tuple[int, ...]:
+    """Returns the number of samples of each problem that passed; see ``Outcomes``."""
+    passed_bn = np.nan_to_num(rewards_bn, nan=-np.inf) >= pass_threshold
+    return tuple(passed_bn.sum(axis=1).tolist())
+
+
 def is_score(measure: str) -> bool:
     """True if a measure is a share of solved problems."""
     return measure.startswith(("pass_at_", "majority_at_"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,14 @@ class Evaluated:
       version: the version that generated all samples.
       sets: name -> measure -> estimate, see ``measures.measures``; the main set comes first.
       failures: set -> reason of one of its failed rewards; only sets that have any.
+      passed: set -> number of samples of each problem that passed; records of earlier versions
+        have none.
     """
 
     version: int
     sets: Mapping[str, Mapping[str, Estimate]]
     failures: Mapping[str, str] = field(default_factory=dict)
+    passed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def main(self) -> Mapping[str, Estimate]:
@@ -68,6 +71,7 @@ class Evaluated:
                 for name, measures in document["sets"].items()
             },
             document.get("reward_failures", {}),
+            {name: tuple(counts) for name, counts in document.get("passed", {}).items()},
         )
 
 
@@ -84,7 +88,10 @@ def steps_evaluated(files: RunFiles) -> list[int]:
 
 def record(files: RunFiles, name: str, found: Evaluated) -> None:
     """Writes ``evaluation/<name>.json``."""
-    files.put_json(f"evaluation/{name}.json", found.to_json())
+    document = found.to_json()
+    if found.passed:
+        document["passed"] = {held_out: list(counts) for held_out, counts in found.passed.items()}
+    files.put_json(f"evaluation/{name}.json", document)
     reached(FaultPoint.EVALUATION_WRITTEN)
 
 

@@ -131,6 +131,7 @@ class Fleet(rpc.FleetServicer):
       identities: the processes that have registered, also those that have gone.
       incarnation: identifies this trainer process; weights of another one are not accepted.
       training: True if at least one worker must follow the newest weights.
+      asked: number of times that a worker process has requested the config.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Fleet(rpc.FleetServicer):
         self.identities = Identities[Worker]()
         self.incarnation = uuid.uuid4().hex
         self.stopping, self.training, self._pin = False, True, -1
+        self.asked = 0
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines, self._clock = deadlines, clock or Clock()
         self._config_hash, self._parameter_server = config_hash, parameter_server
@@ -188,6 +190,7 @@ class Fleet(rpc.FleetServicer):
         )
 
     async def Config(self, request: pb.ConfigRequest, context: object) -> pb.ConfigReply:
+        self.asked += 1
         return pb.ConfigReply(config=self._config)
 
     def _unfit(self, name: str, message: pb.Capabilities) -> tuple[Capabilities | None, str]:

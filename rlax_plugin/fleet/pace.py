@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.fleet.deadlines import Need, Rates, needs
+from rlax_plugin.fleet.deadlines import Need, Rates, needs, sample_s
 from rlax_plugin.fleet.fleet import FleetListener, Worker
 
 log = logging.getLogger("rlax.controller")
@@ -28,6 +28,9 @@ class Pace(FleetListener):
       launched: number of workers that the launcher starts; None: unknown.
       warn: called with one sentence for each deadline that will not hold: once at assumed speeds,
         and once at measured ones. None: no warnings.
+
+    Attributes:
+      launched: see above.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Pace(FleetListener):
         warn: Callable[[str], None] | None = None,
     ):
         self._section, self._workers, self._warn = section, workers, warn
-        self._launched = launched or 1
+        self.launched = launched
         self._weights_bytes: int | None = None
         self._first: dict[tuple[str, str], tuple[float, float]] = {}  # identity -> steps, seconds
         self._tokens_per_s: dict[tuple[str, str], float] = {}
@@ -80,6 +83,12 @@ class Pace(FleetListener):
         need = self._needs().get(name)
         return None if need is None else need.needed_s
 
+    def generating_s(self, samples: int) -> float:
+        """Returns the seconds to generate samples of the greatest length on all workers."""
+        slots = self._slots()
+        waves = math.ceil(samples / max(1, sum(slots)))
+        return waves * sample_s(self._section, self._rates(), max(slots))
+
     def look(self) -> None:
         """Warns once of each deadline that is too short."""
         if self._warn is None:
@@ -107,7 +116,7 @@ class Pace(FleetListener):
     def _slots(self) -> list[int]:
         """Returns the slots of each worker, with the expected ones that have not registered."""
         live = [worker.slots for worker in list(self._workers.values())]
-        return live + [self._section.rollouts.slots] * (self._launched - len(live))
+        return live + [self._section.rollouts.slots] * ((self.launched or 1) - len(live))
 
     def _silent_tokens(self) -> int | None:
         """Returns the ``silent_tokens`` that the workers report, see ``CheckResult``."""

@@ -14,10 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.evaluation.measures import is_score, label
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.evaluation.statistics import Estimate
 from rlax_plugin.fleet.fleet import Worker
+from rlax_plugin.metrics.durations import Durations
+from rlax_plugin.metrics.waiting import Waiting
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
@@ -39,9 +42,11 @@ class Dashboard:
       total_steps: the run's last step.
       every_s: seconds between plain lines.
       clock: returns monotonic seconds, by which plain lines are timed.
+      durations: of the phases of earlier commands; None: unknown.
 
     Attributes:
       workers: the live workers, read at each refresh.
+      waiting: the phase that the run waits for while it does not train.
     """
 
     def __init__(
@@ -50,7 +55,11 @@ class Dashboard:
         total_steps: int,
         every_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        durations: Durations | None = None,
     ):
+        say = None if console.is_terminal else self.message
+        known = Durations(None, "") if durations is None else durations
+        self.waiting = Waiting(known, say, clock=clock)
         self._console, self._clock = console, clock
         self.workers: Mapping[str, Worker] = {}
         self._total_steps, self._every_s = total_steps, every_s
@@ -61,7 +70,8 @@ class Dashboard:
             TimeElapsedColumn(),
             console=console,
         )
-        self._task = self._phase.add_task("starting", total=None)
+        self._task = self._phase.add_task("training", total=total_steps)
+        self._reported = ""  # the phase of the trainer that is shown
         self._rewards: deque[float] = deque(maxlen=400)
         self._latest: Mapping[str, float] = {}
         self._histogram: list[int] = []
@@ -77,22 +87,27 @@ class Dashboard:
                 get_renderable=self._render, console=self._console, refresh_per_second=2
             )
             self._live.start()
+        self.waiting.__enter__()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.waiting.__exit__()
+        if kind is None:
+            self.waiting.save()
         if self._live is not None:
             self._live.stop()
 
-    def phase(self, name: str, total: int | None = None) -> None:
-        """Begins a phase of the run: starting, warm start, evaluation, training."""
-        self._phase.reset(self._task, description=name, total=total, completed=0)
-        if self._live is None:
-            self._console.print(name, highlight=False)
+    def refresh(self) -> None:
+        """Draws the live display at once, if there is one."""
+        if self._live is not None:
+            self._live.refresh()
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         """Shows the progress of a phase of the trainer, with a note such as its latest figure."""
-        label = f"{phase} {note}".rstrip()
-        self._phase.update(self._task, description=label, completed=done, total=of)
+        if phase != self._reported:
+            self._reported = phase
+            self.waiting.begin(phase)
+        self.waiting.progress(f"step {done} of at most {of} {note}".rstrip())
         now = self._clock()
         if self._live is None and now - self._last_line_s > self._every_s / 2:
             self._last_line_s = now
@@ -100,14 +115,15 @@ class Dashboard:
 
     def reading(self, what: str, rows: int) -> None:
         """Shows the number of rows of a dataset that were read."""
-        self._phase.update(self._task, description=what, completed=rows, total=None)
+        self.waiting.progress(f"{what}, {rows:,} rows")
         now = self._clock()
         if self._live is None and now - self._last_line_s > self._every_s:
             self._last_line_s = now
             self.message(f"{what}: {rows:,} rows")
 
-    def advance(self, done: int, of: int | None = None) -> None:
-        self._phase.update(self._task, completed=done, total=of)
+    def evaluated(self, done: int, of: int) -> None:
+        """Shows the number of problems that were generated and scored, of all."""
+        self.waiting.progress(f"{done:,} of {of:,} problems")
 
     def message(self, text: str) -> None:
         self._console.print(text, highlight=False)
@@ -129,7 +145,10 @@ class Dashboard:
         self._histogram = histogram
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
-        self.advance(step, self._total_steps)
+        if self.waiting.active:
+            self.waiting.end()
+            on_daemon(self.waiting.save, "rlax-durations")  # a disk may be slow
+        self._phase.update(self._task, completed=step)
         now = self._clock()
         last = step >= self._total_steps
         if self._live is None and (now - self._last_line_s > self._every_s or last):
@@ -161,7 +180,8 @@ class Dashboard:
         )
 
     def _render(self) -> RenderableType:
-        parts: list[RenderableType] = [self._phase]
+        waits = self.waiting.line()
+        parts: list[RenderableType] = [Text(waits) if waits else self._phase]
         if self._latest:
             parts.append(Text(self._line()))
             parts.append(Text(f"reward      {sparkline(list(self._rewards), 60)}"))

@@ -224,6 +224,12 @@ STAGES: tuple[Stage, ...] = (
         "every step",
         (
             ("groups", "groups", "number of groups in the batch"),
+            (
+                "groups_equal",
+                "fraction",
+                "fraction of these groups whose samples all have the same reward; relative to "
+                "their group such samples are neither good nor bad",
+            ),
             ("rows", "rows", "number of rows of the batch, including empty ones"),
             ("tokens", "tokens", "number of tokens in these rows, including prompts"),
             (

@@ -122,6 +122,7 @@ def step_metrics(
         "curation/tokens_saved": float(done.stats.tokens_saved),
         "length/trained_mean": float(np.mean(trained)) if trained else 0.0,
         "batch/groups": float(len(groups)),
+        "batch/groups_equal": _equal(groups),
         # Of all rows, empty ones too, and of their real tokens, prompts included.
         "batch/rows": float(section.batch_rows),
         "batch/tokens": float(positions),
@@ -163,6 +164,12 @@ def step_metrics(
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
     metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith("learning/")}
     return metrics
+
+
+def _equal(groups: Sequence[ScoredGroup]) -> float:
+    """Returns the share of groups whose scored samples all have the same reward."""
+    equal = [len(set(g.rewards[np.isfinite(g.rewards)].tolist())) <= 1 for g in groups]
+    return float(np.mean(equal)) if equal else 0.0
 
 
 def _episodes(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -286,6 +286,14 @@ class TrainerPort(Protocol):
         """Shows the progress of a phase outside the training loop."""
         ...
 
+    def waits(self, what: str, typical_s: float = 0.0) -> None:
+        """Shows what the trainer does before its first step, such as an import or a compilation.
+
+        Args:
+          what: always the same text for the same activity, as its duration is remembered under it.
+          typical_s: seconds that it typically takes, shown the first time; 0: unknown.
+        """
+
     def decide(self, step: int) -> Decision:
         """The trainer's instructions at the end of ``step``; call once, as late as possible.
 

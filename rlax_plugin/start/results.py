@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -13,6 +13,7 @@ from rlax_plugin.controller.controller import Controller
 from rlax_plugin.evaluation.result import Evaluated, recorded, steps_evaluated
 from rlax_plugin.metrics.dashboard import before_after_table
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.judging import verdict_of
 from rlax_plugin.text.command_lines import pasteable, train_command
 
 
@@ -27,6 +28,8 @@ def print_results(
     before, after = recorded(files, "before"), recorded(files, "after", version=steps)
     if before is not None and after is not None:
         out.print(before_after_table(before, after))
+        if sentence := recorded_verdict(files):
+            out.print(sentence)
     elif before is not None:
         out.print("the evaluation after training was interrupted")
     for what, name in (
@@ -67,6 +70,14 @@ def too_few_steps(files: RunFiles, last_step: int, updates: int) -> str:
     )
 
 
+def recorded_verdict(files: RunFiles) -> str | None:
+    """Returns the sentence on a run that did not get better; None: it did, or has no verdict."""
+    document = files.get_json("summary.json")
+    found = document.get("verdict") if isinstance(document, dict) else None
+    sentence = found.get("sentence") if isinstance(found, dict) else None
+    return sentence if isinstance(sentence, str) else None
+
+
 def _shown(files: RunFiles) -> str:
     return files.url.rstrip("/")
 
@@ -96,6 +107,7 @@ def summary(
     *,
     began_s: float,
     config_hash: str,
+    maxtext: Mapping[str, Any],
     last_step: int,
 ) -> dict[str, Any]:
     """Returns the run's figures; rates are per second of training steps, without evaluation.
@@ -103,6 +115,7 @@ def summary(
     Args:
       after: result of the evaluation after training; None if there was none.
       began_s: ``time.perf_counter`` at the start of the process.
+      maxtext: MaxText's keys.
       last_step: the run is complete once this step is done.
     """
     stats, totals = controller.stats, controller.run_state.totals
@@ -145,4 +158,7 @@ def summary(
         if found is not None:
             document["evaluation"][when] = found.sets_to_json()
             document |= {f"{name}_{when}": e.to_json() for name, e in found.pass_at.items()}
+    judged = (controller.before, after, stats, controller.section, maxtext, steps)
+    if (found := verdict_of(*judged)) is not None:
+        document["verdict"] = found
     return document

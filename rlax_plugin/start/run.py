@@ -24,6 +24,8 @@ from rlax_plugin.curation.stages import check_stages
 from rlax_plugin.errors import ConfigError, RlaxError, TrainingError
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import Dashboard
+from rlax_plugin.metrics.durations import Durations, kind_of_work
+from rlax_plugin.metrics.waiting import ends_at
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.record import record_prompts
@@ -96,7 +98,8 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
             base = maxtext["base_output_directory"]
             raise ConfigError("base_output_directory", base, str(error)) from error
         reached(FaultPoint.CONFIG_WRITTEN)
-        dashboard = Dashboard(out, last_step)
+        durations = Durations.of_user(kind_of_work("train", section, maxtext))
+        dashboard = Dashboard(out, last_step, durations=durations)
         setup = RunSetup(
             builder=Builder.of(config, state_dir, run_url=files.url, progress=dashboard.reading),
             files=files,
@@ -122,6 +125,8 @@ class _Run:
     def __init__(self, setup: RunSetup, console: Console, began_s: float):
         self._setup, self._console, self._began_s = setup, console, began_s
         self._dashboard, self._section = setup.dashboard, setup.section
+        config = setup.builder.context.config
+        self._maxtext = {} if config is None else config.maxtext
         self._port: ControllerPort | None = None  # while the trainer runs
         self.signals = Signals(self._stop)
 
@@ -138,11 +143,13 @@ class _Run:
             observers = Observers(builder.registry.manager, chosen, running.supervision)
             try:
                 with self._dashboard:
-                    self._dashboard.phase(f"starting {setup.files.url}")
                     for line in exposures(setup.files, builder.context.run_dir, self._section):
                         self._dashboard.message(f"warning: {line}")
-                    work = assemble(setup, trainer, observers, running, self._read_prompts())
+                    prompts = self._read_prompts()
                     deadline_s = self._section.deadlines.startup_s
+                    ends = ends_at("rlax.deadlines.startup_s", deadline_s)
+                    self._dashboard.waiting.begin("starting the controller", ends=ends)
+                    work = assemble(setup, trainer, observers, running, prompts)
                     run = running.bring_up(work, "starting the controller", deadline_s)
                     running.last.callback(run.publisher.close)
                     stopped = self._train(running.thread, run, trainer)
@@ -155,6 +162,9 @@ class _Run:
     def _read_prompts(self) -> RunPrompts:
         """Reads the prompts on this thread, as it may take minutes; a resume must find the same."""
         part, note = self._setup.builder.part, self._dashboard.message
+        prompts_s = self._section.deadlines.prompts_s
+        ends = ends_at("rlax.deadlines.prompts_s", prompts_s, " without another row")
+        self._dashboard.waiting.begin("reading the prompts", ends=ends)
         prompts = RunPrompts.read(self._section, part, note=note)
         check_stages(self._section.curation.stages, prompts.train)
         record_prompts(self._setup.files, self._section, prompts)
@@ -164,6 +174,8 @@ class _Run:
         """Trains and evaluates; returns True if training was stopped before its end."""
         controller, publisher = run.controller, run.publisher
         self._dashboard.workers = controller.fleet.workers
+        self._dashboard.waiting.beside = controller.generation.starting
+        self._dashboard.waiting.begin(f"starting trainer {self._section.trainer.name}")
         port = self._port = ControllerPort(controller, thread.loop, publisher)
         try:
             trainer.run(port)
@@ -202,6 +214,7 @@ class _Run:
             after,
             began_s=self._began_s,
             config_hash=self._setup.config_hash,
+            maxtext=self._maxtext,
             last_step=self._setup.last_step,
         )
         self._setup.files.put_json("summary.json", document)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import ConfigError, TrainingError
+from rlax_plugin.metrics.waiting import Waiting
 from rlax_plugin.ports.training import (
     CheckpointReader,
     Decision,
@@ -50,9 +51,14 @@ def first_weights_reader(trainer: object, name: str) -> FirstWeightsReader:
 
 
 class CheckpointPort(TrainerPort):
-    """A trainer port that only publishes weights, without training."""
+    """A trainer port that only publishes weights, without training.
 
-    def __init__(self, publisher: Publisher, canary_tokens: np.ndarray):
+    Args:
+      waiting: shows what the trainer does.
+    """
+
+    def __init__(self, publisher: Publisher, canary_tokens: np.ndarray, waiting: Waiting):
+        self._waiting, self._phase = waiting, ""
         self._publisher, self._canary_tokens = publisher, canary_tokens
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
@@ -72,7 +78,13 @@ class CheckpointPort(TrainerPort):
         """Does nothing: there is no controller whose state would belong to the checkpoint."""
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
-        """Does nothing: reading a checkpoint has no phases."""
+        if phase != self._phase:
+            self._phase = phase
+            self._waiting.begin(phase)
+        self._waiting.progress(f"step {done} of at most {of} {note}".rstrip())
+
+    def waits(self, what: str, typical_s: float = 0.0) -> None:
+        self._waiting.begin(what, typical_s=typical_s)
 
     def decide(self, step: int) -> Decision:
         return Decision(save=False, stop=True)

@@ -135,7 +135,7 @@ class _Job:
         return self._policy.what
 
     def run(self, console: Console, signals: Signals, *, show: bool) -> Evaluated:
-        with self._policy.served(console, signals) as (thread, session):
+        with self._policy.served(console, signals, show=show) as (thread, session):
             sets = [one for one in session.sets if one.name in (self._names or [one.name])]
             return self._measure(thread, session, tuple(sets), console, show=show)
 
@@ -151,6 +151,7 @@ class _Job:
         sizes = ", ".join(f"{s.name}: {len(s.prompts)} problems x {s.samples}" for s in sets)
         if show:
             console.print(f"evaluating {self.what} ({sizes})")
+        self._policy.wait_for_worker(thread, session, console, show=show)
         columns = (TextColumn("generated and scored"), BarColumn(), MofNCompleteColumn())
         hidden = not (show and console.is_terminal)
         with Progress(*columns, TimeElapsedColumn(), console=console, disable=hidden) as progress:

@@ -28,11 +28,13 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError
+from rlax_plugin.metrics.durations import Durations, kind_of_work
+from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay, ends_at
 from rlax_plugin.ports.training import TrainerPort
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start.running import Running, Signals
-from rlax_plugin.text.terminal import counting, quiet
+from rlax_plugin.text.terminal import quiet
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens
 
@@ -139,8 +141,13 @@ class Policy:
         self,
         console: Console,
         signals: Signals,
+        *,
+        show: bool = True,
     ) -> Iterator[tuple[LoopThread, Session]]:
         """Starts everything from the reward processes to the workers, and stops it at the end.
+
+        Args:
+          show: True if the console shows what is being waited for.
 
         Yields:
           The thread of the event loop, and the session on it.
@@ -149,14 +156,34 @@ class Policy:
           RlaxError: the weights cannot be found or read, or a process did not start.
         """
         with Running(signals, log.warning, "this log") as running:
-            yield running.thread, self._session(running, console)
+            with self._display(console, show) as waiting:
+                session = self._session(running, waiting)
+            yield running.thread, session
 
-    def _session(self, running: Running, console: Console) -> Session:
+    def _display(self, console: Console, show: bool) -> WaitingDisplay:
+        maxtext = self._origin.config.maxtext
+        kind = kind_of_work("evaluate", self.section, maxtext)
+        return WaitingDisplay(console, Durations.of_user(kind), show=show)
+
+    def wait_for_worker(
+        self, thread: LoopThread, session: Session, console: Console, *, show: bool
+    ) -> None:
+        """Returns once a worker holds the weights.
+
+        Raises:
+          RlaxError: no worker came.
+        """
+        with self._display(console, show) as waiting:
+            waiting.beside = session.starting
+            thread.run(session.worker_ready(waiting))  # which has a deadline
+
+    def _session(self, running: Running, waiting: Waiting) -> Session:
         target, rpc_s = self._origin.target, self.section.deadlines.rpc_s
         if target is None or target.is_checkpoint:
             publish = self._first_weights() if target is None else self._checkpoint(target)
-            session = self._open(running, self._prompts(console))
-            self._read(running, session, publish)
+            session = self._open(running, self._prompts(waiting), waiting)
+            waiting.beside = session.starting
+            self._read(running, session, publish, waiting)
             return session
         version, alive = running.thread.run(
             find_version(target, self._origin.training, running.closing.part()),
@@ -166,21 +193,28 @@ class Policy:
         )
         going_on = ", which is still training" if alive else ""
         self.what = f"version {version.version} of {target.run.url}{going_on}"
-        session = self._open(running, self._prompts(console))
+        session = self._open(running, self._prompts(waiting), waiting)
         what, key = "serving the version", "rlax.deadlines.rpc_s"
         running.thread.run(session.publish(version), rpc_s, what, key)
         return session
 
-    def _prompts(self, console: Console) -> RunPrompts:
-        with counting(console) as progress:
-            context = replace(self._builder.context, progress=progress)
-            return self._read_prompts(self.section, replace(self._builder, context=context).part)
+    def _prompts(self, waiting: Waiting) -> RunPrompts:
+        def progress(what: str, rows: int) -> None:
+            waiting.progress(f"{what}, {rows:,} rows")
 
-    def _open(self, running: Running, prompts: RunPrompts) -> Session:
+        prompts_s = self.section.deadlines.prompts_s
+        ends = ends_at("rlax.deadlines.prompts_s", prompts_s, " without another row")
+        waiting.begin("reading the prompts", ends=ends)
+        context = replace(self._builder.context, progress=progress)
+        return self._read_prompts(self.section, replace(self._builder, context=context).part)
+
+    def _open(self, running: Running, prompts: RunPrompts, waiting: Waiting) -> Session:
         opening = open_session(
             self._builder, prompts, store=self._store, note=self._note, running=running
         )
         deadline_s = self.section.deadlines.startup_s
+        ends = ends_at("rlax.deadlines.startup_s", deadline_s)
+        waiting.begin("starting the reward processes and the workers", ends=ends)
         return running.bring_up(opening, "starting the evaluation", deadline_s)
 
     def _checkpoint(self, target: Target) -> Callable[[TrainerPort], None]:
@@ -197,7 +231,11 @@ class Policy:
         return reader.publish_first
 
     def _read(
-        self, running: Running, session: Session, publish: Callable[[TrainerPort], None]
+        self,
+        running: Running,
+        session: Session,
+        publish: Callable[[TrainerPort], None],
+        waiting: Waiting,
     ) -> None:
         """Lets the trainer publish weights as a version that this session serves."""
         # Where the workers can reach it: they may be on other machines.
@@ -219,7 +257,7 @@ class Policy:
         source = session.source
         tokens = canary_tokens(source.prompts("train"), self.section.rollouts.max_prompt_tokens)
         try:
-            publish(CheckpointPort(publisher, tokens))
+            publish(CheckpointPort(publisher, tokens, waiting))
             publisher.wait()
         finally:
             publisher.close()

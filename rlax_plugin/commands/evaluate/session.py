@@ -13,6 +13,7 @@ from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.requests import sampling_params
+from rlax_plugin.metrics.waiting import Waiting
 from rlax_plugin.ports.protocols import PromptSource, WeightStore
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.start.generation_start import GenerationStart
@@ -68,6 +69,18 @@ class Session:
         await self._parameters.publish(version, restart)
         self._generation.fleet.newest.number = version.version
         self.weights = digest({name: one.fingerprint for name, one in version.tensors.items()})
+
+    async def worker_ready(self, waiting: Waiting) -> None:
+        """Returns once a worker holds weights.
+
+        Raises:
+          RlaxError: no worker came.
+        """
+        await self._supervision.unless_failed(self._generation.wait_for_worker(waiting))
+
+    def starting(self) -> str:
+        """Describes the workers that are not ready; empty if all are."""
+        return self._generation.starting()
 
     async def measure(
         self, sets: tuple[ProblemSet, ...], progress: Callable[[int, int], None]

@@ -194,7 +194,7 @@ class _Job:
     def run(self, console: Console, signals: Signals, *, show: bool) -> MeasuredRates:
         """Measures the unfinished prompts, and writes the table."""
         try:
-            with self._policy.served(console, signals) as (thread, session):
+            with self._policy.served(console, signals, show=show) as (thread, session):
                 problems = session.training_set(
                     self._policy.section, self._asked.split, self._prompts, self._asked.samples
                 )
@@ -272,6 +272,7 @@ class _Job:
             before = f", of which {done:,} are done" if done else ""
             what = f"{len(wanted):,} prompts x {problems.samples}{before}"
             console.print(f"measuring {self.what} ({what})")
+        self._policy.wait_for_worker(thread, session, console, show=show)
         with _progress(console, done, len(wanted), show=show) as advance:
 
             async def hand(index: int, answered: Answered) -> None:

@@ -26,6 +26,13 @@ def state(run: RunData) -> str:
     return "complete" if run.summary.get("complete") else "stopped early"
 
 
+def verdict(run: RunData) -> str:
+    """Returns the sentence on a run that did not get better; empty if it did, or is not judged."""
+    found = run.summary.get("verdict")
+    sentence = found.get("sentence") if isinstance(found, dict) else None
+    return sentence if isinstance(sentence, str) else ""
+
+
 def figures(run: RunData) -> list[Figure]:
     """Returns the figures of a run; those of missing records are left out."""
     return [found for found in (make(run) for make in _FIGURES) if found is not None]

@@ -65,6 +65,7 @@ def report_page(run: RunData, rollouts: Rollouts, curated: Section) -> str:
         state=figures.state(run),
         figures=figures.figures(run),
         changes=tables.changes(run),
+        verdict=figures.verdict(run),
         shown=rollouts.shown,
         recorded=rollouts.recorded,
     )

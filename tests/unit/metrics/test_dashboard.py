@@ -38,7 +38,7 @@ def test_plain_output_names_what_matters_and_the_last_step_always():
     out_console, out = console()
     now_s = [0.0]
     with Dashboard(out_console, 10, every_s=10.0, clock=lambda: now_s[0]) as dashboard:
-        dashboard.phase("training", 10)
+        dashboard.waiting.begin("generating the first batch")
         for step in range(1, 10):
             now_s[0] += 4.0
             dashboard.step(step, metrics(step / 10), step, [0, 1])
@@ -46,9 +46,45 @@ def test_plain_output_names_what_matters_and_the_last_step_always():
         shown = [line.split()[1] for line in out.getvalue().splitlines() if "reward" in line]
         assert shown == ["1/10", "4/10", "7/10"]
         dashboard.step(10, metrics(0.75), 10, [0, 1])
+    assert not dashboard.waiting.active
     line = out.getvalue().splitlines()[-1]
     assert line.startswith("step 10/10  reward 0.750  staleness 2  gap p95 1.5e-06  500 ms/step")
     assert "200 tok/s  workers 3  version 10  left 0 s" in line
+
+
+def test_phases_of_the_trainer_and_of_an_evaluation_are_lines_with_their_progress() -> None:
+    out_console, out = console()
+    now_s = [0.0]
+    dashboard = Dashboard(out_console, total_steps=10, clock=lambda: now_s[0])
+    for step in range(100):
+        now_s[0] += 1.0
+        dashboard.progress("warm start", step, 200, "(validation pass@1 0.100)")
+    assert (
+        "warm start: step 99 of at most 200 (validation pass@1 0.100)" in dashboard.waiting.line()
+    )
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "warm start" and 10 < len(lines) < 25  # one in five seconds at most
+    dashboard.waiting.begin("evaluating before training")
+    for done in range(1000):
+        dashboard.evaluated(done, 1000)
+    assert dashboard.waiting.line().startswith("evaluating before training: 999 of 1,000 problems,")
+    dashboard.waiting.begin("reading the prompts")
+    dashboard.reading("reading train", 5000)
+    assert "reading the prompts: reading train, 5,000 rows, 0 s" in dashboard.waiting.line()
+    assert len(out.getvalue().splitlines()) <= len(lines) + 3
+
+
+def test_a_terminal_shows_the_phase_until_the_first_step_has_ended() -> None:
+    out = io.StringIO()
+    shown = Console(file=out, force_terminal=True, width=120)
+    with Dashboard(shown, total_steps=10) as dashboard:
+        dashboard.waiting.begin("importing MaxText", typical_s=20)
+        dashboard.refresh()
+        assert "importing MaxText: 0 s of about 20 s, typically" in out.getvalue()
+        out.truncate(0)
+        dashboard.step(1, metrics(0.5), 1, [0, 1])
+        dashboard.refresh()
+    assert "importing" not in out.getvalue() and "1/10" in out.getvalue()
 
 
 def test_the_first_step_tells_no_speed() -> None:

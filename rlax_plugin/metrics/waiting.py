@@ -1,0 +1,215 @@
+"""The phase that a command waits for before it trains or measures, shown with an estimate."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from rlax_plugin.metrics.durations import Durations
+from rlax_plugin.text.harmless import one_line
+
+ASSUME = "rlax.deadlines.assume"
+NO_DEADLINE = "no deadline ends this wait, Ctrl-C does"
+_TICK_S = 1.0
+_LEAST_S = 1.0  # as an estimate
+_LONGEST = 200  # characters of a phase's name, or of a note: a trainer may say anything
+
+
+def ends_at(key: str, seconds: float, what: str = "") -> str:
+    """Returns a clause on the deadline of a wait, such as ``rlax.deadlines.startup_s = 180 s``."""
+    return f"{key} = {seconds:g} s{what} ends this wait"
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """What is being waited for.
+
+    Attributes:
+      about_s: expected seconds; None: unknown.
+      about: the expectation, with its source.
+      ends: a clause on the deadline.
+      progress: how far it is, such as ``3 of 8``; empty: unknown.
+    """
+
+    what: str
+    began_s: float
+    about_s: float | None
+    about: str
+    ends: str
+    progress: str = ""
+
+
+class Waiting:
+    """Says what is waited for and about how long: in one live line, or in a line now and then.
+
+    Any thread may call it: a phase is replaced as a whole.
+
+    Args:
+      durations: those of earlier commands.
+      say: prints a line, when a phase begins and whenever it has gone on for ``every_s``; None:
+        ``line`` is shown elsewhere.
+      every_s: seconds between two lines about the same phase.
+      clock: returns monotonic seconds.
+
+    Attributes:
+      beside: returns what else is going on; it is added to each line but the first of a phase.
+    """
+
+    def __init__(
+        self,
+        durations: Durations,
+        say: Callable[[str], None] | None,
+        *,
+        every_s: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._durations, self._say = durations, say
+        self._every_s, self._clock = every_s, clock
+        self._phase: _Phase | None = None
+        self._said_s = 0.0
+        self._ended = threading.Event()
+        self.beside: Callable[[], str] = lambda: ""
+
+    @property
+    def active(self) -> bool:
+        """True between ``begin`` and ``end``."""
+        return self._phase is not None
+
+    def begin(
+        self,
+        what: str,
+        *,
+        typical_s: float = 0.0,
+        assumed: tuple[str, float] | None = None,
+        ends: str = NO_DEADLINE,
+    ) -> None:
+        """Begins a phase; the phase before it has ended.
+
+        Args:
+          what: the phase, as the subject of a line; also its name in ``durations``.
+          typical_s: seconds that it typically takes, for the first time; 0: unknown.
+          assumed: key with the speeds of an estimate, and the estimate, instead of ``typical_s``.
+          ends: clause on the deadline, see ``ends_at``.
+        """
+        what = one_line(what, _LONGEST)
+        self._measure()
+        about_s, source = self._durations.last_s(what), "as last time"
+        if about_s is None and assumed is not None:
+            source, about_s = f"at the speeds of {assumed[0]}", assumed[1]
+        elif about_s is None and typical_s > 0:
+            source, about_s = "typically", typical_s
+        about = ""
+        if about_s is not None:
+            about_s = max(about_s, _LEAST_S)
+            about = f"about {_seconds(about_s)}, {source}"
+        now_s = self._said_s = self._clock()
+        self._phase = _Phase(what, now_s, about_s, about, ends)
+        if self._say is not None:
+            self._say(f"{what} ({about})" if about_s is not None and about_s > _LEAST_S else what)
+
+    def progress(self, text: str) -> None:
+        """Sets how far the phase is, such as ``3 of 8 problems``; nothing is printed."""
+        if (phase := self._phase) is not None:
+            self._phase = replace(phase, progress=one_line(text, _LONGEST))
+
+    def end(self) -> None:
+        """Ends the last phase."""
+        self._measure()
+        self._phase = None
+
+    def save(self) -> None:
+        """Keeps the durations of the phases that have ended, for the next command."""
+        self._durations.save()
+
+    def line(self) -> str:
+        """Returns the line about the phase; empty if there is none."""
+        if (phase := self._phase) is None:
+            return ""
+        took_s = self._clock() - phase.began_s
+        text = f"{phase.what}: {phase.progress}, " if phase.progress else f"{phase.what}: "
+        text += _seconds(took_s)
+        late = took_s > (self._every_s if phase.about_s is None else phase.about_s)
+        if phase.about_s is not None:
+            text += f", longer than {phase.about}" if late else f" of {phase.about}"
+        text += f"; {phase.ends}" * late
+        beside = self.beside()
+        return f"{text} | {beside}" if beside else text
+
+    def tick(self) -> None:
+        """Prints the line about a phase that has gone on for long; call it every second or so."""
+        now_s = self._clock()
+        if self._say is None or self._phase is None or now_s - self._said_s < self._every_s:
+            return
+        self._said_s = now_s
+        self._say(self.line())
+
+    def _measure(self) -> None:
+        if (phase := self._phase) is not None:
+            self._durations.measured(phase.what, self._clock() - phase.began_s)
+
+    def __enter__(self) -> Self:
+        if self._say is not None:  # the main thread may be inside an import
+            threading.Thread(target=self._tick_on, name="rlax-waiting", daemon=True).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+
+    def _tick_on(self) -> None:
+        while not self._ended.wait(_TICK_S):
+            self.tick()
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+class WaitingDisplay:
+    """Shows a ``Waiting`` on a console: one live line on a terminal, plain lines elsewhere.
+
+    Args:
+      show: False: nothing is shown.
+
+    Attributes:
+      waiting: what is shown, within ``with``.
+    """
+
+    def __init__(self, console: Console, durations: Durations, *, show: bool = True):
+        terminal = console.is_terminal
+        say = console.print if show and not terminal else None
+        self.waiting = Waiting(durations, say)
+        self._live: Live | None = None
+        if show and terminal:
+            self._live = Live(
+                get_renderable=lambda: Text(self.waiting.line()),
+                console=console,
+                refresh_per_second=2,
+                transient=True,
+            )
+
+    def __enter__(self) -> Waiting:
+        if self._live is not None:
+            self._live.start()
+        return self.waiting.__enter__()
+
+    def refresh(self) -> bool:
+        """Draws the live line at once; returns False if there is none."""
+        if self._live is None:
+            return False
+        self._live.refresh()
+        return True
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.waiting.__exit__()
+        if kind is None:
+            self.waiting.end()
+            self.waiting.save()
+        if self._live is not None:
+            self._live.stop()
