@@ -58,7 +58,10 @@ def new_plugin(
 def check_plugin(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="name of an entry point or module, as in rlax.plugins"),
+        typer.Argument(
+            metavar="NAME",
+            help="an entry point or module, as in rlax.plugins; or a function, FILE.py:NAME",
+        ),
     ],
     *,
     plugin: Annotated[
@@ -85,15 +88,20 @@ def check_plugin(
     The parts are built and called with small example inputs, without starting a run. The result for
     a part is printed as soon as it is known. If a part violates its contract, or blocks beyond the
     deadline, an error says what to change, and the exit status is 1.
+
+    Of a function, such as rewards.py:correct, the file is executed and the parameters are checked;
+    the function is not called.
     """
     with exit_status():
         from rlax_plugin.errors import ContractError
         from rlax_plugin.testing.checking import Checked
         from rlax_plugin.testing.checking import check_plugin as check
+        from rlax_plugin.testing.function_check import check_function, is_function
         from rlax_plugin.text.terminal import HarmlessConsole
 
         console = HarmlessConsole(highlight=False)
-        console.print(f"plug-in {name}", soft_wrap=True)
+        function = is_function(name)
+        console.print(f"{'function' if function else 'plug-in'} {name}", soft_wrap=True)
 
         def tell(one: Checked) -> None:
             for finding in one.findings:
@@ -104,6 +112,10 @@ def check_plugin(
                 lines = [f"ok  {one.kind} {one.name}", *rules, *abilities]
                 console.print("\n".join(lines), soft_wrap=True)
 
+        if function:
+            for one in check_function(name):
+                tell(one)
+            return
         given = _parsed(options or [])
         try:
             check(name, options=given, plugins=plugin or (), deadline_s=deadline, on_checked=tell)

@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.commands.completions import Line, read_lines
-from rlax_plugin.config import SINGLE_TURN, Choice, RewardChoice, RlaxSection
+from rlax_plugin.config import SINGLE_TURN, Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
@@ -89,16 +89,20 @@ def score_file(resolved: ResolvedConfig, file: str) -> ScoredFile:
         raise ConfigError("rlax.rewards", [], "must name at least one reward to score with")
     context = BuildContext.outside_run(section, resolved)
     for index, choice in enumerate(section.rewards):
-        _check_start(registry, choice, f"rlax.rewards.{index}", context)
+        registry.check_part("reward", choice, f"rlax.rewards.{index}", context)
     source = _Source(registry, section, context)
     scored = ScoredFile(section, list(read_lines(file)))
     prompts = _prompts(scored.lines, source)
     directory = Path(tempfile.mkdtemp(prefix="rlax-score-"))
     notes: list[str] = []
+
+    def told(line: str) -> None:
+        notes.append(line)
+        log.warning(line)
+
     try:
-        scored.scores = asyncio.run(
-            _scores(section, directory, scored.lines, prompts, source, notes.append)
-        )
+        pool = RewardPool(section, directory, note=told, functions=resolved.functions)
+        scored.scores = asyncio.run(_scores(pool, scored.lines, prompts, source))
     except BaseException as error:
         print(_log(directory), end="", file=sys.stderr)
         notes.append(str(error))
@@ -110,12 +114,6 @@ def score_file(resolved: ResolvedConfig, file: str) -> ScoredFile:
         else:
             shutil.rmtree(directory, ignore_errors=True)
     return scored
-
-
-def _check_start(registry: Registry, choice: RewardChoice, key: str, context: BuildContext) -> None:
-    extension = registry.offer("reward", choice.name, key).extension
-    if extension.check_start is not None:
-        extension.check_start(registry.options("reward", choice, key), context)
 
 
 def _log(directory: Path) -> str:
@@ -191,22 +189,14 @@ def _prompts(lines: Iterable[Line], source: _Source) -> list[Prompt]:
 
 
 async def _scores(
-    section: RlaxSection,
-    directory: Path,
+    pool: RewardPool,
     lines: Sequence[Line],
     prompts: Sequence[Prompt],
     source: _Source,
-    note: Callable[[str], None],
 ) -> list[Score | Unscored]:
     groups: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
         groups.setdefault(id(prompt), []).append(number)
-
-    def told(line: str) -> None:
-        note(line)
-        log.warning(line)
-
-    pool = RewardPool(section, directory, note=told)
     try:
         await pool.start()
         given = pool.needs.tokens
