@@ -324,7 +324,7 @@ def test_on_a_terminal_it_asks(folder: Path) -> None:
     stdout, _ = process.communicate(timeout=240)
     os.close(ours)
     os.close(theirs)
-    assert process.returncode == 0 and "objective [dapo]: " in stdout
+    assert process.returncode == 0 and "rlax objective lists them [dapo]: " in stdout
     content = yaml.safe_load((folder / "asked.yml").read_text())
     assert (content["steps"], content["base_output_directory"]) == (12, "elsewhere")
     assert content["rlax"]["objective"] == {"preset": "grpo"}
