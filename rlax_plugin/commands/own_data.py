@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.tokens.byte_level import BYTES
 from rlax_plugin.types import Prompt
 
@@ -91,6 +93,7 @@ def read(data: str, reward: str, maxtext: Mapping[str, Any], built_in: bool) -> 
         reward = _reward(kept, data)
         are = "numbers" if reward == "numeric" else "texts"
         notes.append(f"reward: {reward}, because the references of the data are {are}")
+    notes += _commonest(kept)
     longest = _fitting(kept.lengths)
     if not built_in:
         return OwnData(source, reward, longest, None, test, {}, tuple(notes))
@@ -109,6 +112,22 @@ def _shares(questions: int, built_in: bool) -> dict[str, float]:
     return ({"validation": 0.1 if few else 0.05} if built_in else {}) | {
         "test": 0.2 if few else 0.05
     }
+
+
+def _commonest(kept: PromptTable) -> list[str]:
+    """Returns a note if one answer is right so often that a model may learn nothing else."""
+    counts = Counter(prompt.reference for prompt in kept[:_LOOKED_AT] if prompt.reference)
+    total = sum(counts.values())
+    if total < _VERY_FEW:
+        return []
+    (reference, count), *_ = counts.most_common(1)
+    if count <= total / 2:
+        return []
+    text = one_line(reference, 40)
+    return [
+        f"warning: {text!r} is the reference of {count} of {total} questions: a model that always "
+        f"answers it has a pass@1 of {count / total:.2f} without understanding any question"
+    ]
 
 
 def _fitting(lengths: Sequence[int] | np.ndarray) -> int:

@@ -62,6 +62,7 @@ def test_lengths_vocabulary_splits_and_warm_start_come_from_the_data(folder: Pat
     )
     counts = [len(source.prompts(split)) for split in ("train", "validation", "test")]
     assert sum(counts) == 800 and section.evaluation.problems == min(128, counts[2])
+    assert "always answers" not in said
     assert f"prompts: {counts[0]} to train on; held out: {counts[1]} validation, {counts[2]} t" in (
         said
     )
@@ -111,7 +112,7 @@ QUESTION = {"question": "What?"}
         ),
         (
             [{"question": f"{n}", "answer": "" if n % 2 else "yes"} for n in range(100)],
-            "prompts: ",
+            "questions: a model that always answers it has a pass@1 of 1.00 without",
             8,
             8,
         ),
