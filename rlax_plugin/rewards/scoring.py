@@ -44,19 +44,23 @@ class Failures:
           prompt_id: id of the prompt.
           error: the exception.
         """
+        if isinstance(error, ReturnedError):  # it names the function and its line itself
+            self._log(what, prompt_id, (str(error), "", None), f"{error}\n")
+            return one_line(str(error))
         found = traceback.extract_tb(error.__traceback__)
         where = found[-1] if found else traceback.FrameSummary("?", 0, "?")
         kind = type(error).__name__, where.filename, where.lineno
-        if kind not in self.shown and len(self.shown) < _MOST_TRACEBACKS:
-            self.shown.add(kind)
-            shown = harmless(_traceback(error)[-_LONGEST_TRACEBACK:])
-            text = f"{what} failed on prompt {prompt_id}:\n{shown}"
-            print(text, end="", file=sys.stderr, flush=True)
-        if isinstance(error, ReturnedError):  # it names the function and its line itself
-            return one_line(str(error))
+        self._log(what, prompt_id, kind, _traceback(error))
         if (own := own_line(error)) is not None:
             return f"{_said(error)} ({own[0]}, line {own[1]}, in {one_line(own[2], 100)})"
         return f"{_said(error)} (line {where.lineno} of {one_line(where.name, 100)})"
+
+    def _log(self, what: str, prompt_id: str, kind: tuple[str, str, int | None], text: str) -> None:
+        if kind not in self.shown and len(self.shown) < _MOST_TRACEBACKS:
+            self.shown.add(kind)
+            shown = harmless(text[-_LONGEST_TRACEBACK:])
+            said = f"{what} failed on prompt {prompt_id}:\n{shown}"
+            print(said, end="", file=sys.stderr, flush=True)
 
 
 def _said(error: BaseException) -> str:
