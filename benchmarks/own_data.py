@@ -20,7 +20,7 @@ from typing import Any
 
 import reasoning_gym
 
-SIZE, SEED = 4000, 1
+SIZE, SEED = 6000, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def _letter_and_text(entry: Mapping[str, Any]) -> str:
 
 
 TASKS = {
-    "sums": Task("chain_sum", {"max_terms": 2, "min_digits": 1, "max_digits": 2}, _after_colon),
+    "sums": Task("chain_sum", {"max_terms": 2, "min_digits": 2, "max_digits": 2}, _after_colon),
     "letters": Task("letter_counting", {"min_words": 1, "max_words": 3}, _letter_and_text),
     "backward": Task("spell_backward", {"min_word_len": 3, "max_word_len": 5}, _after_colon),
 }

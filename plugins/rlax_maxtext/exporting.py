@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlax_maxtext.config_agreement import given_config
-from rlax_plugin.api import (
-    BuildContext,
-    ConfigError,
-    Exported,
-    Tokenizer,
-    new_directory,
-    tokenizer_of,
-)
+from rlax_plugin.api import BuildContext, ConfigError, Exported, Tokenizer, new_directory
 
 _TOKENIZER = "tokenizer_path"
 
@@ -36,12 +29,7 @@ def export_model(
     given = given_config(context)
     with passed_on(given):
         config = load_to_check(given)
-    path = given.maxtext.get(_TOKENIZER)
-    if not path:  # a prompt source may have its own, such as bytes
-        choice = context.section.prompt_source
-        own = tokenizer_of(context.part("prompt_source", choice, "rlax.prompt_source"))
-        path = str(own.directory) if own is not None else path
-    tokenizer = _tokenizer(path, config.vocab_size)
+    tokenizer = _tokenizer(given.maxtext.get(_TOKENIZER), config.vocab_size)
     model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
     stored = opened(weights)
     export.check_weights(model, stored)

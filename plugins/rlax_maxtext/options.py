@@ -60,6 +60,11 @@ class WarmStart(Section):
     train_problems: NonNegativeInt = Field(
         default=0, description="use only this number of training problems, the first ones; 0: all"
     )
+    train_every: PositiveInt = Field(
+        default=1,
+        description="2: use only every second of these training problems, so that others are new "
+        "to RL; 1: all",
+    )
     problems: PositiveInt = Field(
         default=512, description="number of validation problems on which pass@1 is measured"
     )

@@ -210,7 +210,8 @@ def warm_start(
         )
     config = _configure(given, rl_config, warm)
     most = config.rlax.rollouts.max_new_tokens
-    shown = answered(source, source.prompts("train")[: warm.train_problems or None], most)
+    shown = source.prompts("train")[: warm.train_problems or None]
+    shown = answered(source, [shown[n] for n in range(0, len(shown), warm.train_every)], most)
     examples = rows(source, shown, config.max_target_length)
     held_out = answered(source, source.prompts("validation")[: warm.problems], most)
     pass_at_1 = PassAt1(

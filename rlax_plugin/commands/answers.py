@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, get_type_hints
 
+from rlax_plugin.commands.recipe import STEPS
 from rlax_plugin.errors import ConfigError
 
 TINY = "tiny"
@@ -45,7 +46,7 @@ class Answers:
         "exact_match",
     ] = ""
     preset: Annotated[str, "preset of the objective; rlax objective lists them"] = "dapo"
-    steps: Annotated[int, "number of RL steps"] = 320
+    steps: Annotated[int, "number of RL steps"] = STEPS
     workers: Annotated[int, "number of rollout worker processes"] = 2
     staleness: Annotated[
         int, "maximum staleness of a sample, in weight versions (1: on-policy)"

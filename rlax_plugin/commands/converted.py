@@ -42,9 +42,10 @@ def read(directory: str) -> ConvertedModel:
         reason = f"has no {CONVERTED}: it must be a directory that rlax convert has written"
         raise ConfigError("--model", directory, reason)
     keys = merged(path, ())
-    vocab_size = keys.get("vocab_size")
-    if type(vocab_size) is not int or vocab_size < 1:
-        raise ConfigError(f"vocab_size in {path}", vocab_size, "must be a positive number")
+    for key in ("vocab_size", "base_emb_dim"):
+        number = keys.get(key)
+        if type(number) is not int or number < 1:
+            raise ConfigError(f"{key} in {path}", number, "must be a positive number")
     for key in _PATHS:
         if (named := keys.get(key)) is not None and not Path(str(named)).exists():
             reason = "does not exist; if the directory was moved, correct its path there"

@@ -20,8 +20,9 @@ from rlax_plugin.commands.answers import TINY as _TINY
 from rlax_plugin.commands.answers import Answers, declared
 from rlax_plugin.commands.commented_yaml import CommentedYaml, in_yaml
 from rlax_plugin.commands.converted import ConvertedModel
+from rlax_plugin.commands.recipe import WIDTH, Size
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
-from rlax_plugin.config.loading import ResolvedConfig, maxtext_configs
+from rlax_plugin.config.loading import ResolvedConfig, maxtext_configs, model_keys
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.manager import Manager, installed
@@ -29,7 +30,7 @@ from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.tokens import byte_level
 
 _MOST_SLOTS = 256
-_LOGITS = 2**28  # bytes, of one micro-batch
+_TINY_HEADS = 3 * 4  # layers times heads of the built-in model
 # What lets any preset train on samples of older weights.
 _CORRECTED = {
     "old_policy": "proximal",
@@ -74,7 +75,7 @@ _ARITHMETIC = _Task(
     max_prompt_tokens=8,
     max_new_tokens=5,
     vocab_size=32,
-    evaluation={"split": "test", "problems": 512, "samples": 16, "k": [1, 8]},
+    evaluation={"split": "test", "problems": 512, "samples": 8, "k": [1, 8]},
     trainer={
         "warm_start": {
             "enabled": True,
@@ -164,7 +165,16 @@ def config_text(path: Path, answers: Answers) -> tuple[str, tuple[str, ...]]:
     if not tiny and model is None:
         _check_model(answers.model)
     task = _task(answers, model)
-    values = _values(answers, task, tiny, path.parent)
+    keys = model.keys if model else model_keys(answers.model)
+    size = Size(
+        groups=answers.groups_per_step or (64 if tiny else 16),
+        group_size=answers.group_size,
+        steps=answers.steps,
+        staleness=answers.staleness,
+        width=keys.get("base_emb_dim", WIDTH),
+        workers=answers.workers,
+    )
+    values = _values(answers, task, tiny, size, path.parent)
     section = validate(RlaxSection, values, "rlax")
     registry = registry_for(section)
     registry.validate(section)
@@ -178,6 +188,9 @@ def config_text(path: Path, answers: Answers) -> tuple[str, tuple[str, ...]]:
         section = validate(RlaxSection, values, "rlax")
         registry.validate(section)
         registry.slots(BuildContext.outside_run(section))
+    # The built-in model keeps the weights of all its attention for the backward pass.
+    logits = model.keys["vocab_size"] if model else task.vocab_size
+    logits += _TINY_HEADS * section.row_tokens if tiny else 0
     writer = CommentedYaml(registry, {use.key: use.kind for use in registry.uses(section)})
     template = jinja2.Template(
         files("rlax_plugin.commands").joinpath("starter.yml.j2").read_text(encoding="utf-8"),
@@ -190,27 +203,21 @@ def config_text(path: Path, answers: Answers) -> tuple[str, tuple[str, ...]]:
         output_directory=in_yaml(answers.output_directory),
         steps=answers.steps,
         model=answers.model,
+        tiny_width=WIDTH,
         converted=model.lines if model else None,
         arithmetic=task is _ARITHMETIC,
         vocab_size=task.vocab_size,
         rows=section.batch_rows,
-        micro_batches=_micro_batches(section, model.keys["vocab_size"]) if model else 1,
+        micro_batches=size.parts(section.row_tokens, logits) if model or tiny else 1,
         row_tokens=section.row_tokens,
-        learning_rate="5.e-4" if tiny else "1.e-6",
+        learning_rate=size.learning_rate_text,
+        warmup_fraction=size.warmup_fraction,
         final_fraction=0.05 if tiny else 1.0,
         clipping=0.0 if tiny else 1.0,
         checkpoint_period=min(50, answers.steps),
         rlax="\n".join(["rlax:", *writer.lines(values, RlaxSection, "rlax")]),
     )
     return text, task.notes
-
-
-def _micro_batches(section: RlaxSection, vocab_size: int) -> int:
-    """Returns the smallest number of equal parts of a batch whose logits fit into ``_LOGITS``."""
-    rows, row = section.batch_rows, section.row_tokens * vocab_size * 4
-    return next(
-        n for n in range(1, rows + 1) if rows % n == 0 and (rows // n * row <= _LOGITS or n == rows)
-    )
 
 
 def _check_model(name: str) -> None:
@@ -356,10 +363,10 @@ def _reward(named: str, directory: Path) -> dict[str, Any]:
     return {"function": f"{path}:{name}"}
 
 
-def _values(answers: Answers, task: _Task, tiny: bool, directory: Path) -> dict[str, Any]:
+def _values(
+    answers: Answers, task: _Task, tiny: bool, size: Size, directory: Path
+) -> dict[str, Any]:
     """Returns the section ``rlax:`` as a config in ``directory`` has it."""
-    groups = answers.groups_per_step or (64 if tiny else 16)
-    samples = groups * answers.group_size
     filters = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
     return {
         **({"plugins": [task.plugin]} if task.plugin else {}),
@@ -369,17 +376,17 @@ def _values(answers: Answers, task: _Task, tiny: bool, directory: Path) -> dict[
         "rollouts": {
             "engine": {"name": "jetstream"},
             "group_size": answers.group_size,
-            "groups_per_step": groups,
+            "groups_per_step": size.groups,
             "max_prompt_tokens": task.max_prompt_tokens,
             "max_new_tokens": answers.max_new_tokens or task.max_new_tokens,
             "temperature": 1.0,
-            "slots": min(_MOST_SLOTS, -(-samples // answers.workers)),
+            "slots": min(_MOST_SLOTS, -(-size.rows // answers.workers)),
         },
         "staleness": {"reload_every": 1, "max_staleness": answers.staleness},
         "curation": {"sampler": {"name": "learnability"}, "filters": filters},
         "objective": {"preset": answers.preset},
         "weights": {"store": {"name": "orbax"}, "keep": 2},
-        "evaluation": dict(task.evaluation),
+        "evaluation": size.evaluation(task.evaluation),
         "launcher": {"name": "local", "workers": answers.workers},
         "trackers": [{"name": "tensorboard"}],
         "trainer": {"name": "maxtext", **(task.trainer if tiny else {})},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.tokens.byte_level import BYTES
 from rlax_plugin.types import Prompt
 
@@ -38,6 +40,7 @@ _MOST_PROMPT, _MOST_ANSWER = 1024, 256  # tokens
 _NO_ANSWER = 64  # tokens of a completion if nothing is known about it
 _MOST_ANSWERED = 20_000  # prompts of the warm start, which are held in memory
 _WARM_ROWS, _WARM_STEPS = 128, 1000
+_EVERY = 2  # of the training prompts; the others are new to RL, also if these are learned by heart
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ def read(data: str, reward: str, maxtext: Mapping[str, Any], built_in: bool) -> 
         reward = _reward(kept, data)
         are = "numbers" if reward == "numeric" else "texts"
         notes.append(f"reward: {reward}, because the references of the data are {are}")
+    notes += _commonest(kept)
     longest = _fitting(kept.lengths)
     if not built_in:
         return OwnData(source, reward, longest, None, test, {}, tuple(notes))
@@ -108,6 +112,22 @@ def _shares(questions: int, built_in: bool) -> dict[str, float]:
     return ({"validation": 0.1 if few else 0.05} if built_in else {}) | {
         "test": 0.2 if few else 0.05
     }
+
+
+def _commonest(kept: PromptTable) -> list[str]:
+    """Returns a note if one answer is right so often that a model may learn nothing else."""
+    counts = Counter(prompt.reference for prompt in kept[:_LOOKED_AT] if prompt.reference)
+    total = sum(counts.values())
+    if total < _VERY_FEW:
+        return []
+    (reference, count), *_ = counts.most_common(1)
+    if count <= total / 2:
+        return []
+    text = one_line(reference, 40)
+    return [
+        f"warning: {text!r} is the reference of {count} of {total} questions: a model that always "
+        f"answers it has a pass@1 of {count / total:.2f} without understanding any question"
+    ]
 
 
 def _fitting(lengths: Sequence[int] | np.ndarray) -> int:
@@ -138,14 +158,7 @@ def _answers(kept: PromptTable, held_out: int, notes: list[str]) -> tuple[int, M
     """Returns ``max_new_tokens`` of the built-in model, and the options of its warm start."""
     seen: Sequence[Prompt] = kept[:_LOOKED_AT]
     lengths = [1 + len(prompt.reference.encode()) for prompt in seen if prompt.reference]
-    if not lengths or not held_out:
-        why = "few questions to hold some out" if lengths else "no answers to learn from"
-        notes.append(
-            f"warning: there are {why}, so there is no supervised warm start, and a model with "
-            "random weights is unlikely to find an answer that is rewarded"
-        )
-        return _fitting(lengths) if lengths else _NO_ANSWER, {}
-    new = _fitting(lengths)
+    new = _fitting(lengths) if lengths else _NO_ANSWER
     if new > _MOST_ANSWER:
         longer = sum(length > _MOST_ANSWER for length in lengths)
         notes.append(
@@ -156,18 +169,24 @@ def _answers(kept: PromptTable, held_out: int, notes: list[str]) -> tuple[int, M
         )
         new = _MOST_ANSWER
     usable = sum(length <= new for length in lengths)
-    if not usable:
+    if usable < 2 * _EVERY or not held_out:
+        notes.append(
+            f"warning: {usable} training prompts have an answer to learn from, and {held_out} are "
+            "held out for validation, so there is no supervised warm start, and a model with "
+            "random weights is unlikely to find an answer that is rewarded"
+        )
         return new, {}
-    count = round(min(len(kept), _MOST_ANSWERED) * usable / len(seen))
+    count = round(min(len(kept), _MOST_ANSWERED) * usable / len(seen) / _EVERY)
     notes.append(
-        f"warm start: supervised, on the answers of about {count} training prompts, never on "
-        "held-out ones"
+        f"warm start: supervised, on the answers of about {count} training prompts, half of them, "
+        "never on held-out ones"
     )
     return new, {
         "enabled": True,
         "required": False,
         "steps": _WARM_STEPS,
-        "batch_rows": min(_WARM_ROWS, 1 << (usable.bit_length() - 1)),
+        "batch_rows": min(_WARM_ROWS, 1 << (max(1, usable // (2 * _EVERY)).bit_length() - 1)),
+        "train_every": _EVERY,
         "train_problems": _MOST_ANSWERED if len(kept) > _MOST_ANSWERED else 0,
         "pass_at_1_to": 1.0,
     }

@@ -302,7 +302,7 @@ def test_init_writes_what_check_accepts_and_explains(tmp_path):
     found = json.loads(result.stdout)
     assert [line.split()[0] for line in found["checked"]] == ["ok", "ok"]
     assert found["numbers"]["epochs"] == pytest.approx(
-        320 * 64 / found["numbers"]["training_prompts"]
+        100 * 64 / found["numbers"]["training_prompts"]
     )
     assert found["memory_bytes"].keys() == {"rlax.trainer", "rlax.rollouts.engine"}
     assert found["warnings"] == []

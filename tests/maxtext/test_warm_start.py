@@ -131,7 +131,7 @@ def test_a_warm_start_that_is_not_required_goes_on_below_the_range(tmp_path, mon
 def test_held_out_rows_and_rows_without_a_fitting_answer_are_never_shown(tmp_path, monkeypatch):
     """The rows of many steps, of a data set that ``rlax init --data`` would split."""
     prepare_here(monkeypatch)
-    rows = [{"question": f"{n:03d}", "answer": ("", "7" * 9, f"{n}")[n % 3]} for n in range(300)]
+    rows = [{"question": f"{n:03d}", "answer": ("", "7" * 9, f"{n}")[n % 3]} for n in range(600)]
     tokens = Tokenizer.load(DIRECTORY, "tokenizer_path")
     shares = {"validation": 0.1, "test": 0.2}
     data = write_lines(tmp_path / "mine.jsonl", rows)
@@ -142,17 +142,20 @@ def test_held_out_rows_and_rows_without_a_fitting_answer_are_never_shown(tmp_pat
         pass
 
     def loop(config, events):
-        for step in range(60):
+        for step in range(90):
             inputs = events.batches(step)["inputs"].tolist()
             shown.update(tokens.decode(row[:4]) for row in inputs)
         raise Enough
 
     monkeypatch.setattr(supervised, "run_train_loop", loop)
     with pytest.raises(Enough):
-        warm_start((TINY, f"base_output_directory={tmp_path}"), source=source)
+        half = "rlax.trainer.warm_start.train_every=2"
+        warm_start((TINY, f"base_output_directory={tmp_path}", half), source=source)
     questions = {split: {one.text for one in source.prompts(split)} for split in ("train", *shares)}
     assert min(map(len, questions.values())) > 10
-    assert shown == {text for text in questions["train"] if int(text) % 3 == 2}
+    every_second = [one.text for one in source.prompts("train")][::2]
+    assert shown == {text for text in every_second if int(text) % 3 == 2}
+    assert len(shown) > 40
 
 
 def test_arrays_of_the_supervised_loop_are_maxtexts_own():

@@ -68,10 +68,12 @@ def test_answers_arrive() -> None:
     assert section.objective.preset == "dapo" and section.trainer.options["warm_start"]["enabled"]
 
 
-def test_the_default_is_the_demo() -> None:
+def test_the_default_is_a_short_demo() -> None:
     rlax("init", "--yes")
-    (ours, _), (demo, _) = load_section("run.yml"), load_section(ROOT / "configs/demo.yml")
-    assert ours.model_dump() == demo.model_dump() and not ours.plugins
+    (ours, maxtext), (demo, _) = load_section("run.yml"), load_section(ROOT / "configs/demo.yml")
+    assert ours.model_dump(exclude={"evaluation"}) == demo.model_dump(exclude={"evaluation"})
+    assert not ours.plugins and ours.evaluation.problems == demo.evaluation.problems
+    assert (maxtext["steps"], ours.evaluation.every) == (100, 25)
 
 
 def test_old_samples_are_corrected_only_where_the_preset_does_not() -> None:
@@ -324,7 +326,7 @@ def test_on_a_terminal_it_asks(folder: Path) -> None:
     stdout, _ = process.communicate(timeout=240)
     os.close(ours)
     os.close(theirs)
-    assert process.returncode == 0 and "objective [dapo]: " in stdout
+    assert process.returncode == 0 and "rlax objective lists them [dapo]: " in stdout
     content = yaml.safe_load((folder / "asked.yml").read_text())
     assert (content["steps"], content["base_output_directory"]) == (12, "elsewhere")
     assert content["rlax"]["objective"] == {"preset": "grpo"}

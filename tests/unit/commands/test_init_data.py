@@ -14,7 +14,14 @@ from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.tokens.byte_level import SIZE
 
-WARM = {"enabled": True, "required": False, "steps": 1000, "train_problems": 0, "pass_at_1_to": 1.0}
+WARM = {
+    "enabled": True,
+    "required": False,
+    "steps": 1000,
+    "train_every": 2,
+    "train_problems": 0,
+    "pass_at_1_to": 1.0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +62,12 @@ def test_lengths_vocabulary_splits_and_warm_start_come_from_the_data(folder: Pat
     )
     counts = [len(source.prompts(split)) for split in ("train", "validation", "test")]
     assert sum(counts) == 800 and section.evaluation.problems == min(128, counts[2])
+    assert "always answers" not in said
     assert f"prompts: {counts[0]} to train on; held out: {counts[1]} validation, {counts[2]} t" in (
         said
     )
     assert "reward: exact_match, because the references of the data are texts" in said
-    assert f"on the answers of about {counts[0]} training prompts, never on held-out ones" in said
+    assert f"about {round(counts[0] / 2)} training prompts, half of them, never on held-out" in said
 
 
 @pytest.mark.parametrize(
@@ -84,24 +92,29 @@ QUESTION = {"question": "What?"}
 @pytest.mark.parametrize(
     ("rows", "expected", "new_tokens", "batch_rows"),
     [
-        ([QUESTION | {"answer": "1"}], "there are few questions to hold some out", 8, 0),
+        (
+            [QUESTION | {"answer": "1"}],
+            "1 training prompts have an answer to learn from, and 0 are held out",
+            8,
+            0,
+        ),
         (
             [{"question": f"{n}", "answer": "a" * (2000 if n % 2 else 30)} for n in range(100)],
             "answers have 256 bytes or more, up to 2,000: a model of this size",
             256,
-            32,
+            8,
         ),
         (
             [{"question": f"{n}" * (999 if n % 9 == 0 else 1), "answer": n} for n in range(100)],
             "questions have more than 1,024 bytes and are left out",
             8,
-            64,
+            16,
         ),
         (
             [{"question": f"{n}", "answer": "" if n % 2 else "yes"} for n in range(100)],
-            "prompts: ",
+            "questions: a model that always answers it has a pass@1 of 1.00 without",
             8,
-            32,
+            8,
         ),
     ],
 )
@@ -121,7 +134,7 @@ def test_without_answers_a_reward_has_to_be_named(folder: Path) -> None:
     rows = [{"question": f"Say {n}."} for n in range(100)]
     section, _, said = written(folder, rows, "--reward", "length")
     assert section.rollouts.max_new_tokens == 64 and "warm_start" not in section.trainer.options
-    assert "warning: there are no answers to learn from" in said
+    assert "warning: 0 training prompts have an answer to learn from" in said
     result = rlax("init", "other.yml", "--data", "mine.jsonl")
     assert result.exit_code == 2 and "has no column of references, such as answer" in result.stderr
 
