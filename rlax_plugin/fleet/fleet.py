@@ -13,6 +13,7 @@ from rlax_plugin.fleet.capabilities import Needs, of_proto
 from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.progress import Progress, moves_of
+from rlax_plugin.fleet.starting import Starting
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -131,7 +132,7 @@ class Fleet(rpc.FleetServicer):
       identities: the processes that have registered, also those that have gone.
       incarnation: identifies this trainer process; weights of another one are not accepted.
       training: True if at least one worker must follow the newest weights.
-      asked: number of times that a worker process has requested the config.
+      starting: the workers that have not registered yet.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Fleet(rpc.FleetServicer):
         self.identities = Identities[Worker]()
         self.incarnation = uuid.uuid4().hex
         self.stopping, self.training, self._pin = False, True, -1
-        self.asked = 0
+        self.starting = Starting()
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines, self._clock = deadlines, clock or Clock()
         self._config_hash, self._parameter_server = config_hash, parameter_server
@@ -190,7 +191,7 @@ class Fleet(rpc.FleetServicer):
         )
 
     async def Config(self, request: pb.ConfigRequest, context: object) -> pb.ConfigReply:
-        self.asked += 1
+        self.starting.note(request.worker, request.doing)
         return pb.ConfigReply(config=self._config)
 
     def _unfit(self, name: str, message: pb.Capabilities) -> tuple[Capabilities | None, str]:
@@ -233,6 +234,7 @@ class Fleet(rpc.FleetServicer):
             progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
         )
         self.workers[worker.name] = worker
+        self.starting.registered(worker.name)
         self.identities.add(worker, {one.identity for one in self.workers.values()})
         if worker.ready:
             self._tell_ready(worker)
