@@ -44,7 +44,7 @@ def _phase(line: str) -> bool:
 
 def test_a_terminal_shows_the_phases_in_one_place(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
     command = [sys.executable, "-m", "rlax_plugin", "train", CONFIG, "steps=2"]
     # A worker of which something can be said twice, as a terminal is drawn twice a second.
     command.append("rlax.rollouts.engine.load_s=2")
