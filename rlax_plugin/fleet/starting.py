@@ -22,7 +22,10 @@ class Registered(Protocol):
 
 
 class Starting:
-    """The workers that have the config, but have not registered; they may say anything."""
+    """The workers that have requested the config but have not registered.
+
+    What they say is shown as it is, made harmless and short.
+    """
 
     def __init__(self) -> None:
         self._doing: dict[str, str] = {}
@@ -35,10 +38,6 @@ class Starting:
         known = name in self._doing or len(self._doing) < _MOST_STARTING
         if name and known and one_line(name, LONGEST_NAME) == name:
             self._doing[name] = one_line(doing, _LONGEST_DOING)
-
-    def registered(self, name: str) -> None:
-        """Forgets a worker that has registered."""
-        self._doing.pop(name, None)
 
     def described(
         self, workers: Iterable[Registered], expected: int | None, *, published: bool = True
@@ -56,7 +55,10 @@ class Starting:
         Returns:
           The description; empty once all expected workers are ready.
         """
-        registered, starting = list(workers), dict(self._doing)
+        registered = list(workers)
+        for worker in registered:
+            self._doing.pop(worker.name, None)
+        starting = dict(self._doing)
         doing: dict[str, list[str]] = {}
         for name, activity in sorted(starting.items()):
             doing.setdefault(activity or _BUILDING, []).append(name)

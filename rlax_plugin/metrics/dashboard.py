@@ -98,7 +98,7 @@ class Dashboard:
             self._live.stop()
 
     def refresh(self) -> None:
-        """Draws the live display at once, if there is one."""
+        """Refreshes the live display at once, if there is one."""
         if self._live is not None:
             self._live.refresh()
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.fleet.fleet_service import FleetService
 from rlax_plugin.fleet.starting import Starting
 from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.callers import Callers
 
 
 def worker(name: str, version: int = -1) -> Any:
@@ -30,7 +32,6 @@ def test_each_worker_has_its_activity() -> None:
     assert some.described([], 3) == (
         "workers: 0 of 3 registered (a building the engine; b compiling; 1 starting)"
     )
-    some.registered("b")
     some.note("a", "importing")
     assert some.described([worker("b")], 2) == (
         "workers: 1 of 2 registered (a importing; b loading weights)"
@@ -69,9 +70,10 @@ def test_only_names_and_short_activities_are_kept() -> None:
 def test_a_worker_that_requests_the_config_is_starting() -> None:
     async def main() -> str:
         fleet = Fleet(deadlines=Deadlines(), config_hash="", parameter_server="")
-        await fleet.Config(pb.ConfigRequest(), None)
-        await fleet.Config(pb.ConfigRequest(worker="local-0"), None)
-        await fleet.Config(pb.ConfigRequest(worker="local-0", doing="compiling"), None)
+        service = FleetService(fleet, Callers())
+        await service.Config(pb.ConfigRequest(), None)
+        await service.Config(pb.ConfigRequest(worker="local-0"), None)
+        await service.Config(pb.ConfigRequest(worker="local-0", doing="compiling"), None)
         return fleet.starting.described([], 1)
 
     assert asyncio.run(main()) == "workers: 0 of 1 registered (local-0 compiling)"
