@@ -140,6 +140,9 @@ class JetstreamEngine(RolloutEngine):
         """
         await asyncio.shield(asyncio.wrap_future(self._ready))
 
+    def preparing(self) -> str:  # libraries are imported before the slots are built
+        return "importing" if self._slots is None else "compiling"
+
     async def load(self, version: WeightVersion) -> Loaded:
         """See ``RolloutEngine``; on a background thread, while samples are generated."""
         await self.prepare()

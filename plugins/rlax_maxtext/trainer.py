@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from maxtext_overrides.trainer.train_loop import Loop
 
 log = logging.getLogger("rlax.trainer")
-_IMPORT_S, _BUILD_S = 20.0, 15.0  # typically
+_IMPORTING = "importing MaxText and reading its config"
+_IMPORT_S, _BUILD_S = 25.0, 15.0  # typically
 
 
 class _Published(Exception):
@@ -83,7 +84,7 @@ class MaxTextTrainer(Trainer):
           Exception: any error of the port, unchanged.
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
-        port.waits("importing MaxText", _IMPORT_S)
+        port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer.checkpoints import mismatch
         from maxtext_overrides.trainer.first_weights import chosen
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
@@ -159,7 +160,6 @@ class MaxTextTrainer(Trainer):
         from rlax_maxtext import supervised
         from rlax_maxtext.checking import check_vocabulary
 
-        port.waits("reading MaxText's config")
         given = given_config(self._context)
         config = initialize(given, **self.first_weights())
         check_rows(config, self._section)
@@ -177,7 +177,7 @@ class MaxTextTrainer(Trainer):
 
     def publish_first(self, port: TrainerPort) -> None:
         """See ``FirstWeightsReader``: MaxText's loop makes or loads them, and trains no step."""
-        port.waits("importing MaxText", _IMPORT_S)
+        port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
         config, slots = self._initialized(port), resolve(self._section, self._context.part)
@@ -260,7 +260,7 @@ class MaxTextTrainer(Trainer):
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``CheckpointReader``: MaxText's loop restores it, with no step left to train."""
-        port.waits("importing MaxText", _IMPORT_S)
+        port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.config.loading import initialize
         from maxtext_overrides.trainer.checkpoints import items
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop

@@ -12,7 +12,6 @@ from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.pace import Pace
-from rlax_plugin.fleet.starting import described
 from rlax_plugin.metrics.waiting import ASSUME, Waiting, ends_at
 from rlax_plugin.ports.protocols import Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
@@ -57,7 +56,9 @@ class Generation:
     def starting(self) -> str:
         """Describes the workers that are not ready; empty if all are. Any thread."""
         workers = list(self.fleet.workers.values())
-        return described(workers, self.pace.launched, self.fleet.asked)
+        published = self.fleet.newest.number >= 0
+        starting = self.fleet.starting
+        return starting.described(workers, self.pace.launched, published=published)
 
     async def wait_for_worker(self, waiting: Waiting | None = None) -> None:
         """Returns once a worker holds weights.

@@ -13,6 +13,7 @@ from rlax_plugin.fleet.capabilities import Needs, of_proto
 from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.progress import Progress, moves_of
+from rlax_plugin.fleet.starting import Starting
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -21,9 +22,7 @@ from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.text.harmless import one_line
 
 MAX_NONSENSE = 3
-"""Invalid replies after which a process is quarantined, along with its earlier replies.
-
-One or two may be a passing fault, such as a flipped bit."""
+"""Invalid replies after which a process is quarantined: a flipped bit may explain one or two."""
 _MOST_NOTED = 100  # workers that were rejected: what they say of themselves may be anything
 _MOST_WORKERS = 4096  # that are members at once; each has a connection
 
@@ -131,7 +130,7 @@ class Fleet(rpc.FleetServicer):
       identities: the processes that have registered, also those that have gone.
       incarnation: identifies this trainer process; weights of another one are not accepted.
       training: True if at least one worker must follow the newest weights.
-      asked: number of times that a worker process has requested the config.
+      starting: notes what the workers do before they register.
     """
 
     def __init__(
@@ -150,13 +149,12 @@ class Fleet(rpc.FleetServicer):
         self.identities = Identities[Worker]()
         self.incarnation = uuid.uuid4().hex
         self.stopping, self.training, self._pin = False, True, -1
-        self.asked = 0
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines, self._clock = deadlines, clock or Clock()
         self._config_hash, self._parameter_server = config_hash, parameter_server
         self._config, self._needs, self._note = config, needs or Needs(), note
         self._noted = set[str]()
-        self.newest = newest or NewestVersion()
+        self.newest, self.starting = newest or NewestVersion(), Starting()
         self.listeners: list[FleetListener] = []
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
@@ -190,7 +188,6 @@ class Fleet(rpc.FleetServicer):
         )
 
     async def Config(self, request: pb.ConfigRequest, context: object) -> pb.ConfigReply:
-        self.asked += 1
         return pb.ConfigReply(config=self._config)
 
     def _unfit(self, name: str, message: pb.Capabilities) -> tuple[Capabilities | None, str]:

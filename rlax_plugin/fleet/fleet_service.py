@@ -34,6 +34,7 @@ class FleetService(rpc.FleetServicer):
         self._tokens: dict[Identity, str] = {}
 
     async def Config(self, request: pb.ConfigRequest, context: Any) -> pb.ConfigReply:
+        self._fleet.starting.note(request.worker, request.doing)
         return await self._fleet.Config(request, context)
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:

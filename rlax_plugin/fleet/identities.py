@@ -19,7 +19,7 @@ from rlax_plugin.text.harmless import one_line
 Identity = tuple[str, str]
 """Name and process; they identify a process even among those of the same name."""
 
-_LONGEST_NAME = 128  # characters of a name, and of what tells its process from others
+LONGEST_NAME = 128  # characters of a name, and of what tells its process from others
 _LONGEST_ADDRESS = 300  # characters; a DNS name has 253 at most
 _MOST_IDENTITIES = 10_000  # processes that are remembered
 _MOST_REGISTRATIONS = 100  # of one process: requests of earlier ones have ended
@@ -35,13 +35,13 @@ class Registration(Protocol):
 
 def malformed(request: pb.RegisterRequest) -> str | None:
     """Returns the reason a registration cannot be a worker's; None if it can."""
-    if not request.worker or one_line(request.worker, _LONGEST_NAME) != request.worker:
-        return f"its name must be one line of 1 to {_LONGEST_NAME} printable characters"
+    if not request.worker or one_line(request.worker, LONGEST_NAME) != request.worker:
+        return f"its name must be one line of 1 to {LONGEST_NAME} printable characters"
     process = request.process
-    if not (process.isascii() and process.isalnum() and len(process) <= _LONGEST_NAME):
-        return f"its process must be 1 to {_LONGEST_NAME} letters and digits"
+    if not (process.isascii() and process.isalnum() and len(process) <= LONGEST_NAME):
+        return f"its process must be 1 to {LONGEST_NAME} letters and digits"
     if len(request.address) > _LONGEST_ADDRESS or not is_address(request.address):
-        return f"its address must be host:port, not {one_line(request.address, _LONGEST_NAME)}"
+        return f"its address must be host:port, not {one_line(request.address, LONGEST_NAME)}"
     return None
 
 

@@ -1,49 +1,79 @@
-"""Describes the workers that are starting, for the display."""
+"""The workers that are starting, and their description for the display."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
-from rlax_plugin.fleet.fleet import Worker
+from rlax_plugin.fleet.identities import LONGEST_NAME
+from rlax_plugin.text.harmless import one_line
 
 _MOST_NAMED = 3
+_MOST_STARTING = 4096
+_LONGEST_DOING = 40  # characters of an activity
+_BUILDING = "building the engine"  # an engine may not say more
 
 
-def described(workers: Iterable[Worker], expected: int | None, asked: int) -> str:
-    """Returns the workers that have registered, and the activity of those that are not ready.
+class Registered(Protocol):
+    """A worker that has registered; see ``Worker``."""
 
-    A worker process first starts and requests the run's config. Then it imports its engine's
-    libraries and compiles its programs. Then it registers and loads weights.
+    name: str
+    version: int
 
-    Args:
-      workers: the registered ones.
-      expected: number of workers that the launcher starts; None: unknown.
-      asked: number of requests of the config so far.
 
-    Returns:
-      The description; empty once all expected workers are ready.
+class Starting:
+    """The workers that have requested the config but have not registered.
+
+    What they say is shown as it is, made harmless and short.
     """
-    registered = list(workers)
-    loading = sorted(worker.name for worker in registered if worker.version < 0)
-    count = len(registered)
-    if not loading and expected is not None and count >= expected:
-        return ""
-    if expected is None:
-        return f"workers: {count} registered" + _doing(_named(loading, "loading weights"))
-    building = max(0, min(asked, expected) - count)
-    starting = max(0, expected - count - building)
-    doing = [f"{starting} starting"] if starting else []
-    doing += [f"{building} importing and compiling"] if building else []
-    doing += _named(loading, "loading weights")
-    return f"workers: {count} of {expected} registered" + _doing(doing)
+
+    def __init__(self) -> None:
+        self._doing: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._doing)
+
+    def note(self, name: str, doing: str) -> None:
+        """Notes the activity of a worker; empty: it has not begun to build its engine."""
+        known = name in self._doing or len(self._doing) < _MOST_STARTING
+        if name and known and one_line(name, LONGEST_NAME) == name:
+            self._doing[name] = one_line(doing, _LONGEST_DOING)
+
+    def described(
+        self, workers: Iterable[Registered], expected: int | None, *, published: bool = True
+    ) -> str:
+        """Returns the number of registered workers, and what those do that are not ready.
+
+        A worker process first starts and requests the run's config. Then it builds its engine,
+        which may say what it does. Then it registers and loads weights. Any thread may call this.
+
+        Args:
+          workers: the registered ones.
+          expected: number of workers that the launcher starts; None: unknown.
+          published: True once there are weights to load.
+
+        Returns:
+          The description; empty once all expected workers are ready.
+        """
+        registered = list(workers)
+        for worker in registered:
+            self._doing.pop(worker.name, None)
+        starting = dict(self._doing)
+        doing: dict[str, list[str]] = {}
+        for name, activity in sorted(starting.items()):
+            doing.setdefault(activity or _BUILDING, []).append(name)
+        if loading := sorted(worker.name for worker in registered if worker.version < 0):
+            doing["loading weights" if published else "waiting for weights"] = loading
+        missing = 0 if expected is None else expected - len(registered) - len(starting)
+        if not doing and expected is not None and missing <= 0:
+            return ""
+        parts = [f"{_named(names)} {activity}" for activity, names in doing.items()]
+        parts += [f"{missing} starting"] * (missing > 0)
+        of = "" if expected is None else f" of {expected}"
+        said = f" ({'; '.join(parts)})" if parts else ""
+        return f"workers: {len(registered)}{of} registered{said}"
 
 
-def _named(names: list[str], doing: str) -> list[str]:
-    if not names:
-        return []
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return [f"{', '.join(names[:_MOST_NAMED])}{more} {doing}"]
-
-
-def _doing(parts: list[str]) -> str:
-    return f" ({'; '.join(parts)})" if parts else ""
+def _named(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

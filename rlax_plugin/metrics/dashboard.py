@@ -98,7 +98,7 @@ class Dashboard:
             self._live.stop()
 
     def refresh(self) -> None:
-        """Draws the live display at once, if there is one."""
+        """Refreshes the live display at once, if there is one."""
         if self._live is not None:
             self._live.refresh()
 
@@ -106,20 +106,12 @@ class Dashboard:
         """Shows the progress of a phase of the trainer, with a note such as its latest figure."""
         if phase != self._reported:
             self._reported = phase
-            self.waiting.begin(phase)
+            self.waiting.begin(phase, ends=f"it ends after at most {of} steps")
         self.waiting.progress(f"step {done} of at most {of} {note}".rstrip())
-        now = self._clock()
-        if self._live is None and now - self._last_line_s > self._every_s / 2:
-            self._last_line_s = now
-            self.message(f"{phase}: step {done} of at most {of} {note}")
 
     def reading(self, what: str, rows: int) -> None:
         """Shows the number of rows of a dataset that were read."""
         self.waiting.progress(f"{what}, {rows:,} rows")
-        now = self._clock()
-        if self._live is None and now - self._last_line_s > self._every_s:
-            self._last_line_s = now
-            self.message(f"{what}: {rows:,} rows")
 
     def evaluated(self, done: int, of: int) -> None:
         """Shows the number of problems that were generated and scored, of all."""

@@ -224,12 +224,7 @@ STAGES: tuple[Stage, ...] = (
         "every step",
         (
             ("groups", "groups", "number of groups in the batch"),
-            (
-                "groups_equal",
-                "fraction",
-                "fraction of these groups whose samples all have the same reward; relative to "
-                "their group such samples are neither good nor bad",
-            ),
+            ("groups_equal", "fraction", "fraction of them whose samples all have the same reward"),
             ("rows", "rows", "number of rows of the batch, including empty ones"),
             ("tokens", "tokens", "number of tokens in these rows, including prompts"),
             (

@@ -29,13 +29,13 @@ def ends_at(key: str, seconds: float, what: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """What is being waited for.
+    """A phase that is being waited for.
 
     Attributes:
       about_s: expected seconds; None: unknown.
       about: the expectation, with its source.
       ends: a clause on the deadline.
-      progress: how far it is, such as ``3 of 8``; empty: unknown.
+      progress: the part that is done, such as ``3 of 8 problems``; empty: unknown.
     """
 
     what: str
@@ -178,7 +178,7 @@ class WaitingDisplay:
       show: False: nothing is shown.
 
     Attributes:
-      waiting: what is shown, within ``with``.
+      waiting: the phases that are shown, within ``with``.
     """
 
     def __init__(self, console: Console, durations: Durations, *, show: bool = True):
@@ -200,7 +200,7 @@ class WaitingDisplay:
         return self.waiting.__enter__()
 
     def refresh(self) -> bool:
-        """Draws the live line at once; returns False if there is none."""
+        """Refreshes the live line at once; returns False if there is none."""
         if self._live is None:
             return False
         self._live.refresh()

@@ -127,6 +127,18 @@ class PreparableEngine(Protocol):
 
 
 @runtime_checkable
+class PreparationReporter(Protocol):
+    """A ``PreparableEngine`` that says what it does until it is ready; the terminal shows it."""
+
+    def preparing(self) -> str:
+        """Its activity in a word or two, such as importing or compiling.
+
+        Called with the interval of heartbeats, on the event loop; it must not block.
+        """
+        ...
+
+
+@runtime_checkable
 class ClosableEngine(Protocol):
     """An engine that holds resources, such as a thread, until it is closed."""
 
@@ -179,6 +191,7 @@ ENGINE_ABILITIES = (
     ProgressReporter,
     RequestCanceller,
     PreparableEngine,
+    PreparationReporter,
     ClosableEngine,
     ServiceProvider,
     ExampleProvider,

@@ -164,8 +164,12 @@ class HealthReply(_message.Message):
     def __init__(self, version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class ConfigRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("worker", "doing")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    doing: str
+    def __init__(self, worker: _Optional[str] = ..., doing: _Optional[str] = ...) -> None: ...
 
 class ConfigReply(_message.Message):
     __slots__ = ("config",)

@@ -17,7 +17,7 @@ from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.handing import FROM_RUN, MAX_BYTES, of_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
-from rlax_plugin.ports.engine_abilities import PreparableEngine
+from rlax_plugin.ports.engine_abilities import PreparableEngine, PreparationReporter
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -58,19 +58,36 @@ class Reachable(Protocol):
     def expect_trainer(self) -> Secret: ...
 
 
-async def prepare(engine: RolloutEngine, deadline_s: float) -> None:
+async def prepare(
+    engine: RolloutEngine, deadlines: Deadlines, tell: Callable[[str], Awaitable[object]]
+) -> None:
     """Returns once an engine is ready to be registered.
+
+    Args:
+      tell: called with the activity of a ``PreparationReporter`` whenever it is another one.
 
     Raises:
       DeadlineError: it was not built and compiled in time.
     """
     if not isinstance(engine, PreparableEngine):
         return
+    deadline_s = deadlines.startup_s
+    preparing = asyncio.ensure_future(engine.prepare())
+    told = ""
     try:
-        await asyncio.wait_for(engine.prepare(), deadline_s)
+        async with asyncio.timeout(deadline_s):
+            while not preparing.done():
+                doing = engine.preparing() if isinstance(engine, PreparationReporter) else told
+                if doing != told:
+                    told = doing
+                    await tell(doing)
+                await asyncio.wait({preparing}, timeout=deadlines.heartbeat_s)
     except TimeoutError:
         what = "building the rollout engine and compiling its programs"
         raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
+    finally:
+        preparing.cancel()
+    await preparing  # raises its error
 
 
 async def join(
@@ -116,11 +133,12 @@ async def _asked(
 
 
 async def fetch_config(
-    controller: str, token_file: str | None, startup_s: float
+    controller: str, token_file: str | None, startup_s: float, name: str = ""
 ) -> tuple[ResolvedConfig, Secret]:
     """The config of the run that a controller belongs to, and the secret of the run's workers.
 
     Args:
+      name: name of the worker that is starting, for the display.
       token_file: awaited like the controller, which writes it; None: the file of a controller of
         this user on this machine.
 
@@ -135,7 +153,7 @@ async def fetch_config(
         secret = read_secret(path, "--token-file")
         try:
             async with connect(controller, secret) as connection:
-                request = pb.ConfigRequest()
+                request = pb.ConfigRequest(worker=name)
                 return await rpc.FleetStub(connection).Config(request, timeout=within_s), secret
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -199,7 +199,7 @@ class Member:
         Raises:
           RlaxError: this worker can no longer take part.
         """
-        await prepare(self._engine, self._deadlines.startup_s)
+        await prepare(self._engine, self._deadlines, self._tell_preparing)
         await self.register()
         log.info("worker %s serves on %s", self._name, self._endpoint.address)
         heartbeat = asyncio.ensure_future(self.heartbeat())
@@ -212,6 +212,17 @@ class Member:
         finally:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
+
+    async def _tell_preparing(self, doing: str) -> None:
+        """Tells the controller what the engine does before it is ready; only its display shows it.
+
+        Errors are only logged: ``register`` finds out whether the controller is there.
+        """
+        request = pb.ConfigRequest(worker=self._name, doing=doing)
+        try:
+            await self._fleet.Config(request, timeout=self._deadlines.rpc_s)
+        except grpc.aio.AioRpcError as error:
+            log.info("the controller was not told of %s: %s", doing, describe(error))
 
     async def _follow_trainer(self, heartbeat: asyncio.Task[None]) -> None:
         """Follows the weights of one trainer process; returns when it is replaced or gone."""

@@ -166,7 +166,7 @@ def serve(
     if own is not None:
         registry_for(own.section)  # what is wrong with it shows before a controller is there
     startup_s = _startup_s(overrides, own)
-    handed, secret = asyncio.run(fetch_config(controller, token_file, startup_s))
+    handed, secret = asyncio.run(fetch_config(controller, token_file, startup_s, name))
     config = for_worker(handed, overrides, own)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:

@@ -41,7 +41,7 @@ from rlax_plugin.controller.generation import Generation
 wait = Generation.wait_for_worker
 
 
-async def wait_for_worker(self):
+async def wait_for_worker(self, waiting=None):
     hurried = self.deadlines.model_copy(update={"startup_s": 2.0})
     await wait(dataclasses.replace(self, deadlines=hurried))
 

@@ -201,7 +201,8 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
         start_new_session=True,
     )
     assert process.stdout is not None
-    assert "60 problems" in process.stdout.readline()  # everything has been started
+    # Everything has been started.
+    assert any("60 problems" in line for line in iter(process.stdout.readline, ""))
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 3  # workers and reward processes
     os.killpg(process.pid, signal.SIGINT)

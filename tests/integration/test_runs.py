@@ -44,7 +44,7 @@ def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
     assert len(set(by_id)) == 80
 
     status, again = Run(tmp_path, *SETTINGS).end()
-    assert status == 0 and again.startswith("the run is complete: 20 steps\n")
+    assert status == 0 and again.splitlines()[1] == "the run is complete: 20 steps"
     assert "pass@1" in again and "resuming" not in again
     status, fewer = Run(tmp_path, *SETTINGS, "steps=5").end()
     assert status == 0 and fewer.startswith("steps = 5 is less than the 20 RL steps that ")

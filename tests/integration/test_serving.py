@@ -87,7 +87,7 @@ def trained(tmp_path_factory) -> Trained:
         "rlax.weights.keep=3",
         "steps=1000",
     )
-    told = "".join(run.process.stdout.readline() for _ in range(3))
+    told = "".join(run.process.stdout.readline() for _ in range(5))
     url = re.search(r"http://127\.0\.0\.1:\d+/metrics", told)
     assert url, told + run.end()[1]
     with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -29,6 +29,7 @@ class FakePort:
 
     def __init__(self, stop_after, canary=True):
         self.stop_after, self.calls, self.metrics, self.weights = stop_after, [], {}, {}
+        self.waited_for = []
         # Without tokens there is no canary, which takes seconds to compile.
         self.canary_tokens = np.array([7, 3, 5, 2, 6] if canary else [], np.int32)
 
@@ -47,6 +48,10 @@ class FakePort:
     def step_done(self, step, metrics):
         self.metrics[step] = metrics
         self.calls.append(("done", step))
+
+    def waits(self, what, typical_s=0.0):
+        assert typical_s > 0 and not self.calls  # what comes later is a step's time
+        self.waited_for.append(what)
 
     def before_checkpoint(self, step):
         self.calls.append(("checkpoint", step))
@@ -142,6 +147,9 @@ def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_
     reader, read = trainer(argv, tmp_path / "scratch"), FakePort(stop_after=0)
     assert isinstance(reader, CheckpointReader) and reader.checkpoints() == {2: "3", 3: "5"}
     reader.publish_checkpoint(read, "3")
+    importing = "importing MaxText and reading its config"
+    assert port.waited_for == resumed.waited_for == [importing, "building the model"]
+    assert read.waited_for == [importing, "reading the checkpoint"]
     assert read.calls == [("publish", 2)] and read.weights[2].keys() == port.weights[2].keys()
     for name, weights in read.weights[2].items():
         np.testing.assert_array_equal(weights, port.weights[2][name])

@@ -80,7 +80,7 @@ class CheckpointPort(TrainerPort):
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         if phase != self._phase:
             self._phase = phase
-            self._waiting.begin(phase)
+            self._waiting.begin(phase, ends=f"it ends after at most {of} steps")
         self._waiting.progress(f"step {done} of at most {of} {note}".rstrip())
 
     def waits(self, what: str, typical_s: float = 0.0) -> None:

@@ -75,8 +75,10 @@ def test_a_bad_config_is_one_message_of_a_process_and_its_status_2(folder: Path)
 def test_every_command_rejects_a_bad_config(
     folder: Path, command: tuple[str, ...], bad: tuple[str, str]
 ) -> None:
-    result = rlax(*command, str(folder / "run.yml"), bad[0])
-    assert (result.exit_code, result.stdout) == (2, "")
+    config = str(folder / "run.yml")
+    result = rlax(*command, config, bad[0])
+    first_words = result.stdout.startswith(f"rlax train {config}: ") and command == ("train",)
+    assert (result.exit_code, result.stdout.count("\n")) == (2, first_words)
     assert result.stderr.startswith(f"error: {bad[1]}")
 
 

@@ -263,3 +263,15 @@ def test_a_run_on_an_object_store_is_reported_here(tmp_path, monkeypatch):
     assert str(path) == "far-report.html"
     assert "memory://report-test/far" in path.read_text()
     RunFiles("memory://report-test").delete("")
+
+
+def test_a_verdict_is_on_the_page_as_text(files, tmp_path):
+    sentence = "The run ended below its beginning: pass@1 on <b>test</b> fell."
+    files.put_json("summary.json", {"verdict": {"outcome": "worse", "sentence": sentence}})
+    assert figures.verdict(read_run(files)) == sentence
+    page = write_report(files.location(), str(tmp_path / "page.html"))
+    shown = "The run ended below its beginning: pass@1 on &lt;b&gt;test&lt;/b&gt; fell."
+    assert f'<p id="verdict">{shown}</p>' in page.read_text()
+    for nothing in ({}, {"verdict": None}, {"verdict": {"sentence": None}}, {"verdict": [1]}):
+        files.put_json("summary.json", {"steps": 3, **nothing})
+        assert figures.verdict(read_run(files)) == ""

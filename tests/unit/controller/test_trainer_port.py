@@ -46,7 +46,11 @@ class FakeController:
             source=SimpleNamespace(prompts=lambda split: prompts),
             pace=SimpleNamespace(needed_s=lambda name: None),
         )
-        self.dashboard = SimpleNamespace(progress=lambda *args: self.told.append(args))
+        self.waited_for: list[str] = []
+        waiting = SimpleNamespace(begin=lambda what, **about: self.waited_for.append(what))
+        self.dashboard = SimpleNamespace(
+            progress=lambda *args: self.told.append(args), waiting=waiting
+        )
         self.told: list[tuple] = []
         self.done: list = []
 
@@ -79,6 +83,7 @@ def settle(loop):
 
 def test_a_step_is_told_in_order(loop):
     port, controller, publisher = make(loop)
+    port.waits("importing", 20.0)
     port.publish(3, {})
     assert not port.training
     for step in (4, 5):
@@ -91,6 +96,9 @@ def test_a_step_is_told_in_order(loop):
         port.step_done(step, {"loss": step})
     settle(loop)
     assert controller.told == [("started", 3), ("finished", 4, 4), ("finished", 5, 5)]
+    # Once: a later step compiles nothing.
+    first = "the first train step, which the trainer compiles"
+    assert controller.waited_for == ["importing", first]
     assert publisher.steps == [3, 4, 5]
     assert [done.metrics["loss"] for done in controller.done] == [4, 5]
     assert controller.done[1].times.write_s == 0.25

@@ -59,11 +59,13 @@ def test_phases_of_the_trainer_and_of_an_evaluation_are_lines_with_their_progres
     for step in range(100):
         now_s[0] += 1.0
         dashboard.progress("warm start", step, 200, "(validation pass@1 0.100)")
+        dashboard.waiting.tick()
     assert (
         "warm start: step 99 of at most 200 (validation pass@1 0.100)" in dashboard.waiting.line()
     )
     lines = out.getvalue().splitlines()
-    assert lines[0] == "warm start" and 10 < len(lines) < 25  # one in five seconds at most
+    assert lines[0] == "warm start" and len(lines) == 7  # another one in 15 s
+    assert lines[2].endswith("30 s; it ends after at most 200 steps")
     dashboard.waiting.begin("evaluating before training")
     for done in range(1000):
         dashboard.evaluated(done, 1000)

@@ -39,6 +39,8 @@ class Able:
 
     async def prepare(self) -> None: ...
 
+    def preparing(self) -> str: ...
+
     @staticmethod
     def add_services(server: Any, engine: Any) -> Any: ...
 
@@ -46,8 +48,8 @@ class Able:
 
 
 def test_what_an_engine_has_and_does_not_have_is_one_line() -> None:
-    every = "score, decode_greedy, progress, give_up, prepare, close, services and add_services, "
-    every += "client_example"
+    every = "score, decode_greedy, progress, give_up, prepare, preparing, close, "
+    every += "services and add_services, client_example"
     assert str(abilities_of(Able(), ENGINE_ABILITIES)) == f"found: {every}"
     assert not abilities_of(Able(), ENGINE_ABILITIES).problems
     assert abilities_of(object(), ENGINE_ABILITIES) == Abilities((), tuple(every.split(", ")), ())
