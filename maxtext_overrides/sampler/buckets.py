@@ -73,7 +73,10 @@ def calls(buckets: Sequence[Bucket], lengths: Sequence[int]) -> list[tuple[Bucke
 
 
 def _lengths(longest: int, prompt_tokens: int) -> list[int]:
-    """Returns powers of two, or of four, up to the two lengths that must not be padded."""
+    """Returns the lengths to compile, ascending: the two given ones, and powers of two below them.
+
+    If these are too many, they are powers of four, eight or sixteen.
+    """
     exact = {prompt_tokens, longest}
     for factor in (2, 4, 8, 16):
         for shortest in (_SHORTEST * 2**i for i in range(6)):

@@ -184,7 +184,7 @@ class DecodeEngine:
         return finished
 
     def read(self, slots: Sequence[int]) -> list[SlotOutput]:
-        """Returns the tokens generated so far in occupied slots, in one transfer; they go on."""
+        """Returns the tokens so far of occupied slots, which continue, in one transfer."""
         if not slots:
             return []
         count = next(n for n in self._counts_read() if n >= len(slots))

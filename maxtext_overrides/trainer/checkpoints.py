@@ -12,7 +12,7 @@ def checkpoints(run_url: str, updates_per_step: int) -> dict[int, str]:
 
 
 def items(run_url: str, name: str) -> str:
-    """Returns a checkpoint's path for ``load_full_state_path`` and ``load_parameters_path``."""
+    """Returns the path that ``load_full_state_path`` or ``load_parameters_path`` must name."""
     return RunFiles(run_url).location(f"checkpoints/{name}/items")
 
 

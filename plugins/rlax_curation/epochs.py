@@ -66,8 +66,9 @@ class Order:
 class Epochs:
     """Every prompt once per epoch, shuffled again for each epoch.
 
-    With domains, each has epochs of its own, and the next prompt is of the domain that is furthest
-    behind its weight since the weights were last changed.
+    With domains, each has epochs of its own, and the next prompt comes from the domain whose number
+    of chosen prompts is the furthest below the number that its weight asks for, counted from the
+    last change of weights.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,8 @@ class ShuffledConfig(NoOptions):
     """Chooses every prompt once per epoch, in a new random order in each epoch.
 
     Where prompts have domains with weights, each domain has epochs of its own, and the next prompt
-    is of the domain that is furthest behind its weight.
+    comes from the domain whose number of chosen prompts is the furthest below the number that its
+    weight asks for.
     """
 
 

@@ -92,7 +92,7 @@ class ReasoningGymConfig(DatasetConfig):
 
 
 class ReasoningGymSource(DatasetSource):
-    """The entries of all tasks, one of each in turn."""
+    """The entries of all tasks; the tasks take turns."""
 
     config: ReasoningGymConfig
 

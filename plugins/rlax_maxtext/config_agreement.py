@@ -27,7 +27,10 @@ def answered_prompts(context: BuildContext) -> Any:
     choice = context.section.prompt_source
     source = context.part("prompt_source", choice, "rlax.prompt_source")
     if not isinstance(source, AnsweredPrompts):
-        lacks = f"prompt source {choice.name!r} lacks answer_tokens or pad_id, which it needs"
+        lacks = (
+            f"prompt source {choice.name!r} gives no right answers to train on (it has no method "
+            "answer_tokens, or no attribute pad_id)"
+        )
         raise ConfigError("rlax.trainer.warm_start.enabled", True, f"must be false: {lacks}")
     return source
 

@@ -27,8 +27,9 @@ class WarmStart(Section):
 
     enabled: bool = Field(
         default=False,
-        description="true: before RL, train the model on right answers of the prompt source, "
-        "which must have answer_tokens and pad_id",
+        description="true: before RL, train the model on right answers. The prompt source must "
+        "provide them: arithmetic and sources of texts do, one of your own needs a method "
+        "answer_tokens and an attribute pad_id",
     )
     steps: PositiveInt = Field(
         default=2000,

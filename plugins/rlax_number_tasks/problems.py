@@ -77,7 +77,7 @@ def _largest() -> Iterator[tuple[int, ...]]:
 
 
 def _sum() -> Iterator[tuple[int, ...]]:
-    """Yields all problems of ``sum`` in the order of a hash."""
+    """Yields all problems of ``sum``, in an order that a hash of each problem decides."""
     every = itertools.product(range(10), repeat=3)
     return iter(sorted(every, key=lambda numbers: _hash(f"sum/problem/{numbers}")))
 

@@ -49,7 +49,7 @@ class Format(Reward):
         self._said = False
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
-        """Scores one completion; if the pattern backtracks too long on it, it does not match."""
+        """Scores one completion; one on which the pattern backtracks too long does not match."""
         config = self._config
         if any(completion.count(text) != 1 for text in config.once):
             return 0.0

@@ -115,8 +115,9 @@ class Staleness(Section):
     )
     max_staleness: PositiveInt = Field(
         default=1,
-        description="k: largest allowed staleness of a sample, which is the version that the "
-        "update produces minus the version of the sample's oldest token",
+        description="k: largest allowed staleness of a sample: the number of the weight version "
+        "that its update makes, minus the number of the version that generated its oldest token. "
+        "A sample of the current weights has 1, because the update makes the next version",
     )
 
     @property

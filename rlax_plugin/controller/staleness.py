@@ -1,7 +1,8 @@
 """The age limit of samples: the two integers that bound staleness (RLAX, 2512.06392).
 
-A worker reloads once per ``reload_every`` = j versions, and a sample trains at step s only if s
-minus its oldest token's version is at most ``max_staleness`` = k; 1 is on-policy. At most
+A worker reloads once per ``reload_every`` = j versions. Step s makes weight version s; a sample
+trains in it only if its oldest token was generated with version s - k or a newer one, where k is
+``max_staleness``. With k = 1 this is version s - 1, from which the step starts (on-policy). At most
 ``(k - j + 1)`` steps' worth of groups are outstanding, so ordinarily no group becomes too stale.
 """
 

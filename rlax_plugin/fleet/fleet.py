@@ -371,7 +371,7 @@ class Fleet(rpc.FleetServicer):
             closing.add_done_callback(self._closing.discard)
 
     async def watch(self) -> None:
-        """Loses workers whose heartbeats stay away; runs until cancelled."""
+        """Declares workers lost whose heartbeats are missing; runs until cancelled."""
         limit_s = self._deadlines.lost_s
         while True:
             now = self._clock.now_s()

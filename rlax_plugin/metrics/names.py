@@ -236,8 +236,9 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "staleness",
-        "Staleness of the batch's groups: the version that the update produces minus the version "
-        "of the group's oldest token; 1 is on-policy.",
+        "Staleness of the batch's groups: the number of the weight version that the step makes, "
+        "minus the number of the version that generated the group's oldest token. 1 is on-policy: "
+        "the step starts from the weights that generated the group.",
         "every step",
         (
             ("max", "versions", "largest staleness of a group"),
@@ -308,8 +309,8 @@ STAGES: tuple[Stage, ...] = (
         "logprob_gap",
         "Absolute difference between the log-probs that the trainer and the rollout engine compute "
         "for a token with the same weights. It is computed in the first update of a step, over "
-        "tokens of staleness 1. `p95` and `max` come from a histogram and are up to 1.45 times too "
-        "large.",
+        "tokens of staleness 1. `p95` and `max` are edges of a histogram's bins, at most 1.45 "
+        "times too large.",
         "every step",
         (
             ("tokens", "tokens", "number of tokens in the other metrics of this section"),

@@ -82,8 +82,8 @@ def per_group(function: GroupAdvantage) -> AdvantageSlot:
 
     Args:
       function: (rewards_g, lengths_g) -> float64 [g]. It sees scored samples only, with their token
-        rewards added up. It is not called for a group whose rewards are all equal, whose advantages
-        are 0: in floating point the mean of equal numbers may differ from them, and a quotient by a
+        rewards added up. A group in which all rewards are equal gets advantages of 0 without a
+        call: in floating point the mean of equal numbers may differ from them, and a quotient by a
         tiny std would be of order 1.
     """
 

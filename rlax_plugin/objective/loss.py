@@ -78,7 +78,7 @@ class ObjectiveSlots:
       algorithm: preset and config, merged.
       max_sequences: see ``TokenInputs``.
       updates_per_step: optimizer updates with one batch.
-      max_staleness: largest number of versions between the update's and a sample's oldest token.
+      max_staleness: see ``config.Staleness``.
       lists_signals: True if the config lists signals, which may give values later.
     """
 

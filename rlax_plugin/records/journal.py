@@ -132,7 +132,7 @@ def _thousand(number: int) -> str:
 
 
 def numbers(files: RunFiles, directory: str, above: int = 0) -> list[int]:
-    """Returns the numbers above ``above`` of files of segments or samples, ascending."""
+    """Returns the numbers of files of segments or samples, ascending, that are above ``above``."""
     found = []
     for thousand in files.names(directory):
         if thousand.isdecimal() and int(thousand) >= above // 1000:

@@ -33,9 +33,9 @@ class RewardPool:
 
     A reward that raises or exceeds ``deadlines.reward_s`` marks its sample as errored; it never
     counts as 0 and never stops the run. Only the sample that hung is lost: the others of its
-    process are scored in another process. A sample whose process ends is errored if nothing else
-    can have ended it: if the process was started for it, or if it happens again. If several samples
-    may have ended it, each is tried again in a process of its own.
+    process are scored in another process. If a process ends, its samples are scored once more. A
+    sample is errored if the ended process was started for it, or if this happens to it again. If
+    several samples may have ended a process, each is tried again in a process of its own.
 
     Args:
       section: the config.
@@ -43,8 +43,9 @@ class RewardPool:
       key: dotted key of the list of rewards, for messages.
       note: called at once, with one line, when a process had to be replaced.
       clocks: make the clocks that measure the time of jobs.
-      most_in_vain: the run ends after this many processes in a row that ended, or were killed,
-        without a result between them: before the first result, and once there has been one.
+      most_in_vain: two numbers, each per process: so many ends in a row without a result
+        in between end the run. The first number holds before the first result of the run,
+        the second one after it.
       functions: files of functions, see ``BuildContext``.
 
     Attributes:
@@ -84,7 +85,7 @@ class RewardPool:
 
     @property
     def replaced(self) -> int:
-        """The number of processes that ended, or were killed for being late."""
+        """The number of replaced processes: they ended, or were killed after a deadline."""
         return self._distributor.blame.replaced
 
     @property

@@ -90,7 +90,7 @@ def run_secrets(state_dir: Path) -> RunSecrets:
 
 
 def known_secrets(state_dir: Path) -> RunSecrets | None:
-    """The secrets of a run; writes no file, and returns None if none can be read."""
+    """Returns the secrets of a run; None if it has none so far, or they cannot be read."""
     try:
         return _read(state_dir / _FILE, state_dir)
     except (PrivacyError, OSError):

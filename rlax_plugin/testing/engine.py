@@ -112,7 +112,10 @@ class _Asked:
         return sum(len(s.tokens) for s in self.samples)
 
     def too_old(self, oldest: int) -> bool:
-        """True if it has tokens of a version below ``oldest``, and its group has no later turns."""
+        """True if a token has a version below ``oldest``.
+
+        It is never true of a request for a turn of an episode.
+        """
         versions = [s.versions[0] for s in self.samples if s.versions]
         return self.request.key.sample is None and bool(versions) and min(versions) < oldest
 

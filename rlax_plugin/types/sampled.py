@@ -122,9 +122,10 @@ class Request:
 
     @property
     def needs_version(self) -> int:
-        """The oldest weights to continue with: ``min_version``, or newer if unfinished samples are.
+        """The oldest weight version that may continue the request.
 
-        The versions of a sample's tokens never go backwards.
+        It is ``min_version`` or, if an unfinished sample has tokens of a newer version, that one:
+        the versions of a sample's tokens never go backwards.
         """
         unfinished = (s.versions for s in self.resume if s.finish is None)
         return max([self.min_version, *(int(v[-1]) for v in unfinished if len(v))])

@@ -37,7 +37,7 @@ _PASSING = (*_AWAY, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 @dataclass(slots=True)
 class _Held:
-    """A lease as it is now: a restarted server replaces it by another one.
+    """The present lease on a version; after a restart of the server another one replaces it.
 
     Attributes:
       lease: its id.

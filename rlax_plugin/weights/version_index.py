@@ -65,7 +65,7 @@ def retired_from_json(text: str, source: str) -> list[str]:
 
 
 def _count(number: Any) -> int:
-    """A number of a version or step, which a message can carry.
+    """Returns the number of a version or step, if it fits into a message.
 
     Raises:
       ValueError: it is negative or too large.

@@ -41,6 +41,14 @@ BANNED = {
     r"the latter|the former": "name it",
     r"in vain": "after n failed attempts",
     r"held against": "checked against, compared with",
+    # Sentences that a first reader did not understand.
+    r"furthest behind": "the furthest below the number that its weight asks for",
+    r"column within a column": "a field of a column that has several",
+    r"version that the update produces": "version that the update makes; say why on-policy is 1",
+    r"logarithmic bins": "bins whose edges grow by a factor; say what this does to the metric",
+    r"not called for groups with": "say what these groups get",
+    r"must have answer_tokens": "must provide right answers",
+    r"trained on by the same weights": "generated with the weights that the update starts from",
 }
 
 

@@ -222,7 +222,7 @@ def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):
     ("argv", "expected"),
     [
         ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
-        ("rlax.trainer.warm_start.enabled=true", "prompt source 'none' lacks answer_tokens"),
+        ("rlax.trainer.warm_start.enabled=true", "prompt source 'none' gives no right answers"),
         (
             "hardware=gpu attention=cudnn_flash_jax rlax.batches.sequences_per_row=2",
             "attention = 'cudnn_flash_jax': cannot be used with rlax.batches.sequences_per_row",

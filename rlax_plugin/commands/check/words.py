@@ -148,8 +148,9 @@ def _staleness(config: Examined) -> str:
         "discard": "are restarted",
     }[section.rollouts.on_new_weights]
     return (
-        f"{name}: workers load {reload}, and a sample can train if its oldest token is at most "
-        f"{plural(k, 'version')} older than the version that the update produces; groups for up "
+        f"{name}: workers load {reload}, and a sample can train if its oldest token was generated "
+        f"at most {plural(k - 1, 'version')} before the weights that its update starts from "
+        f"(staleness {k}); groups for up "
         f"to {plural(section.staleness.steps_ahead, 'step')} are outstanding, including the next "
         f"batch; when new weights arrive, unfinished samples {arriving}"
     )

@@ -34,7 +34,8 @@ _ERRORS = Lines(
 _STALENESS = Lines(
     "staleness", "Staleness", "weight versions",
     (("staleness/mean", "mean"), ("staleness/max", "largest")),
-    "The version that the update produces minus that of a sample's oldest token; 1 is on-policy.",
+    "1: generated with the weights that the step starts from (on-policy); each older version adds "
+    "1.",
 )  # fmt: skip
 _FLEET = Lines("workers", "Workers", "workers ready", (("rollout/workers", "workers"),))
 _GAP = Lines(

@@ -205,7 +205,7 @@ def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
 def points_of(
     runs: Sequence[RunData], found: Sequence[tuple[str, Sequence[np.ndarray]]]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns x and y of the points that ``lines_of`` draws, without running means."""
+    """Returns x and y of the points of ``lines_of``, without running means."""
     return [
         (thinned(run.steps), thinned(values))
         for _, of_runs in found

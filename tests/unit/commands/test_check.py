@@ -85,7 +85,7 @@ def test_observers_in_words() -> None:
         ("{reload_every: 2, max_staleness: 4}", "workers load one of 2 versions, and a sample"),
         (
             "{reload_every: 2, max_staleness: 4}",
-            "at most 4 versions older than the version that the update",
+            "at most 3 versions before the weights that its update starts from (staleness 4)",
         ),
     ],
 )

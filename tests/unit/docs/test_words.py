@@ -20,6 +20,9 @@ BEFORE = [  # from the guide to style: each is a kind of sentence that has to be
     "must be the 64 rows of a batch: no number is, so change the rows",
     "are chosen otherwise than they were",
     "is of 7 updates, which is no whole number of steps of 4",
+    "the next prompt is of the domain that is furthest behind its weight",
+    "the version that the update produces minus the version of the sample's oldest token",
+    "The last two come from a histogram of 64 logarithmic bins",
 ]
 
 

@@ -1,0 +1,94 @@
+"""The pages list the inputs of a slot, with shapes, and say what the toy policy can say."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from documents import read, sections
+from installs import on_path, write
+
+from rlax_plugin.api import TokenInputs
+from rlax_plugin.testing import evaluate_objective, policy, task
+
+SECTION = sections(read("objectives.md"), 2)["The inputs of a slot"]
+ROWS = re.findall(r"^\| `(\w+)(?:\(\w*\))?` \| ([^|]+) \| [^|]+ \|$", SECTION, re.MULTILINE)
+FIELDS = [field.name for field in dataclasses.fields(TokenInputs)]
+
+SEEN = """
+    from rlax_plugin.api import Extension, NoOptions, hookimpl
+
+    looks = []
+
+    def seen(given):
+        for look in looks:
+            look(given)
+        return given.logprobs_bt
+
+    @hookimpl
+    def rlax_register_gradient_term():
+        return {"seen": Extension(NoOptions, lambda config, context: seen)}
+"""
+
+
+def test_every_field_and_member_of_token_inputs_is_listed_in_their_order() -> None:
+    members = [name for name in vars(TokenInputs) if not name.startswith("_")]
+    members = [name for name in members if name not in FIELDS]
+    assert [name for name, _ in ROWS] == FIELDS + members
+
+
+def test_the_listed_shapes_and_dtypes_are_those_that_a_slot_gets(tmp_path: Path) -> None:
+    write(tmp_path, "di_seen", SEEN)
+    logprobs = np.log([[0.5, 0.2, 0.1], [0.4, 0.1, 0.1]])
+    found: dict[str, str] = {}
+
+    def look(inputs: TokenInputs) -> None:  # while it is traced
+        for name, _ in ROWS:
+            value = getattr(inputs, name)
+            if callable(value):
+                value = value(*[inputs.mask_bt] * len(inspect.signature(value).parameters))
+            found[name] = shown(value)
+
+    with on_path(tmp_path):
+        importlib.import_module("di_seen").looks.append(look)
+        evaluate_objective(
+            {"preset": "grpo", "grad_1": {"name": "seen"}},
+            plugins=("di_seen",),
+            logprobs_bt=logprobs,
+            behaviour_logprobs_bt=logprobs,
+            rewards_b=[1.0, 0.0],
+            mask_bt=[[1, 1, 1], [1, 0, 0]],
+            group_size=2,
+        )
+    assert found == dict(ROWS)
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, TokenInputs):
+        return "`TokenInputs`"
+    if isinstance(value, int):
+        return "int, not traced"
+    return f"{ {(2, 3): '[rows, length]', (): 'scalar'}[value.shape] }, {value.dtype}"
+
+
+def test_what_the_toy_policy_can_say_is_written_where_it_is_used() -> None:
+    told = " ".join(sections(read("writing_plugins.md"), 3)["The toy policy"].split())
+    source = task.Numbers(task.NumbersConfig())
+    texts = {split: [p.text for p in source.prompts(split)] for split in ("train", "validation")}
+    ends = {split: f"`{found[0]}` to `{found[-1]}`" for split, found in texts.items()}
+    assert f"{ends['train']} for training, {ends['validation']} and" in told
+    assert all(p.reference == p.text for p in source.prompts("train"))
+    assert f"has {task.VOCABULARY} tokens: padding, stop, the 10 digits, and the letters" in told
+    assert set(task.CHARACTERS) == {c for c in map(chr, range(128)) if c.isalnum()}
+    (example,) = re.findall(r"digits and letters, such as `(\w+)`", told)
+    assert task.decode(task.encode(example)) == example
+    probability = np.exp(policy.log_probs(policy.initial_weights(0), np.arange(task.VOCABULARY)))
+    (stops,) = re.findall(r"stop token follows with a probability of about (0\.\d)", told)
+    assert round(float(probability[:, task.STOP].mean()), 1) == float(stops)
+    for page in ("environments.md", "judges.md"):
+        assert "(writing_plugins.md#the-toy-policy)" in read(page)
