@@ -13,11 +13,13 @@ import types
 import typing
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from rlax_plugin.scripting.literals import described, literal
 
+_Def = ast.FunctionDef | ast.AsyncFunctionDef
 _ANNOTATIONS = 0x1000000  # the flag of ``from __future__ import annotations``
+_FUTURE = "from __future__ import annotations\n"
 _READ_NAMES = frozenset(("eval", "exec", "globals", "locals", "vars"))
 _HEADER = '"""Rewards that were given to rlax_plugin.train as functions."""\n'
 
@@ -52,18 +54,25 @@ def plain_function(given: Any) -> FunctionType:
     return given
 
 
-def check_code(function: FunctionType, source: str) -> None:
+def check_code(function: FunctionType, *sources: str) -> None:
     """Checks that a source defines exactly this function, as it is now.
 
+    Args:
+      sources: the source in each form in which it may have been compiled: in a cell of a notebook
+        each statement is compiled alone, and a file as a whole, which gives other instructions for
+        names that it imports.
+
     Raises:
-      NoSourceError: the source has another function of the name, or none.
+      NoSourceError: no source has the function, but perhaps another one of the name.
     """
-    flags = function.__code__.co_flags & _ANNOTATIONS
-    whole = compile(source, "<source>", "exec", flags=flags, dont_inherit=True)
-    found = [one for one in whole.co_consts if isinstance(one, CodeType)]
-    if not any(_plain(one) == _plain(function.__code__) for one in found):
-        reason = "is not what its source says now: run the cell, or import the file, again"
-        raise NoSourceError(reason)
+    flags = function.__code__.co_flags & _ANNOTATIONS | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for source in sources:
+        whole = compile(source, "<source>", "exec", flags=flags, dont_inherit=True)
+        found = [one for one in whole.co_consts if isinstance(one, CodeType)]
+        if any(_plain(one) == _plain(function.__code__) for one in found):
+            return
+    reason = "is not what its source says now: run the cell, or import the file, again"
+    raise NoSourceError(reason)
 
 
 def _plain(code: CodeType) -> CodeType:
@@ -91,7 +100,7 @@ class Gatherer:
 
     def text(self) -> str:
         """Returns the module's source, in which each name is defined before it is used."""
-        future = "from __future__ import annotations\n\n" if self._annotations else ""
+        future = f"{_FUTURE}\n" if self._annotations else ""
         imports = "\n".join([*sorted(self._imports), ""]) if self._imports else ""
         return "\n".join([_HEADER, f"{future}{imports}", *self._parts]).rstrip("\n") + "\n"
 
@@ -116,7 +125,8 @@ class Gatherer:
         if function.__code__.co_flags & _ANNOTATIONS != self._annotations:
             raise NoSourceError("has other __future__ imports than the functions before it")
         chains = _chains(node)
-        for used in _used(source, name):
+        future = _FUTURE * bool(self._annotations)  # the names in annotations are not used then
+        for used in _used(f"{future}{source}", name):
             self._use(used, chains.get(used, ()))
         _check_defaults(function, node, self._namespace)
         self._parts.append(f"\n{source}")
@@ -180,27 +190,39 @@ class Gatherer:
             raise NoSourceError(f"{reason} and cannot be written as source: {advice}") from None
 
 
-def _source(function: FunctionType) -> tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+def _source(function: FunctionType) -> tuple[str, _Def]:
     if hasattr(function, "__wrapped__") or vars(function):
         reason = "is decorated, or has attributes: give a plain function, or move it to a .py file"
         raise NoSourceError(reason)
     try:
-        source = textwrap.dedent(inspect.getsource(function))
+        lines, _ = inspect.findsource(function)
     except (OSError, TypeError):
         reason = "has a source that cannot be read: define it in a notebook's cell or in a file"
         raise NoSourceError(reason) from None
+    whole = "".join(lines)
     try:
-        (node,) = ast.parse(source).body
-    except (SyntaxError, ValueError):
-        node = None
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        raise NoSourceError("has a source that is not one def: write it as a function with def")
+        nodes = [one for one in ast.walk(ast.parse(whole)) if _begins(one, function)]
+    except (SyntaxError, ValueError):  # a script that was edited after it had started
+        nodes = []
+    if not nodes:
+        raise NoSourceError("is not what its source says now: run the cell or script again")
+    node = nodes[0]
     if node.decorator_list:
         raise NoSourceError("is decorated: give a plain function, or move it to a .py file")
     if node.type_params:
         raise NoSourceError("has type parameters: give a plain function")
-    check_code(function, source)
-    return source, node
+    source = textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno]))
+    if not source.startswith(("def ", "async ")):
+        raise NoSourceError("shares its line with other code: give it a line of its own")
+    check_code(function, source, whole)
+    return f"{source.rstrip()}\n", node
+
+
+def _begins(node: ast.AST, function: FunctionType) -> TypeGuard[_Def]:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    return node.name == function.__name__ and first == function.__code__.co_firstlineno
 
 
 def _used(source: str, name: str) -> list[str]:
@@ -238,9 +260,7 @@ def _chains(node: ast.AST) -> dict[str, set[tuple[str, ...]]]:
     return found
 
 
-def _check_defaults(
-    function: FunctionType, node: ast.FunctionDef | ast.AsyncFunctionDef, names: dict[str, Any]
-) -> None:
+def _check_defaults(function: FunctionType, node: _Def, names: dict[str, Any]) -> None:
     arguments = node.args
     values = dict(_defaults(function))
     positional = [*arguments.posonlyargs, *arguments.args]
