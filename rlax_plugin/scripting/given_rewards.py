@@ -84,6 +84,9 @@ class _Writer:
             if _FUNCTION not in options:
                 raise ConfigError(key, dict(given), "must have the key name or the key function")
             key, given = f"{key}[{_FUNCTION!r}]", options.pop(_FUNCTION)
+            if isinstance(given, str) and ".py:" not in given:  # of a module, or wrong
+                self._found.entries.append({_FUNCTION: given, **options})
+                return
         elif isinstance(given, str) and ".py:" not in given:
             self._found.entries.append({"name": given})
             return

@@ -32,7 +32,7 @@ class Run:
 
     Args:
       directory: the run's directory, a path or URL.
-      config: what it was started with; None: as the run has recorded it.
+      config: the config that it was started with; None: the one that the run has recorded.
       path: see the attribute ``config``.
       started: its process; None: this process has not started it.
 
@@ -196,7 +196,7 @@ class Run:
           config: other keys of the config, with dotted names.
 
         Returns:
-          What ``rlax eval --json`` prints: ``sets`` has name -> measure -> value and interval.
+          The JSON of ``rlax eval --json``: ``sets`` has name -> measure -> value and interval.
 
         Raises:
           CommandError: the evaluation failed.
@@ -310,8 +310,9 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.progress.line()}>"
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        return self.progress.panel()._repr_mimebundle_(include=(), exclude=(), **options)
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **options: Any) -> Any:
+        panel = self.progress.panel()
+        return panel._repr_mimebundle_(include or (), exclude or (), **options)
 
     def __rich__(self) -> Any:
         return self.progress.panel()

@@ -30,7 +30,7 @@ _KEPT = 400  # rewards of the last steps
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run at one moment.
 
     Attributes:
       name: name of the run.
@@ -137,13 +137,11 @@ def in_notebook() -> bool:
 
 
 def _notebook_display() -> Callable[..., Any] | None:
+    """Returns IPython's function ``display`` in the kernel of a notebook; otherwise None."""
     library = sys.modules.get("IPython")
     shell = library.get_ipython() if library is not None else None
-    if shell is None or not hasattr(shell, "kernel"):
-        return None
-    from IPython.display import display as show  # pyright: ignore[reportMissingImports]
-
-    return show
+    shown = sys.modules.get("IPython.display")
+    return shown.display if hasattr(shell, "kernel") and shown is not None else None
 
 
 class _Notebook:

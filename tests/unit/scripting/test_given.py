@@ -63,6 +63,7 @@ def test_rewards_become_entries_and_files(module: Any, tmp_path: Path) -> None:
             *("numeric", module.length, cell["correct"]),
             {"function": module.plain, "weight": 0.5},
             {"name": "length", "max": 3},
+            {"function": "package.module:name"},
             f"{other}:short",
         ]
     )
@@ -72,6 +73,7 @@ def test_rewards_become_entries_and_files(module: Any, tmp_path: Path) -> None:
         {"function": "rewards.py:correct"},
         {"function": "own_scores.py:plain", "weight": 0.5},
         {"name": "length", "max": 3},
+        {"function": "package.module:name"},
         {"function": "own_scores_2.py:short"},
     ]
     assert found.files["own_scores.py"].decode() == MODULE
