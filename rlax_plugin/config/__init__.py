@@ -5,9 +5,12 @@ class (see ``build``). Importing this module imports neither JAX nor MaxText.
 """
 
 from rlax_plugin.config.base import (
+    FUNCTION,
     INT32_MAX,
     YEAR_S,
     Choice,
+    FunctionChoice,
+    FunctionOptions,
     NonNegativeInt,
     NoOptions,
     PathText,
@@ -23,6 +26,7 @@ from rlax_plugin.config.base import (
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
+from rlax_plugin.config.retention import Retention
 from rlax_plugin.config.rollouts import (
     Batches,
     Curation,
@@ -37,13 +41,13 @@ from rlax_plugin.config.section import (
     SINGLE_TURN,
     Deadlines,
     Network,
-    Retention,
     RlaxSection,
     Weights,
 )
 from rlax_plugin.config.speeds import Assume
 
 __all__ = [
+    "FUNCTION",
     "INT32_MAX",
     "KL",
     "SINGLE_TURN",
@@ -58,6 +62,8 @@ __all__ = [
     "Episodes",
     "Evaluation",
     "EvaluationSet",
+    "FunctionChoice",
+    "FunctionOptions",
     "Guard",
     "Network",
     "NoOptions",

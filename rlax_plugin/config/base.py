@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,10 +14,15 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
+
+from rlax_plugin.config.functions import function_text, named_function
+from rlax_plugin.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
 """Maximum of most integers, which have 32 bits in messages and recorded samples."""
@@ -108,6 +114,11 @@ class Choice(BaseModel):
     name: str
 
     @property
+    def part(self) -> str:
+        """The name under which the part is registered."""
+        return self.name
+
+    @property
     def plain_name(self) -> str:
         """The name without the plug-in's."""
         return plain_name(self.name)
@@ -117,7 +128,80 @@ class Choice(BaseModel):
         return dict(self.model_extra or {})
 
 
-class RewardChoice(Choice):
+FUNCTION = "a function"
+"""The name of the built-in part that calls a function of the user's; no config can write it."""
+
+
+class FunctionOptions(Section):
+    """The keys of a choice that names a function."""
+
+    function: str = Field(
+        description="FILE.py:NAME, a function of a file (relative to the config file), or "
+        "package.module:NAME"
+    )
+    label: str = Field(
+        default="", description="name in metrics and messages; empty: that of the function"
+    )
+
+
+class FunctionChoice(Choice):
+    """A choice that may name a function, ``function: FILE.py:NAME``, in place of a part.
+
+    ``name`` is then the function's name or its ``label``, which metrics and messages use.
+
+    Attributes:
+      function: the function; empty: ``name`` is that of a registered part.
+    """
+
+    function: Annotated[str, AfterValidator(function_text)] = Field(
+        default="",
+        description="in place of name: a function, FILE.py:NAME or package.module:NAME",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_function(cls, value: Any) -> Any:
+        if type(value) is Choice:
+            return {"name": value.name, **value.options}
+        if isinstance(value, Mapping) and "function" in value:
+            return named_function(value)
+        return value
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # What names a part has no function, and what names a function has no name.
+        shown = handler(self)
+        del shown["name" if self.function else "function"]
+        return shown
+
+    @property
+    def part(self) -> str:
+        return FUNCTION if self.function else self.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        own = {"function": self.function} if self.function else {}
+        return {**own, **(self.model_extra or {})}
+
+
+def check_labels(choices: Sequence[FunctionChoice], key: str) -> None:
+    """Checks that metrics can tell the functions of a list from its other parts.
+
+    Raises:
+      ConfigError: a function has the name of another part of the list.
+    """
+    names = Counter(choice.plain_name for choice in choices)
+    for number, choice in reversed(list(enumerate(choices))):
+        if choice.function and names[choice.plain_name] > 1:
+            reason = (
+                f"has the name of another entry of {key}, and metrics could not tell them apart: "
+                f"give it a label, such as {{function: {choice.function}, "
+                f"label: {choice.plain_name}_{number + 1}}}"
+            )
+            raise ConfigError(f"{key}.{number}.function", choice.function, reason)
+
+
+class RewardChoice(FunctionChoice):
     """A reward with its weight; ``weight`` is not an option of the part.
 
     Attributes:
@@ -130,11 +214,6 @@ class RewardChoice(Choice):
         default=1.0,
         description="factor of this reward in the reward of a sample; 0: it is only recorded",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_choice(cls, value: Any) -> Any:
-        return {"name": value.name, **value.options} if type(value) is Choice else value
 
     def __str__(self) -> str:
         return self.name if self.weight == 1 else f"{self.weight:g} * {self.name}"

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
+    FunctionChoice,
     NonNegativeInt,
     PathText,
     PositiveInt,
@@ -257,10 +258,11 @@ class Curation(Section):
         "stage after the other, none of which comes back. After the last one, if it ends, the "
         "weights are those of the data set",
     )
-    filters: tuple[Choice, ...] = Field(
+    filters: tuple[FunctionChoice, ...] = Field(
         default=(),
         description="filters that accept or reject each scored group, in this order; a group is "
-        "used for training only if all of them accept it",
+        "used for training only if all of them accept it. function: FILE.py:NAME, in place of "
+        "name, is a function",
     )
     only: PathText | None = Field(
         default=None,

@@ -9,17 +9,20 @@ from pydantic import Field, field_validator, model_validator
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
+    FunctionChoice,
     PathText,
     PositiveInt,
     Processes,
     RewardChoice,
     Seconds,
     Section,
+    check_labels,
     is_address,
 )
 from rlax_plugin.config.evaluation import Evaluation
 from rlax_plugin.config.network import Network
 from rlax_plugin.config.objective import Objective
+from rlax_plugin.config.retention import Retention
 from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
 from rlax_plugin.config.speeds import Assume
 from rlax_plugin.errors import ConfigError
@@ -129,33 +132,6 @@ class Deadlines(Section):
         return self.heartbeat_s * self.heartbeats_lost
 
 
-class Retention(Section):
-    """Retention of a run's records.
-
-    Records that the two newest checkpoints need are never removed, so a run can always be resumed.
-    """
-
-    samples_steps: PositiveInt | None = Field(
-        default=None,
-        description="number of newest steps whose samples are kept; older ones are removed at the "
-        "next checkpoint. null: all are kept",
-    )
-    samples_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = Field(
-        default=None,
-        description="bytes that all files of samples may have together; at each checkpoint the "
-        "oldest are removed until they fit. null: no limit",
-    )
-    snapshots: bool = Field(
-        default=True,
-        description="true: the run state that was saved with a checkpoint is removed once the "
-        "trainer has removed that checkpoint",
-    )
-
-    @property
-    def keeps_all_samples(self) -> bool:
-        return self.samples_steps is None and self.samples_bytes is None
-
-
 class RlaxSection(Section):
     """The keys directly below ``rlax:``; the sections below it follow."""
 
@@ -181,10 +157,16 @@ class RlaxSection(Section):
     prompt_source: Choice = Field(default=..., description="prompt dataset to train on")
     rewards: tuple[RewardChoice, ...] = Field(
         default=...,
-        description="rewards that score every completion. Beside its options, each has a weight, "
+        description="rewards that score every completion. function: FILE.py:NAME, in place of "
+        "name, is a function. Beside its options, each has a weight, "
         "a number (1 unless given): the reward of a sample is the sum of weight * value. A reward "
         "with weight 0 is only recorded. The list may be empty if an environment of several turns "
         "gives the rewards",
+    )
+    functions: dict[str, str] = Field(
+        default_factory=dict,
+        description="SHA-256 of the files whose functions are rewards or filters, as the config "
+        "names them; rlax train writes it into the config that a run keeps",
     )
     reward_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1e6,
@@ -291,6 +273,23 @@ class RlaxSection(Section):
         if not self.rewards and not self.several_turns:
             reason = f"must name at least one reward: {SINGLE_TURN} gives none"
             raise ConfigError("rlax.rewards", [], reason)
+        return self
+
+    @property
+    def function_lists(self) -> dict[str, tuple[FunctionChoice, ...]]:
+        """Key -> the choices of each list that may name functions."""
+        sets = self.evaluation.sets.items()
+        of_sets = {f"rlax.evaluation.sets.{name}.rewards": one.rewards for name, one in sets}
+        return {
+            "rlax.rewards": self.rewards,
+            "rlax.curation.filters": self.curation.filters,
+            **of_sets,
+        }
+
+    @model_validator(mode="after")
+    def _functions_have_names(self) -> RlaxSection:
+        for key, choices in self.function_lists.items():
+            check_labels(choices, key)
         return self
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rlax_plugin.config import Choice, RewardChoice
+from rlax_plugin.config import Choice, FunctionChoice, RewardChoice
 from rlax_plugin.errors import ConfigError, UnknownKeyError
 
 _MUST = {
@@ -24,7 +24,7 @@ _MUST = {
     "finite_number": "must be a finite number",
 }
 _TYPES = {"bool", "int", "float", "str"}  # as pydantic adds them to the place of a value
-_CHOICES = {Choice.__name__, RewardChoice.__name__}
+_CHOICES = {one.__name__ for one in (Choice, FunctionChoice, RewardChoice)}
 _TOLD = 5  # problems; one mistake may be the cause of many
 
 
@@ -106,7 +106,7 @@ def _explain(problem: Mapping[str, Any], model: type[BaseModel], key: str) -> Co
         reason = str(problem["ctx"]["error"])
     else:
         reason = _MUST.get(kind) or re.sub(r"^\w+ should", "must", problem["msg"])
-    if field is not None:
+    if field is not None and not (kind == "value_error" and isinstance(location[-1], int)):
         reason += _about(field)
     return ConfigError(dotted, value, reason)
 

@@ -1,0 +1,109 @@
+"""Names of functions in a config: ``rewards.py:correct`` and ``package.module:correct``.
+
+``parse_function`` is the only reader of such a name. It looks at no file; ``FunctionName.path``
+says where the file lies, relative to the directory of the config.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_EXAMPLE = "write FILE.py:NAME, such as rewards.py:correct, or package.module:NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    """The parsed value of a key ``function``.
+
+    Attributes:
+      file: the file, as the config names it; empty for a function of a module.
+      module: the module; empty for a function of a file.
+      name: name of the function.
+    """
+
+    file: str
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file or self.module}:{self.name}"
+
+    @property
+    def copy(self) -> str:
+        """The file's path inside the folder of a run's copies; two files never share one."""
+        path = PurePosixPath(self.file)
+        if path.name == self.file:
+            return self.file
+        folder = hashlib.sha256(self.file.encode()).hexdigest()[:8]
+        return f"{folder}/{path.name}"
+
+    def path(self, directory: Path) -> Path:
+        """Returns the file's path; a relative one is relative to ``directory``."""
+        return directory.absolute() / self.file
+
+
+def parse_function(text: object) -> FunctionName:
+    """Parses the value of a key ``function``.
+
+    Raises:
+      ValueError: it is neither ``FILE.py:NAME`` nor ``package.module:NAME``; says what is right.
+    """
+    if not isinstance(text, str) or not text.isprintable():
+        raise ValueError(f"must be text: {_EXAMPLE}")
+    place, colon, name = text.rpartition(":")
+    if not colon or not place:
+        raise ValueError(f"must name a file and a function: {_EXAMPLE}")
+    if "(" in name or "lambda" in name:
+        raise ValueError(f"must name a function that a file defines with def: {_EXAMPLE}")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"{name!r} cannot be the name of a function: {_EXAMPLE}")
+    if "://" in place:
+        raise ValueError(f"must be a file on this machine: {_EXAMPLE}")
+    if place.startswith("~"):
+        raise ValueError("must be a path: ~ is not expanded here")
+    if place.endswith(".py"):
+        if PurePosixPath(place).name == ".py":
+            raise ValueError(f"must be a file with a name: {_EXAMPLE}")
+        return FunctionName(place, "", name)
+    if "/" in place or place.startswith("."):
+        raise ValueError(f"must be a file that ends in .py: {_EXAMPLE}")
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in place.split(".")):
+        raise ValueError(f"{place!r} is neither a file that ends in .py nor a module: {_EXAMPLE}")
+    return FunctionName("", place, name)
+
+
+def function_files(functions: Iterable[str], directory: Path) -> dict[str, str]:
+    """Returns file as the config names it -> absolute path, for functions that files define."""
+    names = map(parse_function, functions)
+    return {name.file: str(name.path(directory)) for name in names if name.file}
+
+
+def function_text(text: str) -> str:
+    """Returns the value of a key ``function``, which may be empty; raises as ``parse_function``."""
+    if text:
+        parse_function(text)
+    return text
+
+
+def named_function(value: Mapping[str, object]) -> dict[str, object]:
+    """Returns a choice with ``function`` with the name that metrics and messages use.
+
+    It is the function's name, or the choice's ``label``.
+
+    Raises:
+      ValueError: it has a ``name`` as well, or a wrong label.
+    """
+    if "name" in value:
+        reason = "is chosen by a name and by a function: leave one of name and function out"
+        raise ValueError(f"{reason}. To give a function another name in metrics, use label")
+    if not value["function"]:
+        raise ValueError(f"names no function: {_EXAMPLE}")
+    label = value.get("label", str(value["function"]).rpartition(":")[2])
+    if "label" in value and not (isinstance(label, str) and label.isidentifier()):
+        reason = "must be letters, digits and _, as it is part of the names of metrics"
+        raise ValueError(f"has the label {label!r}, which {reason}")
+    return {"name": label, **value}
