@@ -72,6 +72,11 @@ class Mixture(TextSource):
                 if its != theirs:
                     reason = f"must be the same as that of {first_name}: {theirs!r}"
                     raise ConfigError(f"{_KEY}.sources.{name}.{option}", its, reason)
+            if source.tokenizer.directory != first.tokenizer.directory:
+                reason = f"must be the same as that of {first_name}: {first.config.tokenizer!r}"
+                raise ConfigError(
+                    f"{_KEY}.sources.{name}.tokenizer", source.config.tokenizer, reason
+                )
         super().__init__(
             first.tokenizer,
             chat=first.chat,

@@ -165,9 +165,10 @@ def _says_of_start(warm: WarmStart) -> dict[str, str]:
         return {}
     if warm.directory:
         return {"warm start": f"the finished one in {warm.directory}"}
+    below = "" if warm.required else "; RL starts also below it"
     return {
         "warm start": f"supervised, at most {warm.steps:,} steps, until pass@1 on held-out "
-        f"problems is {warm.pass_at_1_from:g}"
+        f"problems is {warm.pass_at_1_from:g}{below}"
     }
 
 

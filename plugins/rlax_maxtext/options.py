@@ -33,7 +33,7 @@ class WarmStart(Section):
     steps: PositiveInt = Field(
         default=2000,
         description="largest number of supervised steps; the run stops with an error if pass@1 is "
-        "still below pass_at_1_from then",
+        "still below pass_at_1_from then, see required",
     )
     batch_rows: PositiveInt = Field(
         default=256, description="number of examples per supervised step"
@@ -47,6 +47,11 @@ class WarmStart(Section):
     pass_at_1_to: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.35, description="it is an error if pass@1 is above this when training stops"
     )
+    required: bool = Field(
+        default=True,
+        description="false: RL starts after steps supervised steps also if pass@1 is still below "
+        "pass_at_1_from",
+    )
     check_every: PositiveInt = Field(
         default=5,
         description="number of supervised steps between two measurements of pass@1; near the goal "
@@ -54,6 +59,11 @@ class WarmStart(Section):
     )
     train_problems: NonNegativeInt = Field(
         default=0, description="use only this number of training problems, the first ones; 0: all"
+    )
+    train_every: PositiveInt = Field(
+        default=1,
+        description="2: use only every second of these training problems, so that others are new "
+        "to RL; 1: all",
     )
     problems: PositiveInt = Field(
         default=512, description="number of validation problems on which pass@1 is measured"

@@ -67,6 +67,24 @@ def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dic
     return arrays
 
 
+def answered(source: AnsweredPrompts, prompts: Sequence[Prompt], most: int) -> list[Prompt]:
+    """The prompts that have an answer, of at most ``most`` tokens in each turn.
+
+    Raises:
+      ConfigError: none of them has one.
+    """
+    found = []
+    for prompt in prompts:
+        lengths = [len(answer) for _, answer in _answer_turns(source, prompt)]
+        empty = not prompt.reference and max(lengths) <= 1  # the end token alone
+        if not empty and max(lengths) <= most:
+            found.append(prompt)
+    if not found:
+        reason = f"must be false: no prompt has an answer of at most max_new_tokens = {most} tokens"
+        raise ConfigError("rlax.trainer.warm_start.enabled", True, reason)
+    return found
+
+
 def _answer_turns(source: AnsweredPrompts, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each turn of the correct answer the input before it, the prompt first, and the answer."""
     if not isinstance(source, AnsweredTurns):
@@ -179,7 +197,8 @@ def warm_start(
 
     Raises:
       ConfigError: the config cannot work; there is no finished warm start in ``directory``.
-      TrainingError: pass@1 jumped over the window, or the steps ran out below it.
+      TrainingError: pass@1 jumped over the window, or the steps ran out below it and
+        ``rlax.trainer.warm_start.required`` is true.
     """
     own = f"{rl_config.base_output_directory}/{rl_config.run_name}/{_FOLDER}"
     files = RunFiles(warm.directory or own)
@@ -190,9 +209,11 @@ def warm_start(
             "rlax.trainer.warm_start.directory", warm.directory, "no warm start has ended there"
         )
     config = _configure(given, rl_config, warm)
+    most = config.rlax.rollouts.max_new_tokens
     shown = source.prompts("train")[: warm.train_problems or None]
+    shown = answered(source, [shown[n] for n in range(0, len(shown), warm.train_every)], most)
     examples = rows(source, shown, config.max_target_length)
-    held_out = source.prompts("validation")[: warm.problems]
+    held_out = answered(source, source.prompts("validation")[: warm.problems], most)
     pass_at_1 = PassAt1(
         rows(source, held_out, config.max_target_length),
         config.rlax.rollouts.temperature,
@@ -215,7 +236,8 @@ def warm_start(
         del metrics
         # It climbs from a half to the whole of the goal within a few steps.
         near = latest >= warm.pass_at_1_from / 2
-        if not near and loop.completed % warm.check_every:
+        last = loop.completed == warm.steps and not warm.required
+        if not near and loop.completed % warm.check_every and not last:
             return
         latest = pass_at_1(loop)
         on_progress(loop.completed, latest)
@@ -225,7 +247,7 @@ def warm_start(
                 f"rlax.trainer.warm_start.pass_at_1_to = {warm.pass_at_1_to}: lower its "
                 "learning_rate or check_every"
             )
-        if latest < warm.pass_at_1_from:
+        if latest < warm.pass_at_1_from and not last:
             return
         # Counts with the checkpoint only.
         record = {"step": loop.completed, "pass_at_1": latest, "problems": warm.problems}

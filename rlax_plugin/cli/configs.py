@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,66 +20,35 @@ from rlax_plugin.cli.common import (
     command,
     exit_status,
 )
+from rlax_plugin.commands.answers import declared
 from rlax_plugin.text.command_lines import pasteable
 
 
+def _with_answers(function: Callable[..., None]) -> Callable[..., None]:
+    """Puts an option for each of ``Answers`` in the place of ``**given``."""
+    options = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                one.type | None, typer.Option(min=1 if one.type is int else None, help=one.text)
+            ],
+        )
+        for one in declared()
+    ]
+    file, *switches, _ = inspect.signature(function, eval_str=True).parameters.values()
+    function.__signature__ = inspect.Signature([file, *options, *switches])  # pyright: ignore
+    return function
+
+
 @command(CONFIGURE, "rlax init run.yml --preset dapo --steps 100 --yes")
+@_with_answers
 def init(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="config to write; default: run.yml")
     ] = None,
     *,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="task: arithmetic, number_tasks for a converted model, or a plug-in with a "
-            "prompt source and a reward"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="model: tiny, a model of MaxText, such as llama3.1-8b, or a directory that "
-            "rlax convert has written"
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="data to train on in place of a task: files .jsonl or .parquet (path, pattern or "
-            "URL), or a directory that datasets has saved"
-        ),
-    ] = None,
-    reward: Annotated[
-        str | None,
-        typer.Option(
-            help="reward for this data, such as numeric, exact_match or math_verify; default: "
-            "numeric if the references are numbers, else exact_match"
-        ),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="preset of the objective; rlax objective lists them")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="number of RL steps")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="number of rollout worker processes")
-    ] = None,
-    group_size: Annotated[
-        int | None, typer.Option(min=1, help="number of samples per prompt")
-    ] = None,
-    groups_per_step: Annotated[
-        int | None, typer.Option(min=1, help="number of prompts per step")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="maximum length of a completion, in tokens")
-    ] = None,
-    staleness: Annotated[
-        int | None,
-        typer.Option(min=1, help="maximum staleness of a sample, in weight versions; 1: on-policy"),
-    ] = None,
-    output_directory: Annotated[
-        str | None, typer.Option(help="directory for runs: a path or a URL such as gs://...")
-    ] = None,
     yes: Annotated[
         bool,
         typer.Option(
@@ -85,30 +56,18 @@ def init(
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace FILE if it exists")] = False,
+    **given: Any,
 ) -> None:
     """Writes a commented config as a starting point.
 
     Without options, it asks questions if it runs on a terminal. Options that are not given have
     defaults for a run like configs/demo.yml, in which a tiny model learns sums on two CPU cores.
+    With --data, such a model learns to answer your own questions.
     The file explains every key it sets; rlax config lists all other keys and their defaults.
     """
     with exit_status():
         from rlax_plugin.commands import init
 
-        given = {
-            "task": task,
-            "model": model,
-            "data": data,
-            "reward": reward,
-            "preset": preset,
-            "steps": steps,
-            "workers": workers,
-            "group_size": group_size,
-            "groups_per_step": groups_per_step,
-            "max_new_tokens": max_new_tokens,
-            "staleness": staleness,
-            "output_directory": output_directory,
-        }
         answers: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         path = file or Path("run.yml")
         init.check_target(path, force)
@@ -117,9 +76,10 @@ def init(
                 answers[question.name] = typer.prompt(
                     question.text, default=question.default, type=type(question.default)
                 )
-        init.write(path, answers)
+        notes = init.write(path, answers)
         commands = (pasteable("rlax", what, str(path)) for what in ("check", "train"))
-        typer.echo("\n  ".join((f"wrote {path}\n", *commands)))
+        typer.echo("\n  ".join((f"wrote {path}", *notes)))
+        typer.echo("\n  ".join(("", *commands)))
 
 
 @command(CONFIGURE, "rlax check configs/demo.yml rlax.staleness.max_staleness=2")

@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from pydantic import Field
 
 from rlax_plugin.build import Registry, registry_for, registry_of
 from rlax_plugin.commands import converted, own_data
+from rlax_plugin.commands.answers import TINY as _TINY
+from rlax_plugin.commands.answers import Answers, declared
 from rlax_plugin.commands.commented_yaml import CommentedYaml, in_yaml
 from rlax_plugin.commands.converted import ConvertedModel
-from rlax_plugin.config import Choice, PositiveInt, RewardChoice, RlaxSection, Section
+from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, maxtext_configs
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
+from rlax_plugin.tokens import byte_level
 
-_TINY = "tiny"
 _MOST_SLOTS = 256
 _LOGITS = 2**28  # bytes, of one micro-batch
 # What lets any preset train on samples of older weights.
@@ -34,43 +35,6 @@ _CORRECTED = {
     "old_policy": "proximal",
     "corrections": [{"name": "truncated_importance_sampling"}],
 }
-
-
-class Answers(Section):
-    """The choices from which a config is written; defaults of null depend on task and model."""
-
-    model: str = Field(
-        _TINY,
-        description="model: tiny, one of MaxText's, such as llama3.1-8b, or a directory that "
-        "rlax convert has written",
-    )
-    task: str = Field(
-        "",
-        description="task: arithmetic, number_tasks for a converted model, or a plug-in with a "
-        "prompt source and a reward",
-    )
-    data: str = Field(
-        "",
-        description="data to train on in place of a task: files .jsonl or .parquet, or a directory "
-        "that datasets has saved; empty: none",
-    )
-    reward: str = Field(
-        "",
-        description="reward for this data; empty: numeric if the references are numbers, else "
-        "exact_match",
-    )
-    preset: str = Field("dapo", description="preset of the objective")
-    steps: PositiveInt = Field(320, description="number of RL steps")
-    workers: PositiveInt = Field(2, description="number of rollout workers")
-    staleness: PositiveInt = Field(
-        1, description="maximum staleness of a sample, in weight versions (1: on-policy)"
-    )
-    output_directory: str = Field("runs", description="directory for runs")
-    group_size: PositiveInt = Field(8, description="number of samples per prompt")
-    groups_per_step: PositiveInt | None = Field(None, description="number of prompts per step")
-    max_new_tokens: PositiveInt | None = Field(
-        None, description="maximum length of a completion, in tokens"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +53,7 @@ class _Task:
     Attributes:
       plugin: plug-in to name in ``rlax.plugins``; empty for a built-in one.
       trainer: options of the trainer for a tiny, untrained model.
+      notes: sentences for the user.
     """
 
     plugin: str
@@ -99,6 +64,7 @@ class _Task:
     vocab_size: int
     evaluation: Mapping[str, Any]
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 _ARITHMETIC = _Task(
@@ -132,15 +98,20 @@ def questions(answers: Mapping[str, Any]) -> Iterator[Question]:
     Args:
       answers: answers to the questions so far.
     """
-    for name, one in Answers.model_fields.items():
-        if name == "task":
-            yield Question(name, one.description or name, _usual_task(str(answers["model"])))
-        elif name == "data" and not converted.is_directory(str(answers["model"])):
-            continue  # only a converted model has a tokenizer
-        elif name == "reward" and not answers.get("data"):
+    for one in declared():
+        if one.name == "task":
+            yield Question(one.name, one.text, _usual_task(str(answers["model"])))
+        elif (one.name == "data" and not _can_read(str(answers["model"]))) or (
+            one.name == "reward" and not answers.get("data")
+        ):
             continue
         elif one.default is not None:
-            yield Question(name, one.description or name, one.default)
+            yield Question(one.name, one.text, one.default)
+
+
+def _can_read(model: str) -> bool:
+    """True if the model has a tokenizer: a converted one has, and the built-in one reads bytes."""
+    return model == _TINY or converted.is_directory(model)
 
 
 def _usual_task(model: str) -> str:
@@ -159,27 +130,31 @@ def check_target(path: Path, force: bool) -> None:
         raise ConfigError("FILE", str(path), "exists: choose another name, or --force replaces it")
 
 
-def write(path: Path, given: Mapping[str, Any]) -> None:
+def write(path: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Writes a config after checking it.
 
     Args:
       path: path of the file; its name becomes ``run_name``.
       given: fields of ``Answers``.
 
+    Returns:
+      Sentences for the user on what was chosen, and why.
+
     Raises:
       ConfigError: an answer is wrong, or the answers contradict each other.
       PluginError: the task's plug-in cannot be loaded.
     """
-    text = config_text(path.stem, validate(Answers, given, "rlax init"))
+    text, notes = config_text(path, Answers(**given))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError("FILE", str(path), f"cannot be written: {error.strerror}") from None
+    return notes
 
 
-def config_text(run_name: str, answers: Answers) -> str:
-    """Returns the commented config.
+def config_text(path: Path, answers: Answers) -> tuple[str, tuple[str, ...]]:
+    """Returns the commented config of a file, and sentences for the user.
 
     Raises:
       ConfigError, PluginError: see ``write``.
@@ -189,7 +164,7 @@ def config_text(run_name: str, answers: Answers) -> str:
     if not tiny and model is None:
         _check_model(answers.model)
     task = _task(answers, model)
-    values = _values(answers, task, tiny)
+    values = _values(answers, task, tiny, path.parent)
     section = validate(RlaxSection, values, "rlax")
     registry = registry_for(section)
     registry.validate(section)
@@ -210,8 +185,8 @@ def config_text(run_name: str, answers: Answers) -> str:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    return template.render(
-        run_name=in_yaml(run_name),
+    text = template.render(
+        run_name=in_yaml(path.stem),
         output_directory=in_yaml(answers.output_directory),
         steps=answers.steps,
         model=answers.model,
@@ -227,6 +202,7 @@ def config_text(run_name: str, answers: Answers) -> str:
         checkpoint_period=min(50, answers.steps),
         rlax="\n".join(["rlax:", *writer.lines(values, RlaxSection, "rlax")]),
     )
+    return text, task.notes
 
 
 def _micro_batches(section: RlaxSection, vocab_size: int) -> int:
@@ -287,19 +263,25 @@ def _of_data(answers: Answers, model: ConvertedModel | None) -> _Task:
     """
     if answers.task not in ("", _usual_task(answers.model)):
         raise ConfigError("--task", answers.task, "must not be given together with --data")
-    if model is None:
-        reason = "needs a tokenizer: give --model with a directory that rlax convert has written"
+    if not _can_read(answers.model):
+        reason = (
+            "needs a tokenizer: give --model with a directory that rlax convert has written, or "
+            "leave --model out for the built-in model, which reads bytes"
+        )
         raise ConfigError("--data", answers.data, reason)
-    found = own_data.read(answers.data, answers.reward, model.keys)
+    keys = model.keys if model else {}
+    found = own_data.read(answers.data, answers.reward, keys, built_in=model is None)
     problems = min(_PROBLEMS, found.test_prompts)
     return _Task(
         "",
         found.prompt_source,
         found.reward,
         max_prompt_tokens=found.max_prompt_tokens,
-        max_new_tokens=_NEW_TOKENS,
-        vocab_size=model.keys["vocab_size"],
+        max_new_tokens=found.max_new_tokens or _NEW_TOKENS,
+        vocab_size=keys.get("vocab_size", byte_level.SIZE),
         evaluation=_ASKED | {"split": "test", "problems": problems} if problems else _NOTHING,
+        trainer={"warm_start": found.warm_start} if found.warm_start else {},
+        notes=found.notes,
     )
 
 
@@ -365,8 +347,17 @@ def _only(registry: Registry, kind: str, plugin: str) -> str:
     return names[0]
 
 
-def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
-    """Returns the section ``rlax:`` as a config has it."""
+def _reward(named: str, directory: Path) -> dict[str, Any]:
+    """Returns an entry of ``rlax.rewards``; a file is named relative to the config's directory."""
+    file, _, name = named.rpartition(":")
+    if not file.endswith(".py"):
+        return {"name": named}
+    path = Path(file).resolve().relative_to(directory.resolve(), walk_up=True)
+    return {"function": f"{path}:{name}"}
+
+
+def _values(answers: Answers, task: _Task, tiny: bool, directory: Path) -> dict[str, Any]:
+    """Returns the section ``rlax:`` as a config in ``directory`` has it."""
     groups = answers.groups_per_step or (64 if tiny else 16)
     samples = groups * answers.group_size
     filters = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
@@ -374,7 +365,7 @@ def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
         **({"plugins": [task.plugin]} if task.plugin else {}),
         "seed": 0,
         "prompt_source": dict(task.prompt_source),
-        "rewards": [{"name": task.reward}],
+        "rewards": [_reward(task.reward, directory)],
         "rollouts": {
             "engine": {"name": "jetstream"},
             "group_size": answers.group_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,10 @@ from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.tokens.byte_level import BYTES
+from rlax_plugin.types import Prompt
 
 _FILES = {
     "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".jsonl.zst"),
@@ -24,12 +27,18 @@ _FILES = {
 }
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # of ``datasets``
 _LONGEST = 1 << 20  # tokens: nothing is left out while the data is looked at
-_KEPT = 0.99  # share of the prompts that must fit
-_MULTIPLE = 8  # of max_prompt_tokens
-_LOOKED_AT = 1000  # references
-_HELD_OUT, _OF_FEW = 0.05, 0.2  # share of the questions; where there are few
-_FEW = 2000
+_KEPT = 0.99  # share of the prompts, and of the answers, that must fit
+_MULTIPLE = 8  # of max_prompt_tokens and max_new_tokens
+_LOOKED_AT = 5000  # references
+_FEW, _VERY_FEW = 2000, 10  # questions
 _NUMBER = re.compile(r"\s*[-+]?[0-9][0-9,]*(\.[0-9]+)?\s*")
+
+# Of the built-in model, which reads bytes.
+_MOST_PROMPT, _MOST_ANSWER = 1024, 256  # tokens
+_NO_ANSWER = 64  # tokens of a completion if nothing is known about it
+_MOST_ANSWERED = 20_000  # prompts of the warm start, which are held in memory
+_WARM_ROWS, _WARM_STEPS = 128, 1000
+_EVERY = 2  # of the training prompts; the others are new to RL, also if these are learned by heart
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +46,131 @@ class OwnData:
     """A prompt source for the user's own data, as a config has it.
 
     Attributes:
-      reward: name of a reward that suits the references.
+      reward: name of a reward that suits the references; or that, or the function, given.
       max_prompt_tokens: maximum length; longer prompts are left out.
+      max_new_tokens: length that the answers need; None if the model is not the built-in one.
       test_prompts: number of held-out questions.
+      warm_start: options of the trainer's warm start; empty: there is none.
+      notes: sentences for the user.
     """
 
     prompt_source: Mapping[str, Any]
     reward: str
     max_prompt_tokens: int
+    max_new_tokens: int | None
     test_prompts: int
+    warm_start: Mapping[str, Any]
+    notes: tuple[str, ...]
 
 
-def read(data: str, reward: str, maxtext: Mapping[str, Any]) -> OwnData:
+def read(data: str, reward: str, maxtext: Mapping[str, Any], built_in: bool) -> OwnData:
     """Reads all of the data, as training will.
 
     Args:
       data: files as the prompt source ``jsonl`` or ``parquet`` takes them, or a directory that
         ``datasets`` has saved.
-      reward: name of a reward; empty: ``numeric`` if the references are numbers, otherwise
-        ``exact_match``.
+      reward: name of a reward, or a function; empty: ``numeric`` if the references are numbers,
+        otherwise ``exact_match``.
       maxtext: the config's keys of the model.
+      built_in: True for the built-in model, which reads bytes and learns from the answers first.
 
     Raises:
       ConfigError: the data cannot be used, or has neither references nor a reward.
       RlaxError: the data cannot be prepared.
     """
-    source = _source(data)
-    share = _HELD_OUT
-    kept, test = _tables(source | {"held_out": {"test": share}}, maxtext)
-    if len(kept) < _FEW:
-        share = _OF_FEW
-        kept, test = _tables(source | {"held_out": {"test": share}}, maxtext)
-    longest = int(np.quantile(kept.lengths, _KEPT, method="higher"))
-    return OwnData(
-        source | {"held_out": {"test": share}},
-        reward or _reward(kept, data),
-        max_prompt_tokens=-(-longest // _MULTIPLE) * _MULTIPLE,
-        test_prompts=len(test),
+    source = _source(data) | ({"tokenizer": BYTES} if built_in else {})
+    shares = _shares(_FEW, built_in)
+    tables = _tables(source, shares, maxtext)
+    right = _shares(sum(map(len, tables.values())), built_in)
+    if right != shares:
+        tables = _tables(source, right, maxtext)
+    source |= {"held_out": right} if right else {}
+    kept, test = tables["train"], len(tables.get("test", ()))
+    notes: list[str] = []
+    if not reward:
+        reward = _reward(kept, data)
+        are = "numbers" if reward == "numeric" else "texts"
+        notes.append(f"reward: {reward}, because the references of the data are {are}")
+    longest = _fitting(kept.lengths)
+    if not built_in:
+        return OwnData(source, reward, longest, None, test, {}, tuple(notes))
+    new, warm = _answers(kept, len(tables.get("validation", ())), notes)
+    longest = _prompts(data, kept, longest, notes)
+    held_out = ", ".join(f"{len(tables[name])} {name}" for name in right) or "none"
+    notes.insert(0, f"prompts: {len(kept)} to train on; held out: {held_out}")
+    return OwnData(source, reward, longest, new, test, warm, tuple(notes))
+
+
+def _shares(questions: int, built_in: bool) -> dict[str, float]:
+    """Returns the shares of held-out questions; the warm start needs a split of its own."""
+    if questions < _VERY_FEW:
+        return {}
+    few = questions < _FEW
+    return ({"validation": 0.1 if few else 0.05} if built_in else {}) | {
+        "test": 0.2 if few else 0.05
+    }
+
+
+def _fitting(lengths: Sequence[int] | np.ndarray) -> int:
+    """Returns a length that suffices for nearly all."""
+    longest = int(np.quantile(lengths, _KEPT, method="higher"))
+    return -(-longest // _MULTIPLE) * _MULTIPLE
+
+
+def _prompts(data: str, kept: PromptTable, longest: int, notes: list[str]) -> int:
+    """Returns the maximum length of a prompt of the built-in model."""
+    if longest <= _MOST_PROMPT:
+        return longest
+    left_out = int(np.sum(kept.lengths > _MOST_PROMPT))
+    if left_out == len(kept):
+        reason = (
+            f"has only questions of more than {_MOST_PROMPT:,} bytes, which are too long for the "
+            "built-in model: give --model with a directory that rlax convert has written"
+        )
+        raise ConfigError("--data", data, reason)
+    notes.append(
+        f"warning: {left_out} of {len(kept)} questions have more than {_MOST_PROMPT:,} bytes and "
+        "are left out, because they are too long for the built-in model"
     )
+    return _MOST_PROMPT
+
+
+def _answers(kept: PromptTable, held_out: int, notes: list[str]) -> tuple[int, Mapping[str, Any]]:
+    """Returns ``max_new_tokens`` of the built-in model, and the options of its warm start."""
+    seen: Sequence[Prompt] = kept[:_LOOKED_AT]
+    lengths = [1 + len(prompt.reference.encode()) for prompt in seen if prompt.reference]
+    new = _fitting(lengths) if lengths else _NO_ANSWER
+    if new > _MOST_ANSWER:
+        longer = sum(length > _MOST_ANSWER for length in lengths)
+        notes.append(
+            f"warning: {longer} of {len(lengths)} answers have {_MOST_ANSWER} bytes or more, up to "
+            f"{max(lengths) - 1:,}: a model of this size, which writes byte by byte, does not "
+            "learn such answers. Completions end after max_new_tokens = "
+            f"{_MOST_ANSWER}; use --model with a model that rlax convert has written"
+        )
+        new = _MOST_ANSWER
+    usable = sum(length <= new for length in lengths)
+    if usable < 2 * _EVERY or not held_out:
+        notes.append(
+            f"warning: {usable} training prompts have an answer to learn from, and {held_out} are "
+            "held out for validation, so there is no supervised warm start, and a model with "
+            "random weights is unlikely to find an answer that is rewarded"
+        )
+        return new, {}
+    count = round(min(len(kept), _MOST_ANSWERED) * usable / len(seen) / _EVERY)
+    notes.append(
+        f"warm start: supervised, on the answers of about {count} training prompts, half of them, "
+        "never on held-out ones"
+    )
+    return new, {
+        "enabled": True,
+        "required": False,
+        "steps": _WARM_STEPS,
+        "batch_rows": min(_WARM_ROWS, 1 << (max(1, usable // (2 * _EVERY)).bit_length() - 1)),
+        "train_every": _EVERY,
+        "train_problems": _MOST_ANSWERED if len(kept) > _MOST_ANSWERED else 0,
+        "pass_at_1_to": 1.0,
+    }
 
 
 def _source(data: str) -> dict[str, Any]:
@@ -90,23 +186,25 @@ def _source(data: str) -> dict[str, Any]:
 
 
 def _tables(
-    source: Mapping[str, Any], maxtext: Mapping[str, Any]
-) -> tuple[PromptTable, PromptTable | tuple[()]]:
-    """Returns the training prompts and the held-out prompts."""
+    source: Mapping[str, Any], shares: Mapping[str, float], maxtext: Mapping[str, Any]
+) -> dict[str, PromptTable]:
+    """Returns the prompts of all splits; only ``train`` has at least one."""
+    held_out = {"held_out": dict(shares)} if shares else {}
     section = RlaxSection(
-        prompt_source=Choice.model_validate(source),
+        prompt_source=Choice.model_validate({**source, **held_out}),
         rewards=(RewardChoice(name="exact_match"),),
     )
     rollouts = section.rollouts.model_copy(update={"max_prompt_tokens": _LONGEST})
     section = section.model_copy(update={"rollouts": rollouts})
     context = BuildContext.outside_run(section, ResolvedConfig(section, maxtext))
     choice = section.prompt_source
-    built = registry_of(()).part("prompt_source", choice, "rlax.prompt_source", context)
-    kept = built.prompts("train")
-    try:
-        return kept, built.prompts("test")
-    except ConfigError:  # so few questions that none is held out
-        return kept, ()
+    built: DatasetSource = registry_of(()).part(
+        "prompt_source", choice, "rlax.prompt_source", context
+    )
+    tables = built.prepare(built)
+    if not any(map(len, tables.values())):
+        built.prompts("train")  # says why there are none
+    return tables
 
 
 def _reward(prompts: PromptTable, data: str) -> str:

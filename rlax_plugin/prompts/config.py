@@ -72,6 +72,12 @@ class DatasetConfig(Section):
         "false: the policy continues the text of the question. null: true if the tokenizer has "
         "a chat template",
     )
+    tokenizer: str = Field(
+        default="",
+        description="tokenizer of the prompts: bytes, in which each byte is a token and which "
+        "needs no files, for a model that starts from random weights; or a directory. Empty: that "
+        "of the model, MaxText's key tokenizer_path",
+    )
     system: str = Field(
         default="", description="system message before the question in a chat; empty: none"
     )

@@ -87,7 +87,7 @@ class DatasetSource(TextSource):
             raise ConfigError(f"{KEY}.max_tokens", config.max_tokens, reason)
         return cls(
             config,
-            model_tokenizer(context, config.template_arguments),
+            model_tokenizer(context, config.template_arguments, config.tokenizer),
             max_tokens=limit,
             deadline_s=section.deadlines.prompts_s,
             progress=context.progress,

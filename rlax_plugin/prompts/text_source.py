@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.tokens.byte_level import BYTES, DIRECTORY
 from rlax_plugin.tokens.chat import Message
 from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
 from rlax_plugin.tokens.stopping import end_of
@@ -158,23 +159,26 @@ def prompt_id(
 
 
 def model_tokenizer(
-    context: BuildContext, template_arguments: Mapping[str, Any] = EMPTY
+    context: BuildContext, template_arguments: Mapping[str, Any] = EMPTY, name: str = ""
 ) -> Tokenizer:
     """Returns the tokenizer of the run's model: MaxText's key ``tokenizer_path``.
 
     Args:
       context: the run.
       template_arguments: see ``Tokenizer.load``.
+      name: ``bytes``, or a directory, to use another one; see ``DatasetConfig.tokenizer``.
 
     Raises:
       ConfigError: the config names no tokenizer, or one that is not of Hugging Face.
     """
     key = "tokenizer_path"
     kind, path = context.maxtext.get("tokenizer_type"), context.maxtext.get(key)
-    if not path:
+    if name:
+        key, path = "rlax.prompt_source.tokenizer", DIRECTORY if name == BYTES else name
+    elif not path:
         reason = "must be the directory of the model's tokenizer, which this prompt source needs"
         raise ConfigError(key, path, reason)
-    if kind != "huggingface":
+    elif kind != "huggingface":
         raise ConfigError("tokenizer_type", kind, "must be huggingface for this prompt source")
     limits = DEFAULT_LIMITS
     if context.section is not None:  # else this is a test of a source

@@ -1,7 +1,10 @@
 """The supervised warm start: its rows, its window of pass@1, and the run that starts from it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from data_sets import jsonl, prepare_here, write_lines
 from rlax_maxtext import supervised
 from rlax_maxtext.options import TrainerOptions
 from tiny_loop import LENGTH, TINY, batch, policy_gradient
@@ -13,6 +16,8 @@ from rlax_plugin.config.loading import resolve
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.tokens.byte_level import DIRECTORY
+from rlax_plugin.tokens.tokenizer import Tokenizer
 from rlax_plugin.types import Prompt
 
 
@@ -34,12 +39,14 @@ class Doubles:
         return np.array([prompt.tokens[1] + 1, 1], np.int32)
 
 
-def warm_start(argv, on_progress=lambda *_: None):
+def warm_start(argv, on_progress=lambda *_: None, source=None):
     """The warm start that a command line asks for."""
     given = resolve(argv[0], argv[1:])
     config = rlax_config.initialize(given)
     options = validate(TrainerOptions, config.rlax.trainer.options, "rlax.trainer")
-    return supervised.warm_start(given, config, options.warm_start, Doubles(), on_progress)
+    return supervised.warm_start(
+        given, config, options.warm_start, source or Doubles(), on_progress
+    )
 
 
 def test_supervised_rows_mark_the_answer():
@@ -98,6 +105,57 @@ def test_warm_start_that_overshoots_or_falls_short_is_an_error(tmp_path):
     argv += ("rlax.trainer.warm_start.pass_at_1_from=0", "rlax.trainer.warm_start.pass_at_1_to=0")
     with pytest.raises(TrainingError, match=r"above rlax.trainer.warm_start.pass_at_1_to = 0.0"):
         warm_start(argv)
+
+
+def test_a_warm_start_that_is_not_required_goes_on_below_the_range(tmp_path, monkeypatch):
+    """Only the measurements; no model is trained."""
+    argv = (TINY, f"base_output_directory={tmp_path}", "rlax.trainer.warm_start.steps=3")
+    made = tmp_path / "tiny" / "prepared" / "warm_start" / "checkpoints" / "2" / "items"
+
+    def loop(config, events):
+        for step in range(1, 4):
+            events.on_step_end(SimpleNamespace(completed=step), {})
+            if events.decide(step) == (True, True):
+                made.mkdir(parents=True)
+
+    monkeypatch.setattr(supervised, "run_train_loop", loop)
+    monkeypatch.setattr(supervised, "PassAt1", lambda *_: lambda loop: 0.01 * loop.completed)
+    with pytest.raises(TrainingError, match=r"is 0.020 after rlax.trainer.warm_start.steps = 3"):
+        warm_start(argv)
+    looks = []
+    more = "rlax.trainer.warm_start.required=false"
+    assert warm_start((*argv, more), lambda *look: looks.append(look)) == str(made)
+    assert looks == [(2, 0.02), (3, 0.03)]
+
+
+def test_held_out_rows_and_rows_without_a_fitting_answer_are_never_shown(tmp_path, monkeypatch):
+    """The rows of many steps, of a data set that ``rlax init --data`` would split."""
+    prepare_here(monkeypatch)
+    rows = [{"question": f"{n:03d}", "answer": ("", "7" * 9, f"{n}")[n % 3]} for n in range(600)]
+    tokens = Tokenizer.load(DIRECTORY, "tokenizer_path")
+    shares = {"validation": 0.1, "test": 0.2}
+    data = write_lines(tmp_path / "mine.jsonl", rows)
+    source = jsonl(data, tokens=tokens, held_out=shares)
+    shown = set()
+
+    class Enough(Exception):
+        pass
+
+    def loop(config, events):
+        for step in range(90):
+            inputs = events.batches(step)["inputs"].tolist()
+            shown.update(tokens.decode(row[:4]) for row in inputs)
+        raise Enough
+
+    monkeypatch.setattr(supervised, "run_train_loop", loop)
+    with pytest.raises(Enough):
+        half = "rlax.trainer.warm_start.train_every=2"
+        warm_start((TINY, f"base_output_directory={tmp_path}", half), source=source)
+    questions = {split: {one.text for one in source.prompts(split)} for split in ("train", *shares)}
+    assert min(map(len, questions.values())) > 10
+    every_second = [one.text for one in source.prompts("train")][::2]
+    assert shown == {text for text in every_second if int(text) % 3 == 2}
+    assert len(shown) > 40
 
 
 def test_arrays_of_the_supervised_loop_are_maxtexts_own():

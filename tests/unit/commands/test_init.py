@@ -248,7 +248,10 @@ def test_a_saved_data_set_is_read_by_its_own_source(
     ("options", "expected"),
     [
         ("--data mine.txt --model model", "--data = 'mine.txt': must end in one of .jsonl"),
-        ("--data mine.jsonl", "--data = 'mine.jsonl': needs a tokenizer: give --model"),
+        (
+            "--data mine.jsonl --model qwen3-0.6b",
+            "--data = 'mine.jsonl': needs a tokenizer: give --model",
+        ),
         ("--data mine.jsonl --model model", "--reward = '': must name a reward: mine.jsonl has no"),
         ("--data none.jsonl --model model", "none.jsonl"),
         ("--reward numeric --model model", "--reward = 'numeric': needs --data"),
@@ -316,12 +319,12 @@ def test_on_a_terminal_it_asks(folder: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    answers = ["", "", "grpo", "12", "1", "", "elsewhere", ""]
+    answers = ["", "", "", "grpo", "12", "1", "", "elsewhere", ""]
     os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
     stdout, _ = process.communicate(timeout=240)
     os.close(ours)
     os.close(theirs)
-    assert process.returncode == 0 and "objective [dapo]: " in stdout
+    assert process.returncode == 0 and "rlax objective lists them [dapo]: " in stdout
     content = yaml.safe_load((folder / "asked.yml").read_text())
     assert (content["steps"], content["base_output_directory"]) == (12, "elsewhere")
     assert content["rlax"]["objective"] == {"preset": "grpo"}

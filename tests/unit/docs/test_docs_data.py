@@ -52,7 +52,7 @@ def shown(*command: str) -> str:
 
 
 def test_the_file_of_questions_and_the_commands(directory: Path) -> None:
-    rows = [json.loads(line) for line in fences(read("your_data.md"), "json")[0].splitlines()]
+    rows = [json.loads(line) for line in fences(read("your_data.md"), "json")[1].splitlines()]
     more = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(300)]
     write_lines(directory / "questions.jsonl", [*rows, *more])
     write_config(directory, "jsonl")
@@ -62,6 +62,23 @@ def test_the_file_of_questions_and_the_commands(directory: Path) -> None:
     assert test.startswith("test: ") and test.count("reference: ") == 1
     splits = json.loads(as_json)["splits"]
     assert sum(one["prompts"] for one in splits.values()) == 302 and len(splits) == 3
+
+
+def test_two_commands_from_a_file_to_a_config(directory: Path) -> None:
+    page = read("your_data.md")
+    rows = [json.loads(line) for line in fences(page, "json")[0].splitlines()]
+    words = [f"{one}{other}" for one in "aeiou" for other in ("nk", "rst", "lt", "mble")]
+    rows += [{"question": f"Spell backward: {one}", "answer": one[::-1]} for one in words]
+    write_lines(directory / "questions.jsonl", rows)
+    (directory / "rewards.py").write_text(fences(page, "python")[0])
+    init, train = (shlex.split(line)[1:] for line in fences(page, "sh")[0].splitlines())
+    said = shown(*init)
+    assert "never on held-out ones" in said and "wrote mine.yml" in said
+    assert train == ["train", "mine.yml"]
+    explained = shown("check", "--fast", "mine.yml")
+    assert "batch    512 rows of 32 tokens (prompt 24 + completion 8)" in explained
+    whole = shown("prompts", "mine.yml", "--split", "train")
+    assert "<|user|>Spell backward: bird<|assistant|>" in whole and "reference: drib" in whole
 
 
 def test_the_mixture(directory: Path) -> None:
