@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.commands import check, init, own_data
+from rlax_plugin.commands.answers import declared
 from rlax_plugin.config.loading import check_run_name, merged, resolve
-from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.scripting.given_data import given_data
@@ -23,6 +24,8 @@ from rlax_plugin.scripting.processes import Started
 from rlax_plugin.scripting.settings import flat, nested
 from rlax_plugin.scripting.written_config import FOLDERS, WrittenConfig, free_name
 from rlax_plugin.start.run_directory import run_directory
+from rlax_plugin.text.harmless import harmless
+from rlax_plugin.tokens.byte_level import BYTES
 
 _INITIAL = "init.yml"  # what rlax init writes
 _LOG = "train.log"
@@ -94,15 +97,15 @@ def train(
             rows.path = os.fspath(written.put(rows.name, rows.content))
         for one, content in scored.files.items():
             written.put(one, content)
+        notes: tuple[str, ...] = ()
         if from_config:
-            settings = _on_a_config(base, rows.path, settings, place, name)
+            settings = _on_a_config(base, rows.path, settings, written)
         else:
-            settings = _on_init(base, rows.path, scored, settings, written, name)
+            settings, notes = _on_init(base, rows.path, scored, settings, written)
         if scored.entries:
             settings["rlax.rewards"] = scored.entries
-        heading = (
-            f"# Written by rlax_plugin.train; rlax train {written.path} starts the same run.\n"
-        )
+        start = f"Written by rlax_plugin.train; rlax train {written.path} starts the same run."
+        heading = "".join(f"# {harmless(line)}\n" for line in (start, *notes))
         written.put(written.path.name, (heading + dumped(nested(settings))).encode())
         with _as_rewards(scored):
             resolved = resolve(written.path)
@@ -111,6 +114,9 @@ def train(
     except BaseException:
         written.discard()
         raise
+    for note in notes:
+        if note.startswith("warning: "):
+            warnings.warn(note.removeprefix("warning: "), stacklevel=2)
     started = Started(written.path, place / _LOG)
     return Run(run_directory(resolved.maxtext), config=resolved, path=written.path, started=started)
 
@@ -157,17 +163,19 @@ def _output_directory(base: str) -> str:
 
 
 def _on_a_config(
-    base: str, data: str, settings: Mapping[str, Any], folder: Path, name: str
+    base: str, data: str, settings: Mapping[str, Any], written: WrittenConfig
 ) -> dict[str, Any]:
     """Returns the keys of a config that is based on the user's own one."""
     found: dict[str, Any] = {
-        "base_config": os.path.relpath(base, folder),
-        "run_name": name,
+        "base_config": os.path.relpath(base, written.folder),
+        "run_name": written.path.stem,
         **settings,
     }
     if data:
+        there = resolve(base)
+        reads_bytes = there.section.prompt_source.options.get("tokenizer") == BYTES
         with _as_arguments():
-            read = own_data.read(data, "exact_match", resolve(base).maxtext)
+            read = own_data.read(data, "exact_match", there.maxtext, reads_bytes)
         found["rlax.prompt_source"] = dict(read.prompt_source)
     return found
 
@@ -178,22 +186,36 @@ def _on_init(
     rewards: GivenRewards,
     settings: Mapping[str, Any],
     written: WrittenConfig,
-    name: str,
-) -> dict[str, Any]:
-    """Writes what ``rlax init`` would write; returns the keys of a config that is based on it."""
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Writes what ``rlax init`` would write.
+
+    Returns:
+      The keys of a config that is based on it, and sentences for the user.
+    """
     answers: dict[str, Any] = {_ANSWERS[k]: v for k, v in settings.items() if k in _ANSWERS}
     if model:
         answers["model"] = model
     if data:
-        names = [one["name"] for one in rewards.entries if "name" in one]
-        # Any name will do for functions: the config replaces it.
-        reward = (*names, "exact_match")[0] if rewards.entries else ""
-        answers |= {"data": data, "reward": reward}
+        answers["data"] = data
+        if rewards.entries:
+            answers["reward"] = _named(rewards.entries[0], written.folder)
     with _as_arguments():
-        text = init.config_text(name, validate(init.Answers, answers, "rlax init"))
+        for one in declared():
+            value = answers.get(one.name, one.default)
+            if value is not None and type(value) is not one.type:
+                kind = "a whole number" if one.type is int else "text"
+                raise ConfigError(one.name, value, f"must be {kind}")
+        text, notes = init.config_text(written.path, init.Answers(**answers))
     written.put(_INITIAL, text.encode())
     others = {key: value for key, value in settings.items() if key not in _ANSWERS}
-    return {"base_config": _INITIAL, **others}
+    return {"base_config": _INITIAL, **others}, notes
+
+
+def _named(entry: Mapping[str, Any], folder: Path) -> str:
+    """Returns a reward as ``rlax init --reward`` takes it, which its own config replaces."""
+    if (function := str(entry.get("function", ""))) and ".py:" in function:
+        return os.path.join(folder, function)
+    return str(entry.get("name", "exact_match"))
 
 
 @contextmanager
@@ -202,7 +224,7 @@ def _as_arguments() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        key = error.key.removeprefix("--").removeprefix("rlax init.").replace("-", "_")
+        key = error.key.removeprefix("--").replace("-", "_")
         for dotted, answer in _ANSWERS.items():
             if key == answer and dotted not in _ARGUMENTS:
                 key = f"config[{dotted!r}]"
