@@ -15,9 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlax_plugin.config import SLOTS, Choice, RlaxSection, plain_name
+from rlax_plugin.config import FUNCTION, SLOTS, Choice, RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
+from rlax_plugin.functions.parts import EXTENSIONS
+from rlax_plugin.functions.signatures import FunctionError
 from rlax_plugin.objective.loss import (
     ObjectiveSlots,
     Preset,
@@ -116,6 +118,8 @@ class Registry:
         """
         if (found := self.offers[kind].get(name)) is not None:
             return found
+        if name == FUNCTION and kind in EXTENSIONS:
+            return Offer(FUNCTION, EXTENSIONS[kind])
         plugin, _, plain = name.rpartition(":")
         for offered, offer in self._all[kind]:
             if (offer.plugin, offered) == (plugin, plain):
@@ -138,7 +142,7 @@ class Registry:
         Raises:
           ConfigError: an unknown name or option, or a bad value, with the full dotted key.
         """
-        extension = self.offer(kind, choice.name, key).extension
+        extension = self.offer(kind, choice.part, key).extension
         return validate(extension.config_class, choice.options, key)
 
     def part(self, kind: str, choice: Choice, key: str, context: BuildContext) -> Any:
@@ -148,13 +152,15 @@ class Registry:
           ConfigError: see ``options``. Exceptions of the plug-in's ``build`` are passed on, with a
             note that names the plug-in.
         """
-        offer = self.offer(kind, choice.name, key)
+        offer = self.offer(kind, choice.part, key)
         options = validate(offer.extension.config_class, choice.options, key)
         try:
             built = offer.extension.build(options, self._within(context))
             return self._qualified(built, offer.plugin) if isinstance(built, Preset) else built
         except RlaxError:
             raise
+        except FunctionError as error:
+            raise _of_function(error, choice, key) from None
         except Exception as error:
             error.add_note(f"while plug-in {offer.plugin!r} built {key} = {choice.name!r}")
             raise
@@ -255,9 +261,12 @@ class Registry:
         Raises:
           ConfigError: the part's check failed.
         """
-        extension = self.offer(kind, choice.name, key).extension
+        extension = self.offer(kind, choice.part, key).extension
         if extension.check_start is not None:
-            extension.check_start(self.options(kind, choice, key), self._within(context))
+            try:
+                extension.check_start(self.options(kind, choice, key), self._within(context))
+            except FunctionError as error:
+                raise _of_function(error, choice, key) from None
 
     def check(self, section: RlaxSection, context: BuildContext) -> dict[str, CheckResult]:
         """Runs the ``check`` of every chosen part that has one; see ``Extension``.
@@ -272,11 +281,15 @@ class Registry:
         """
         checked = {}
         for use in sorted(self.uses(section), key=lambda use: use.kind != "trainer"):
-            extension = self.offer(use.kind, use.choice.name, use.key).extension
+            extension = self.offer(use.kind, use.choice.part, use.key).extension
             if extension.check is not None:
                 options = self.options(use.kind, use.choice, use.key)
                 checked[use.key] = extension.check(options, self._within(context)) or CheckResult()
         return checked
+
+
+def _of_function(error: FunctionError, choice: Choice, key: str) -> ConfigError:
+    return ConfigError(f"{key}.function", choice.options["function"], str(error))
 
 
 def _chosen(value: Any, key: str, place: Sequence[str]) -> Iterator[tuple[str, Choice]]:
@@ -324,6 +337,11 @@ def _check_offer(kind: str, where: str, name: object, extension: object) -> None
         raise PluginError(
             f"{where}: {model.__name__} has a field 'weight', but in rlax.rewards this key is the "
             "factor of the reward in the sum: rename the field"
+        )
+    if kind in EXTENSIONS and "function" in model.model_fields:
+        raise PluginError(
+            f"{where}: {model.__name__} has a field 'function', but this key names a function of "
+            "the user's: rename the field"
         )
     for role in ("build", "check", "check_start"):
         function = getattr(extension, role)

@@ -58,7 +58,10 @@ def new_plugin(
 def check_plugin(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="name of an entry point or module, as in rlax.plugins"),
+        typer.Argument(
+            metavar="NAME",
+            help="an entry point or module, as in rlax.plugins; or a function, FILE.py:NAME",
+        ),
     ],
     *,
     plugin: Annotated[
@@ -80,16 +83,24 @@ def check_plugin(
 
     The parts are built and called with small example inputs, without starting a run. If a part
     violates its contract, an error says what to change, and the exit status is 1.
+
+    Of a function, such as rewards.py:correct, the file is executed and the parameters are checked;
+    the function is not called.
     """
     with exit_status():
         from rlax_plugin.testing.checking import check_plugin as check
+        from rlax_plugin.testing.function_check import check_function, is_function
 
-        checked = check(name, options=_parsed(options or []), plugins=plugin or ())
+        if is_function(name):
+            checked = check_function(name)
+        else:
+            checked = check(name, options=_parsed(options or []), plugins=plugin or ())
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("kind", "name", "what holds", title=f"plug-in {name}", title_justify="left")
+    title = f"{'function' if is_function(name) else 'plug-in'} {name}"
+    table = Table("kind", "name", "what holds", title=title, title_justify="left")
     for one in checked:
         holds = "\n".join(f"- {rule}" for rule in one.rules) or one.note
         holds += f"\n{one.abilities}" * bool(one.abilities)

@@ -46,7 +46,7 @@ def used_rows(registry: Registry, section: RlaxSection) -> list[dict[str, Any]]:
 
 
 def _used_row(registry: Registry, use: Use) -> dict[str, Any]:
-    offer = registry.offer(use.kind, use.choice.name, use.key)
+    offer = registry.offer(use.kind, use.choice.part, use.key)
     options = registry.options(use.kind, use.choice, use.key)
     origin = registry.manager.origin(offer.plugin)
     return {

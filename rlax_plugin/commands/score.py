@@ -16,7 +16,7 @@ from rich.table import Table
 
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.commands.completions import Line, read_lines
-from rlax_plugin.config import SINGLE_TURN, Choice, RewardChoice, RlaxSection
+from rlax_plugin.config import SINGLE_TURN, Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
@@ -81,25 +81,20 @@ def score_file(resolved: ResolvedConfig, file: str) -> ScoredFile:
         raise ConfigError("rlax.rewards", [], "must name at least one reward to score with")
     context = BuildContext.outside_run(section, resolved)
     for index, choice in enumerate(section.rewards):
-        _check_start(registry, choice, f"rlax.rewards.{index}", context)
+        registry.check_part("reward", choice, f"rlax.rewards.{index}", context)
     source = _Source(registry, section, context)
     scored = ScoredFile(section, list(read_lines(file)))
     prompts = _prompts(scored.lines, source)
     with tempfile.TemporaryDirectory(prefix="rlax-score-") as folder:
         directory = Path(folder)
         try:
-            scored.scores = asyncio.run(_scores(section, directory, scored.lines, prompts, source))
+            pool = RewardPool(section, directory, functions=resolved.functions)
+            scored.scores = asyncio.run(_scores(pool, scored.lines, prompts, source))
         except BaseException:
             print(_log(directory), end="", file=sys.stderr)
             raise
         scored.log = _log(directory)
     return scored
-
-
-def _check_start(registry: Registry, choice: RewardChoice, key: str, context: BuildContext) -> None:
-    extension = registry.offer("reward", choice.name, key).extension
-    if extension.check_start is not None:
-        extension.check_start(registry.options("reward", choice, key), context)
 
 
 def _log(directory: Path) -> str:
@@ -175,8 +170,7 @@ def _prompts(lines: Iterable[Line], source: _Source) -> list[Prompt]:
 
 
 async def _scores(
-    section: RlaxSection,
-    directory: Path,
+    pool: RewardPool,
     lines: Sequence[Line],
     prompts: Sequence[Prompt],
     source: _Source,
@@ -184,7 +178,6 @@ async def _scores(
     groups: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
         groups.setdefault(id(prompt), []).append(number)
-    pool = RewardPool(section, directory)
     try:
         await pool.start()
         given = pool.needs.tokens

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import keyword
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 _EXAMPLE = "write FILE.py:NAME, such as rewards.py:correct, or package.module:NAME"
 
@@ -77,9 +79,46 @@ def parse_function(text: object) -> FunctionName:
 
 
 def function_files(functions: Iterable[str], directory: Path) -> dict[str, str]:
-    """Returns file as the config names it -> absolute path, for functions that files define."""
-    names = map(parse_function, functions)
-    return {name.file: str(name.path(directory)) for name in names if name.file}
+    """Returns file as the config names it -> absolute path, for functions that files define.
+
+    A run's directory has them in its folder of copies.
+    """
+    found = {}
+    for name in map(parse_function, functions):
+        path, copy = name.path(directory), directory.absolute() / "functions" / name.copy
+        if name.file:
+            found[name.file] = str(copy if copy.is_file() and not path.exists() else path)
+    return found
+
+
+def rebased(content: Mapping[str, Any], old: Path, new: Path) -> dict[str, Any]:
+    """Returns a config's content whose files of functions are relative to another directory.
+
+    Args:
+      old: directory of the file that was read.
+      new: directory of the file that is based on it.
+    """
+
+    def entry(value: Any) -> Any:
+        text = value.get("function") if isinstance(value, Mapping) else None
+        place = text.rpartition(":")[0] if isinstance(text, str) else ""
+        if not place.endswith(".py") or os.path.isabs(place):
+            return value
+        moved = os.path.relpath(os.path.join(old, place), new)
+        return {**value, "function": f"{moved}:{str(text).rpartition(':')[2]}"}
+
+    def below(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: below(item) for name, item in value.items()}
+        return [entry(item) for item in value] if isinstance(value, list) else value
+
+    found = dict(content)
+    if isinstance(section := found.get("rlax"), Mapping) and os.path.realpath(
+        old
+    ) != os.path.realpath(new):
+        keys = ("rewards", "curation", "evaluation")
+        found["rlax"] = {k: below(v) if k in keys else v for k, v in section.items()}
+    return found
 
 
 def function_text(text: str) -> str:

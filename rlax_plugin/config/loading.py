@@ -11,13 +11,14 @@ import importlib.util
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from rlax_plugin.config import PositiveInt, RlaxSection, default_parts, plain_name
+from rlax_plugin.config.functions import function_files, rebased
 from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped, parse
 from rlax_plugin.errors import ConfigError
@@ -43,6 +44,7 @@ class ResolvedConfig:
       arguments: MaxText's keys that arguments set. MaxText rejects them if a named model has
         another value, while the model's value takes precedence over a file's.
       source: name of the file, for messages.
+      functions: file of a key ``function``, as the config names it -> the file to execute.
     """
 
     section: RlaxSection
@@ -50,11 +52,13 @@ class ResolvedConfig:
     content: Mapping[str, Any] = field(default_factory=dict)
     arguments: frozenset[str] = frozenset()
     source: str = "config"
+    functions: Mapping[str, str] = field(default_factory=dict)
 
     def with_content(self, content: Mapping[str, Any]) -> ResolvedConfig:
         """Returns this config with further content merged into it, like arguments."""
         names = self.arguments | content.keys()
-        return resolved(_merge(self.content, content, ""), arguments=names, source=self.source)
+        merged = resolved(_merge(self.content, content, ""), arguments=names, source=self.source)
+        return replace(merged, functions=self.functions)
 
     def to_yaml(self) -> bytes:
         """Returns the YAML that a run keeps in its directory; ``of_yaml`` reads it."""
@@ -74,7 +78,10 @@ def resolve(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
         the name of a directory, or ``base_output_directory`` is not a path.
     """
     path = os.fspath(config_path)
-    return _of_file(merged(path), path, overrides)
+    config = _of_file(merged(path), path, overrides)
+    return replace(
+        config, functions=function_files(config.section.functions_named, Path(path).parent)
+    )
 
 
 def of_yaml(text: bytes, source: str, overrides: Sequence[str] = ()) -> ResolvedConfig:
@@ -221,7 +228,8 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     base_path = path.parent / str(base)
     if os.path.isfile(base_path):  # False also of what cannot be a path
         del content[_BASE]
-        return _merge(_read(base_path, (*chain, path.resolve())), content, "")
+        below = rebased(_read(base_path, (*chain, path.resolve())), base_path.parent, path.parent)
+        return _merge(below, content, "")
     known = maxtext_configs()
     if known is not None and not os.path.isfile(known / str(base)):
         hint = "; rlax convert writes it" if Path(str(base)).name == CONVERTED else ""

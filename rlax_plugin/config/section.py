@@ -286,6 +286,12 @@ class RlaxSection(Section):
             **of_sets,
         }
 
+    @property
+    def functions_named(self) -> list[str]:
+        """The values of all keys ``function``."""
+        lists = self.function_lists.values()
+        return [choice.function for choices in lists for choice in choices if choice.function]
+
     @model_validator(mode="after")
     def _functions_have_names(self) -> RlaxSection:
         for key, choices in self.function_lists.items():

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.build import Registry, registry_for
-from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config import FUNCTION, Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import PluginError
+from rlax_plugin.functions.loading import own_line
+from rlax_plugin.functions.returned import ReturnedError
 from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.manager import told
@@ -39,7 +41,9 @@ class Builder:
           PluginError: see ``registry_for``.
         """
         section = config.section
-        context = BuildContext(run_dir, section.seed, section, config, **more)
+        context = BuildContext(
+            run_dir, section.seed, section, config, functions=config.functions, **more
+        )
         return cls(registry_for(section), context)
 
     @property
@@ -49,6 +53,17 @@ class Builder:
     def part(self, kind: str, choice: Choice, key: str) -> Any:
         """Returns the built part, see ``Registry.part``."""
         return self.registry.part(kind, choice, key, self.context)
+
+    def check_functions(self) -> None:
+        """Checks the functions that are rewards.
+
+        Raises:
+          ConfigError: one cannot be used.
+        """
+        for key, choices in self.section.function_lists.items():
+            for number, choice in enumerate(choices):
+                if choice.function and key.endswith("rewards"):
+                    self.registry.check_part("reward", choice, f"{key}.{number}", self.context)
 
     def trainer(self) -> Trainer:
         return self.part("trainer", self.section.trainer, "rlax.trainer")
@@ -83,7 +98,7 @@ class Chosen[Part]:
         Raises:
           ConfigError: see ``Registry.part``.
         """
-        plugin = builder.registry.offer(kind, choice.name, key).plugin
+        plugin = builder.registry.offer(kind, choice.part, key).plugin
         return Chosen(key, choice.name, plugin, builder.part(kind, choice, key))
 
     def call[**P, T](self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -94,11 +109,18 @@ class Chosen[Part]:
         """
         try:
             return method(*args, **kwargs)
+        except ReturnedError as error:
+            raise PluginError(f"{self.key} = {self.name!r}: {error}") from error
         except Exception as error:
-            raise self.error(f"failed in {method.__name__}: {told(error)}") from error
+            where = (
+                f" ({line[0]}, line {line[1]}, in {line[2]})" if (line := own_line(error)) else ""
+            )
+            raise self.error(f"failed in {method.__name__}: {told(error)}{where}") from error
 
     def error(self, what: str) -> PluginError:
         """Returns an error that names plug-in and part."""
+        if self.plugin == FUNCTION:
+            return PluginError(f"{self.key} = {self.name!r}: the function {what}")
         return PluginError(f"plug-in {self.plugin!r}: {self.key} = {self.name!r} {what}")
 
 

@@ -104,6 +104,7 @@ class BuildContext:
         consist of others, such as a trainer.
       check_part: (kind, choice, dotted config key): runs the ``check_start`` of another part; for
         the ``check_start`` of parts that consist of others.
+      functions: file of a key ``function``, as the config names it -> the file to execute.
       progress: (task, progress) is shown to the user, if the command shows progress; any thread
         may call it.
     """
@@ -116,12 +117,14 @@ class BuildContext:
     replays: str = ""
     part: Callable[[str, Choice, str], Any] = _no_part
     check_part: Callable[[str, Choice, str], None] = _no_check
+    functions: Mapping[str, str] = field(default_factory=dict)
     progress: Callable[[str, int], None] = _no_progress
 
     @classmethod
     def outside_run(cls, section: Any, config: ResolvedConfig | None = None) -> BuildContext:
         """Context for a process that owns no run; files that parts keep there are temporary."""
-        return cls(Path(), section.seed, section, config)
+        functions = {} if config is None else config.functions
+        return cls(Path(), section.seed, section, config, functions=functions)
 
     @property
     def maxtext(self) -> Mapping[str, Any]:

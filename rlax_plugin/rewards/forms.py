@@ -26,6 +26,7 @@ class Form:
       weight: weight of its value in the total; see ``RewardChoice``.
       name: name for messages.
       limit: largest absolute value that it may return.
+      abstains: True if it may return None for a sample: it gives it no score.
     """
 
     what: What
@@ -34,6 +35,7 @@ class Form:
     weight: float = 1.0
     name: str = "the reward"
     limit: float = math.inf
+    abstains: bool = False
 
     def arguments(self, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
         """Returns the arguments for scoring one episode."""
@@ -59,7 +61,8 @@ def form_of(
         kind = type(reward).__name__
         reason = "cannot be called, and has neither score_group nor score"
         raise PluginError(f"{name}: a {kind} {reason}")
-    return Form(what, method, _waits(method), weight, name, limit)
+    abstains = getattr(reward, "abstains", False) is True
+    return Form(what, method, _waits(method), weight, name, limit, abstains)
 
 
 def _waits(function: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class RewardPool:
       clocks: make the clocks that measure the time of jobs.
       most_in_vain: the run ends after this many processes in a row that ended, or were killed,
         without a result between them: before the first result, and once there has been one.
+      functions: files of functions, see ``BuildContext``.
 
     Attributes:
       played: counts of the ways in which episodes have ended.
@@ -59,6 +60,7 @@ class RewardPool:
         note: Callable[[str], None] = log.warning,
         clocks: Clocks = clock_of,
         most_in_vain: tuple[int, int] = MOST_IN_VAIN,
+        functions: Mapping[str, str] | None = None,
     ):
         self._section = section
         self._output = RewardOutput(run_dir / "logs" / "rewards.log")
@@ -67,6 +69,7 @@ class RewardPool:
             "section": section.model_dump(mode="json"),
             "run_dir": str(run_dir),
             "key": key,
+            "functions": dict(functions or {}),
         }
         startup_s, path = section.deadlines.startup_s, self._output.path
         distributor = self._distributor = Distributor(section.reward_concurrency, path, note)

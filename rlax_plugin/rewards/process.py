@@ -98,7 +98,12 @@ def main() -> None:
 
     threading.Thread(target=_read, args=(connection, take), daemon=True).start()
     section = RlaxSection.model_validate(start["section"])
-    context = BuildContext(run_dir=Path(start["run_dir"]), seed=section.seed, section=section)
+    context = BuildContext(
+        run_dir=Path(start["run_dir"]),
+        seed=section.seed,
+        section=section,
+        functions=start["functions"],
+    )
     rewards = [
         build_part("reward", choice, f"{start['key']}.{i}", context)
         for i, choice in enumerate(section.rewards)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.functions.loading import own_line
+from rlax_plugin.functions.returned import ReturnedError
 from rlax_plugin.rewards.forms import Form
 from rlax_plugin.rewards.messages import (
     checked,
@@ -42,15 +44,23 @@ class Failures:
           prompt_id: id of the prompt.
           error: the exception.
         """
+        if isinstance(error, ReturnedError):  # it names the function and its line itself
+            self._log(what, prompt_id, (str(error), "", None), f"{error}\n")
+            return one_line(str(error))
         found = traceback.extract_tb(error.__traceback__)
         where = found[-1] if found else traceback.FrameSummary("?", 0, "?")
         kind = type(error).__name__, where.filename, where.lineno
+        self._log(what, prompt_id, kind, _traceback(error))
+        if (own := own_line(error)) is not None:
+            return f"{_said(error)} ({own[0]}, line {own[1]}, in {one_line(own[2], 100)})"
+        return f"{_said(error)} (line {where.lineno} of {one_line(where.name, 100)})"
+
+    def _log(self, what: str, prompt_id: str, kind: tuple[str, str, int | None], text: str) -> None:
         if kind not in self.shown and len(self.shown) < _MOST_TRACEBACKS:
             self.shown.add(kind)
-            shown = harmless(_traceback(error)[-_LONGEST_TRACEBACK:])
-            text = f"{what} failed on prompt {prompt_id}:\n{shown}"
-            print(text, end="", file=sys.stderr, flush=True)
-        return f"{_said(error)} (line {where.lineno} of {one_line(where.name, 100)})"
+            shown = harmless(text[-_LONGEST_TRACEBACK:])
+            said = f"{what} failed on prompt {prompt_id}:\n{shown}"
+            print(said, end="", file=sys.stderr, flush=True)
 
 
 def _said(error: BaseException) -> str:
@@ -77,6 +87,7 @@ class _Sum:
         self._weights: list[float] = []
         self._metrics: dict[str, float] = {}
         self._tokens: list[np.ndarray] = []
+        self._abstained = 0
         self.error = ""
 
     def fail(self, error: BaseException) -> None:
@@ -88,6 +99,10 @@ class _Sum:
         Parts and metrics are recorded unchanged; the total and token rewards are weighted.
         """
         weight = form.weight
+        if given is None and form.abstains:
+            self._abstained += 1
+            self._add(0.0, weight)
+            return
         try:
             if not isinstance(given, Score):
                 self._add(within(given, form.limit, form.name), weight)
@@ -115,6 +130,8 @@ class _Sum:
     def shown(self) -> dict[str, Any]:
         """Returns the score or the error as JSON."""
         total = weighted(self._weights, self._parts)
+        if self._abstained == len(self._parts) > 0:
+            self.error = self.error or "no reward gave this sample a score: each returned None"
         try:
             if not self.error:
                 finite(total)

@@ -72,6 +72,7 @@ class GenerationStart:
         newest: NewestVersion | None = None,
     ):
         self._run_dir, self._running, self._note = builder.context.run_dir, running, note
+        self._functions = builder.context.functions
         section, source = builder.section, prompts.source
         config: ResolvedConfig = builder.context.config or ResolvedConfig(section)
         launcher: Launcher = builder.part("launcher", section.launcher, "rlax.launcher")
@@ -127,7 +128,9 @@ class GenerationStart:
         )
 
     def _reward_pool(self, section: RlaxSection, key: str) -> RewardPool:
-        pool = RewardPool(section, self._run_dir, key=key, note=self._note)
+        pool = RewardPool(
+            section, self._run_dir, key=key, note=self._note, functions=self._functions
+        )
         self._running.closing.ends("the reward processes", "rlax.rewards", pool.close)
         return pool
 

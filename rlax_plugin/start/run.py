@@ -23,6 +23,7 @@ from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.curation.stages import check_stages
 from rlax_plugin.errors import ConfigError, RlaxError, TrainingError
 from rlax_plugin.evaluation.result import Evaluated
+from rlax_plugin.functions.copies import keep_functions, read_functions
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.prompts.of_run import RunPrompts
@@ -32,6 +33,7 @@ from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.journal import check_format
 from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
+from rlax_plugin.start.function_data import check_data
 from rlax_plugin.start.preflight import check_start
 from rlax_plugin.start.results import print_results, summary
 from rlax_plugin.start.run_directory import (
@@ -65,12 +67,13 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     """
     began_s = time.perf_counter()
     config = resolve(config_path, overrides)
-    section, maxtext = config.section, config.maxtext
-    registry = registry_for(section)
-    directory, argv = run_directory(maxtext), (config_path, *overrides)
-    check_start(config, registry, remote=True)
+    registry = registry_for(config.section)
+    directory, argv = run_directory(config.maxtext), (config_path, *overrides)
     files = RunFiles(directory)
-    state_dir = state_directory(section, files)
+    state_dir = state_directory(config.section, files)
+    config, functions = read_functions(config, files, state_dir)
+    section, maxtext = config.section, config.maxtext
+    check_start(config, registry, remote=True)
     digest = config_hash(config.content)
     check_format(files)
     check_same_run(files, digest, config.content, argv)
@@ -88,6 +91,7 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
         written = {"config": config_path, "overrides": list(overrides), "config_hash": digest}
         try:
             descent.record(files, origin)
+            config = keep_functions(config, functions, files, state_dir)
             files.put_json("config.json", written)
             files.put(CONFIG, config.to_yaml())
         except RlaxError as error:
@@ -152,9 +156,11 @@ class _Run:
 
     def _read_prompts(self) -> RunPrompts:
         """Reads the prompts on this thread, as it may take minutes; a resume must find the same."""
-        part, note = self._setup.builder.part, self._dashboard.message
+        builder = self._setup.builder
+        part, note = builder.part, self._dashboard.message
         prompts = RunPrompts.read(self._section, part, note=note)
         check_stages(self._section.curation.stages, prompts.train)
+        check_data(self._section, builder.context.functions, prompts)
         record_prompts(self._setup.files, self._section, prompts)
         return prompts
 

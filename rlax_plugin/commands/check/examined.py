@@ -17,6 +17,7 @@ from rlax_plugin.ports.protocols import BuildContext, CheckResult
 from rlax_plugin.prompts.checking import longest_prompt
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.rewards.forms import Needs, form_of
+from rlax_plugin.start.function_data import check_data
 from rlax_plugin.start.preflight import check_places, check_start
 
 
@@ -37,11 +38,12 @@ class Prompts:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, section: RlaxSection, part: Part) -> Prompts:
+    def of(cls, section: RlaxSection, part: Part, functions: Mapping[str, str]) -> Prompts:
         """Reads the prompts, also those of every evaluation set.
 
         Args:
           part: builds a part of the config.
+          functions: see ``BuildContext``; the prompts must have their columns.
 
         Raises:
           RlaxError: there are no prompts, they cannot be read, or one is longer than allowed.
@@ -49,6 +51,7 @@ class Prompts:
         notes: list[str] = []
         found = RunPrompts.read(section, part, note=notes.append)
         check_stages(section.curation.stages, found.train)
+        check_data(section, functions, found)
         held_out = len(found.asked[0].prompts) if found.asked else 0
         return cls(len(found.train), longest_prompt(found.train), held_out, tuple(notes))
 
@@ -148,4 +151,4 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
         keys = ((choice, f"rlax.rewards.{i}") for i, choice in enumerate(section.rewards))
         forms = [form_of(part("reward", choice, key)) for choice, key in keys]
         check_rewards(section, Needs.of(forms))
-    return replace(config, checked=checked, prompts=Prompts.of(section, part))
+    return replace(config, checked=checked, prompts=Prompts.of(section, part, context.functions))

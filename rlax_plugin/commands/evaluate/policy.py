@@ -28,9 +28,11 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError
+from rlax_plugin.functions.copies import kept_functions
 from rlax_plugin.ports.training import TrainerPort
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.start.function_data import check_data
 from rlax_plugin.start.running import Running, Signals
 from rlax_plugin.text.terminal import counting, quiet
 from rlax_plugin.weights.publisher import Publisher
@@ -125,6 +127,8 @@ class Policy:
         self.section: RlaxSection = origin.config.section
         self.what = origin.name
         config, target = origin.config, origin.target
+        if target is not None:
+            config = kept_functions(config, target.run, directory)
         self._base, run_url = str(directory), "" if target is None else target.run.url
         if target is None:
             # What training would make before its first step, such as a warm start, is made here.
@@ -132,6 +136,7 @@ class Policy:
             config, run_url = config.with_content(where), f"{self._base}/{_FIRST}"
         self._builder = Builder.of(config, directory, run_url=run_url)
         self._builder.registry.validate(self.section)
+        self._builder.check_functions()
         self._store = self._builder.weight_store()
 
     @contextmanager
@@ -174,7 +179,10 @@ class Policy:
     def _prompts(self, console: Console) -> RunPrompts:
         with counting(console) as progress:
             context = replace(self._builder.context, progress=progress)
-            return self._read_prompts(self.section, replace(self._builder, context=context).part)
+            part = replace(self._builder, context=context).part
+            prompts = self._read_prompts(self.section, part)
+        check_data(self.section, context.functions, prompts)
+        return prompts
 
     def _open(self, running: Running, prompts: RunPrompts) -> Session:
         opening = open_session(

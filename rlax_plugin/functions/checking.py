@@ -1,0 +1,116 @@
+"""Checks the functions that a config names, before anything is started."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.config.functions import FunctionName, parse_function
+from rlax_plugin.errors import alternatives
+from rlax_plugin.functions.signatures import FunctionError, Signature
+
+LARGEST = 1 << 20
+"""Bytes of a file of functions, of which every run keeps a copy."""
+
+_known: dict[tuple[str, ...], Signature] = {}
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the content of a file of functions.
+
+    Raises:
+      FunctionError: there is no such file, or it is none that may be one.
+    """
+    try:
+        if path.is_dir():
+            raise FunctionError(f"{path} is a directory: name a file in it, such as rewards.py")
+        if not path.is_file():
+            if path.exists():
+                raise FunctionError(f"{path} is no regular file")
+            near = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+            raise FunctionError(f"there is no file {path}; {alternatives(path.name, near)}")
+        if (size := path.stat().st_size) > LARGEST:
+            raise FunctionError(f"{path} has {size:,} bytes, and may have {LARGEST:,}")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise FunctionError(f"{path} cannot be read: {reason}") from None
+
+
+def signature_in_child(
+    name: FunctionName, path: str, kind: str, deadline_s: float, key: str
+) -> Signature:
+    """Returns the signature of a function, whose file is executed in a process of its own.
+
+    Args:
+      path: the file to execute; empty for a function of a module.
+      key: dotted key of the deadline, for messages.
+
+    Raises:
+      FunctionError: it cannot be used; its file ends the process, or takes too long.
+    """
+    content = hashlib.sha256(read_file(Path(path))).hexdigest() if path else ""
+    identity = (path, content, name.module, name.name, kind)
+    if (known := _known.get(identity)) is not None:
+        return known
+    place = os.path.basename(path) or f"module {name.module}"
+    said = _ask((path, name.module, name.name, kind), place, deadline_s, key)
+    if "error" in said:
+        raise FunctionError(said["error"])
+    found = said["signature"]
+    found |= {one: tuple(found[one]) for one in ("required", "optional")}
+    _known[identity] = signature = Signature(**found)
+    return signature
+
+
+def _ask(words: tuple[str, ...], place: str, deadline_s: float, key: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "rlax_plugin.functions.inspecting", *words]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as child:
+        try:
+            answer, _ = child.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            raise FunctionError(
+                f"{place} takes longer than {deadline_s:g} s to be imported (set {key} to wait "
+                "longer): put what it does into its functions"
+            ) from None
+        finally:
+            # Also what it has started, which may hold the pipe.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    try:
+        return json.loads(answer)
+    except ValueError:
+        code = child.returncode
+        how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+        raise FunctionError(f"{place} ends the process {how} when it is imported") from None
+
+
+def checked_signature(
+    function: str, kind: str, functions: Mapping[str, str], deadline_s: float
+) -> Signature:
+    """Returns the signature of a function that a config names.
+
+    Args:
+      function: value of the key ``function``.
+      functions: file as the config names it -> file to execute.
+
+    Raises:
+      FunctionError: it cannot be used.
+    """
+    name = parse_function(function)
+    path = functions.get(name.file, name.file)
+    return signature_in_child(name, path, kind, deadline_s, "rlax.deadlines.startup_s")

@@ -1,0 +1,42 @@
+"""Checks a run's functions against the columns of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.functions.columns import check_columns
+from rlax_plugin.prompts.of_run import AskedSet, RunPrompts
+from rlax_plugin.types import Prompt
+
+
+def check_data(section: RlaxSection, functions: Mapping[str, str], prompts: RunPrompts) -> None:
+    """Checks that the prompts have the columns that functions need.
+
+    Args:
+      functions: see ``BuildContext``.
+
+    Raises:
+      ConfigError: a column is missing; lists those that there are.
+    """
+    _check(section, functions, prompts.train, "rlax.rewards")
+    if len(prompts.train):
+        filters, startup_s = section.curation.filters, section.deadlines.startup_s
+        key = "rlax.curation.filters"
+        check_columns(filters, "filter", key, functions, prompts.train, startup_s)
+    for one in prompts.asked:
+        own = f"rlax.evaluation.sets.{one.name}.rewards"
+        key = own if _has_own(one) else "rlax.rewards"
+        _check(section, functions, one.prompts, key)
+
+
+def _has_own(one: AskedSet) -> bool:
+    return bool(one.chosen.rewards)
+
+
+def _check(
+    section: RlaxSection, functions: Mapping[str, str], prompts: Sequence[Prompt], key: str
+) -> None:
+    if len(prompts):
+        choices = section.function_lists[key]
+        check_columns(choices, "reward", key, functions, prompts, section.deadlines.startup_s)
