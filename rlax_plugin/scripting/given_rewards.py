@@ -17,6 +17,8 @@ from types import FunctionType
 from typing import Any
 
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.functions.loading import check_imports
+from rlax_plugin.functions.signatures import FunctionError
 from rlax_plugin.scripting.functions import Gatherer, NoSourceError, check_code, plain_function
 from rlax_plugin.scripting.literals import described
 
@@ -120,12 +122,10 @@ class _Writer:
     def _copied(self, path: Path, source: str) -> str:
         where = os.path.realpath(path)
         if where not in self._sources:
-            relative = [
-                one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.ImportFrom)
-            ]
-            if any(one.level for one in relative):
-                reason = f"is in {path.name}, which imports from its package with a dot"
-                raise NoSourceError(f"{reason}: write the package's name in these imports")
+            try:
+                check_imports(ast.parse(source), where, path.name)
+            except FunctionError as error:
+                raise NoSourceError(f"is in a file that cannot be copied: {error}") from None
             self._sources[where] = name = self._free(path.name)
             self._found.files[name] = source.encode()
         return self._sources[where]

@@ -15,7 +15,13 @@ DEADLINE_S = 240
 CELLS = (
     f"""
 import rlax_plugin
-run = rlax_plugin.train(model={CONFIG!r}, steps=30, name="cells")
+
+VOWELS = {{"a", "e", "i", "o", "u"}}
+
+def vowels(completion):
+    return sum(one in VOWELS for one in completion) / 6
+
+run = rlax_plugin.train(model={CONFIG!r}, rewards=["even", vowels], steps=30, name="cells")
 run
 """,
     "run.wait()",
@@ -25,7 +31,10 @@ import matplotlib.pyplot as plt
 plt.plot(metrics["step"], metrics["reward/mean"])
 plt.show()
 """,
-    "run.samples(['prompt', 'completion', 'reward']).slice(0, 2).to_pylist()",
+    """
+rows = run.samples(["completion", "reward_parts"]).to_pylist()
+print(len(rows), all(row["reward_parts"][1] == vowels(row["completion"]) for row in rows))
+""",
     "str(run.report())",
     "run",
     'rlax_plugin.open("runs/cells").status',
@@ -59,7 +68,8 @@ def test_a_notebook_trains_and_shows_its_run(
     assert value.data["text/plain"] == "'complete'"
     assert "reward/mean" in metrics[0].data["text/html"]
     assert len(plot[0].data["image/png"]) > 1000
-    assert "'completion': " in samples[0].data["text/plain"]
+    count, same = samples[0].text.split()
+    assert int(count) >= 30 * 16 and same == "True"
     assert Path(report[0].data["text/plain"].strip("'")).stat().st_size > 100_000
     assert "cells: complete" in handle[0].data["text/html"]
     assert status[0].data["text/plain"] == "'complete'"

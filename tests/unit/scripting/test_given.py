@@ -113,7 +113,11 @@ def test_a_module_that_was_edited_or_imports_relatively_is_refused(
     with pytest.raises(ConfigError, match="import the file, again"):
         given_rewards([module.plain])
     path.write_text(MODULE + "\ndef late():\n    from . import other\n")
-    with pytest.raises(ConfigError, match="imports from its package with a dot"):
+    with pytest.raises(ConfigError, match="line 25: it imports relative to a package"):
+        given_rewards([module.plain])
+    (tmp_path / "beside.py").touch()
+    path.write_text(f"{MODULE}import beside\n")
+    with pytest.raises(ConfigError, match="of which a run would keep no copy"):
         given_rewards([module.plain])
 
 
