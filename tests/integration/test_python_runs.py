@@ -46,6 +46,19 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_is_watched_and_read() -> None:
+    run = rlax_plugin.train(model=CONFIG, steps=5)
+    assert run.status == "starting" and run.progress.steps == 5
+    assert run.wait(DEADLINE_S, show=False) == "complete"
+    metrics = run.metrics()
+    assert metrics["step"].to_pylist() == list(range(1, 6))
+    rows = run.samples(["state", "reward"], steps=range(5, 6)).to_pylist()
+    trained = [row["reward"] for row in rows if row["state"] == "trained"]
+    assert len(trained) == 16
+    assert sum(trained) / 16 == metrics["reward/mean"].to_pylist()[-1]
+
+
+@pytest.mark.long
 def test_a_run_is_stopped_continued_and_read(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

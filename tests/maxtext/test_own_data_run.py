@@ -10,7 +10,7 @@ from data_sets import write_lines
 from documents import fences, read
 from processes import finished
 
-FEW = "--steps 2 --groups-per-step 4 --group-size 4 --workers 1".split()
+FEW = ["--steps", "2", "--groups-per-step", "4", "--group-size", "4", "--workers", "1"]
 
 
 @pytest.mark.long
