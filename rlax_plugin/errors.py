@@ -124,6 +124,20 @@ class DeadlineError(RlaxError):
         super().__init__(f"{what} took longer than {seconds:g} s{advice}")
 
 
+class CommandError(RlaxError):
+    """A command of ``rlax`` that was started from Python failed.
+
+    Args:
+      command: the command's name, such as ``train``.
+      status: its exit status; negative if a signal ended it.
+      reason: its own error message.
+    """
+
+    def __init__(self, command: str, status: int, reason: str):
+        self.command, self.status, self.reason = command, status, reason
+        super().__init__(f"rlax {command} failed: {reason}")
+
+
 class TrainingError(RlaxError):
     """The training loop or the data path into it failed."""
 

@@ -295,10 +295,7 @@ def version() -> None:
     """Prints the versions of rlax_plugin and of the libraries it uses."""
     import importlib.metadata
 
-    from rlax_plugin import __version__
-
-    typer.echo(f"rlax-plugin {__version__}")
-    for name in ("maxtext", "jax", "google-jetstream", "orbax-checkpoint", "pluggy"):
+    for name in ("rlax-plugin", "maxtext", "jax", "google-jetstream", "orbax-checkpoint", "pluggy"):
         try:
             typer.echo(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:

@@ -126,7 +126,7 @@ def resolved(
         _reject_interpolation(key, value)
     if (steps := maxtext.get("steps")) is not None:
         maxtext["steps"] = _whole_steps(steps)
-    _check_run_name(maxtext.get("run_name"))
+    check_run_name(maxtext.get("run_name"))
     _check_output_directory(maxtext.get("base_output_directory"))
     section = validate(RlaxSection, raw, "rlax")
     return ResolvedConfig(section, maxtext, content, arguments - {"rlax"}, source)
@@ -149,7 +149,7 @@ def _whole_steps(value: Any) -> int:
         raise ConfigError("steps", value, reason) from None
 
 
-def _check_run_name(value: Any) -> None:
+def check_run_name(value: Any) -> None:
     """Checks that ``run_name`` is the name of a directory inside ``base_output_directory``.
 
     Raises:

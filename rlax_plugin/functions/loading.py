@@ -104,7 +104,7 @@ def _compiled(path: str, place: str) -> Any:
         raise FunctionError(f"{path} cannot be read: {error.strerror}") from None
     try:
         tree = ast.parse(source, path)
-        _check_imports(tree, path, place)
+        check_imports(tree, path, place)
         return compile(tree, path, "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
@@ -114,7 +114,7 @@ def _compiled(path: str, place: str) -> Any:
         raise FunctionError(f"{place}: it cannot be compiled: {reason}") from None
 
 
-def _check_imports(tree: ast.Module, path: str, place: str) -> None:
+def check_imports(tree: ast.Module, path: str, place: str) -> None:
     """Refuses imports of files beside it: a run keeps a copy of the one file only.
 
     Raises:

@@ -20,6 +20,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded
 from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
 from rlax_plugin.records.private import check_private, exposed, make_private
+from rlax_plugin.start.holder import LOCK, record_holder
 from rlax_plugin.text.command_lines import train_command
 
 _SHOWN_DIFFERENCES = 4
@@ -75,7 +76,7 @@ def make_directories(
     _make(key, value, state_dir)
     try:
         (state_dir / "logs").mkdir(exist_ok=True)
-        (state_dir / ".lock").touch()
+        (state_dir / LOCK).touch()
         (state_dir / "logs" / "trainer.log").touch()
     except OSError as error:
         raise _unwritable(key, value, state_dir, error) from None
@@ -109,7 +110,8 @@ def _unwritable(key: str, value: str, directory: Path, error: OSError) -> Config
 @contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
     """Locks a run directory for one process; the lock ends with the process, however it ends."""
-    lock: IO[str] = (state_dir / ".lock").open("w")
+    # Not "w", which would remove the record of the process that has the lock.
+    lock: IO[str] = (state_dir / LOCK).open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -117,6 +119,7 @@ def locked(state_dir: Path) -> Iterator[None]:
             "run_name", state_dir.name, "is already used by another process"
         ) from None
     try:
+        record_holder(lock)
         yield
     finally:
         lock.close()

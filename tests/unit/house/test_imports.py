@@ -117,6 +117,17 @@ def test_help_needs_neither_numpy_nor_pydantic() -> None:
     )
 
 
+def test_the_entry_for_scripts_loads_nothing_until_it_is_used() -> None:
+    run(
+        "import sys, rlax_plugin\n"
+        "loaded = {name for name in sys.modules if name.startswith('rlax_plugin')}\n"
+        "assert loaded == {'rlax_plugin'}, loaded\n"
+        "assert callable(rlax_plugin.train) and callable(rlax_plugin.open)\n"
+        f"heavy = [name for name in {HEAVY} if name in sys.modules]\n"
+        "assert not heavy, f'rlax_plugin.train imports {heavy}'"
+    )
+
+
 def run(code: str) -> None:
     """Runs code in a fresh interpreter."""
     result = subprocess.run(

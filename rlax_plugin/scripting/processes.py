@@ -1,0 +1,148 @@
+"""The processes behind a handle: the run that was started, one that runs elsewhere, commands."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from rlax_plugin.errors import CommandError
+
+_INTERRUPTED = 130
+_TAIL = 65_536  # bytes of a log that are read again
+
+
+class RunProcess(Protocol):
+    """The process that runs a run."""
+
+    def ended(self, timeout_s: float) -> bool:
+        """Waits for the end at most that long; returns True if the process has ended."""
+        ...
+
+    def interrupt(self) -> None:
+        """Sends what Ctrl-C sends; does nothing if the process has ended."""
+        ...
+
+
+class Started:
+    """A process of ``rlax train`` that this process has started.
+
+    Args:
+      config: the config.
+      log: file to which its output is appended.
+
+    Attributes:
+      status: its exit status; None while it runs.
+    """
+
+    def __init__(self, config: Path, log: Path):
+        self._log = log
+        with log.open("ab") as out:
+            self._begin = out.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rlax_plugin.scripting.child", str(config)],
+                stdin=subprocess.PIPE,  # closes when this process ends, see child.py
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C is for this process, which then decides
+            )
+        self.status: int | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._wait, name="rlax-run", daemon=True).start()
+
+    def _wait(self) -> None:
+        self.status = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._ended.set()
+
+    def ended(self, timeout_s: float) -> bool:
+        return self._ended.wait(timeout_s)
+
+    def interrupt(self) -> None:
+        if not self._ended.is_set():
+            self._process.send_signal(signal.SIGINT)
+
+    @property
+    def stopped(self) -> bool:
+        """True if it was interrupted."""
+        return self.status in (_INTERRUPTED, -signal.SIGINT)
+
+    def last_line(self) -> str:
+        """Returns the last line of its output so far."""
+        lines = [line for line in self._output().splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+    def error(self) -> CommandError:
+        """Returns the error of a process that has failed, with its own message."""
+        status = self.status or 0
+        return CommandError("train", status, _reason(self._output(), status, str(self._log)))
+
+    def _output(self) -> str:
+        with self._log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._begin, end - _TAIL))
+            return file.read().decode(errors="replace")
+
+
+class Elsewhere:
+    """A process of ``rlax train`` that another process has started."""
+
+    def __init__(self, process: psutil.Process):
+        self._process = process
+
+    def ended(self, timeout_s: float) -> bool:
+        try:
+            descriptor = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            # The number may have been given to another process before the line above.
+            if not self._process.is_running():
+                return True
+            return bool(select.select([descriptor], [], [], timeout_s)[0])
+        finally:
+            os.close(descriptor)
+
+    def interrupt(self) -> None:
+        try:
+            self._process.send_signal(signal.SIGINT)  # psutil compares the start of the process
+        except psutil.NoSuchProcess:
+            return
+
+
+def command(name: str, *arguments: str) -> str:
+    """Runs a command of ``rlax`` to its end.
+
+    Returns:
+      Its standard output.
+
+    Raises:
+      CommandError: it failed, with its own message.
+    """
+    line = [sys.executable, "-m", "rlax_plugin", name, *arguments]
+    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        reason = _reason(done.stderr, done.returncode, "")
+        raise CommandError(name, done.returncode, reason)
+    return done.stdout
+
+
+def _reason(output: str, status: int, log: str) -> str:
+    """Returns the error message in a command's output, or its last line if it has printed none."""
+    _, found, message = f"\n{output}".rpartition("\nerror: ")
+    if found:
+        return message.strip()
+    seen = f"; its output is in {log}" if log else ""
+    if status < 0:
+        return f"the signal {signal.Signals(-status).name} ended it{seen}"
+    lines = output.split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+    return f"it ended with status {status}: {last}{seen}"

@@ -1,0 +1,152 @@
+"""Runs that ``rlax_plugin.train`` starts, with the toy policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from runs import CONFIG
+
+import rlax_plugin
+from rlax_plugin.scripting import processes
+
+DEADLINE_S = 200
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Runs that a failed test has left are ended."""
+    started: list[processes.Started] = []
+
+    class Remembered(processes.Started):
+        def __init__(self, *arguments: Path):
+            super().__init__(*arguments)
+            started.append(self)
+
+    monkeypatch.setattr("rlax_plugin.scripting.training.Started", Remembered)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for one in started:
+        one.interrupt()
+    assert all(one.ended(DEADLINE_S) for one in started)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_run_is_watched_and_read() -> None:
+    run = rlax_plugin.train(model=CONFIG, steps=5)
+    assert run.status == "starting" and run.progress.steps == 5
+    assert run.wait(DEADLINE_S, show=False) == "complete"
+    metrics = run.metrics()
+    assert metrics["step"].to_pylist() == list(range(1, 6))
+    rows = run.samples(["state", "reward"], steps=range(5, 6)).to_pylist()
+    trained = [row["reward"] for row in rows if row["state"] == "trained"]
+    assert len(trained) == 16
+    assert sum(trained) / 16 == metrics["reward/mean"].to_pylist()[-1]
+
+
+@pytest.mark.long
+def test_a_run_is_stopped_continued_and_read(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start() -> rlax_plugin.Run:
+        return rlax_plugin.train(model=CONFIG, steps=60, name="toy", config={"rlax.seed": 3})
+
+    run = start()
+    assert run.status == "starting"
+    until(lambda: run.progress.step >= 2)
+    assert run.status == "running" and run.progress.steps == 60
+    elsewhere = rlax_plugin.open("runs/toy")
+    assert elsewhere.status == "running"
+    assert elsewhere.stop(DEADLINE_S) == "stopped"
+    assert run.wait(DEADLINE_S) == "stopped"
+    assert "toy: stopped, step " in capsys.readouterr().out
+    trained = run.metrics().num_rows
+    assert 2 <= trained < 60
+    log = Path("configs/toy/train.log").read_text()
+    assert f"interrupted after step {trained}" in log
+
+    assert start().wait(DEADLINE_S) == "complete"
+    assert elsewhere.status == "complete"
+    metrics = elsewhere.metrics()
+    assert metrics["step"].to_pylist() == list(range(1, 61))
+    rows = elsewhere.samples(["step", "state", "group", "sample", "reward"]).to_pylist()
+    assert len({(row["group"], row["sample"]) for row in rows}) == len(rows)
+    trained_rewards = [r["reward"] for r in rows if (r["state"], r["step"]) == ("trained", 60)]
+    assert len(trained_rewards) == 16
+    assert sum(trained_rewards) / 16 == metrics["reward/mean"].to_pylist()[-1]
+    assert "rollouts" in run.report().read_text()
+
+
+@pytest.mark.long
+def test_a_run_that_fails_raises_its_own_error() -> None:
+    run = rlax_plugin.train(model=CONFIG, steps=5, config={"rlax.trainer.fail_at": 2})
+    with pytest.raises(rlax_plugin.CommandError) as caught:
+        run.wait(DEADLINE_S)
+    assert run.status == "failed" and caught.value.status == 1
+    assert str(caught.value).startswith("rlax train failed: ")
+    assert "Traceback" not in str(caught.value) and "\n" not in str(caught.value)
+    run = rlax_plugin.train(model=CONFIG, steps=4000)
+    until(lambda: run.progress.step >= 1)
+    (process,) = [one for one in [run._started] if one is not None]
+    process._process.kill()
+    with pytest.raises(rlax_plugin.CommandError, match=r"the signal SIGKILL ended it; .*train.log"):
+        run.wait(DEADLINE_S)
+
+
+@pytest.mark.long
+def test_an_evaluation_is_a_dict() -> None:
+    run = rlax_plugin.train(model=CONFIG, steps=3)
+    assert run.wait(DEADLINE_S) == "complete"
+    found = run.evaluate(problems=4, samples=2, k=[1], config={"rlax.evaluation.temperature": 0.5})
+    assert found["version"] == 3 and found["sets"]["test"]["pass_at_1"]["problems"] == 4
+    with pytest.raises(rlax_plugin.CommandError, match="77"):
+        run.evaluate(version=77)
+    with pytest.raises(rlax_plugin.CommandError, match="rlax export failed"):
+        run.export("exported")
+
+
+SCRIPT = """
+import sys
+import rlax_plugin
+run = rlax_plugin.train(model=sys.argv[1], steps=4000, name="toy")
+run.wait(show=False)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_stops_with_the_process_that_started_it(directory: Path, number: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, CONFIG],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as script:
+        metrics = directory / "runs/toy/metrics.jsonl"
+        until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1)
+        run = rlax_plugin.open("runs/toy")
+        assert run.status == "running"
+        os.kill(script.pid, number)
+        out, _ = script.communicate(timeout=DEADLINE_S)
+    if number == signal.SIGINT:  # the script has waited for the end
+        assert run.status == "stopped" and "stopping after this step" in out
+        assert "KeyboardInterrupt" in out
+    assert run.wait(DEADLINE_S, show=False) == "stopped"
+    summary = json.loads((directory / "runs/toy/summary.json").read_text())
+    assert summary["steps"] == run.metrics().num_rows >= 1
+    assert (directory / "runs/toy/checkpoints").is_dir()
