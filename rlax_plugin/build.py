@@ -7,7 +7,6 @@ Looking up a choice and validating its options builds nothing and needs no JAX; 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from rlax_plugin.objective.loss import (
 )
 from rlax_plugin.ports.kinds import ALL, BY_NAME
 from rlax_plugin.ports.manager import Manager, installed
+from rlax_plugin.ports.offers import check_offer
 from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, WeightStore
 
 
@@ -106,7 +106,7 @@ class Registry:
                         "{name: Extension}"
                     )
                 for name, extension in result.items():
-                    _check_offer(kind, f"plug-in {plugin!r}: {hook}[{name!r}]", name, extension)
+                    check_offer(kind, f"plug-in {plugin!r}: {hook}[{name!r}]", name, extension)
                     yield name, Offer(plugin, extension)
 
     def offer(self, kind: str, name: str, key: str) -> Offer:
@@ -311,52 +311,6 @@ def _by_name(offered: Sequence[tuple[str, Offer]]) -> dict[str, Offer]:
     return {
         name if times[name] == 1 else f"{offer.plugin}:{name}": offer for name, offer in offered
     }
-
-
-def _check_offer(kind: str, where: str, name: object, extension: object) -> None:
-    if not isinstance(name, str) or not name or ":" in name:
-        raise PluginError(f"{where}: a name must be text without a colon")
-    if not isinstance(extension, Extension):
-        raise PluginError(f"{where} is {extension!r}, expected an Extension(config_class, build)")
-    model = extension.config_class
-    if not (inspect.isclass(model) and issubclass(model, BaseModel)):
-        raise PluginError(
-            f"{where}: config_class is {model!r}, expected a subclass of rlax_plugin.api.Section"
-        )
-    if model.model_config.get("extra") != "forbid":
-        raise PluginError(
-            f"{where}: {model.__name__} accepts unknown keys: derive it from "
-            "rlax_plugin.api.Section"
-        )
-    if "name" in model.model_fields:
-        raise PluginError(
-            f"{where}: {model.__name__} has a field 'name', but this key chooses the part: "
-            "rename the field"
-        )
-    if kind == "reward" and "weight" in model.model_fields:
-        raise PluginError(
-            f"{where}: {model.__name__} has a field 'weight', but in rlax.rewards this key is the "
-            "factor of the reward in the sum: rename the field"
-        )
-    if kind in EXTENSIONS and "function" in model.model_fields:
-        raise PluginError(
-            f"{where}: {model.__name__} has a field 'function', but this key names a function of "
-            "the user's: rename the field"
-        )
-    for role in ("build", "check", "check_start"):
-        function = getattr(extension, role)
-        if function is None and role != "build":
-            continue
-        if not callable(function) or not _takes_two(function):
-            raise PluginError(f"{where}: {role} must be a function (config, context)")
-
-
-def _takes_two(function: Any) -> bool:
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError:
-        return False
-    return True
 
 
 def _offered_by(kind: str, owner: str, name: str, loaded: tuple[str, ...]) -> list[str]:

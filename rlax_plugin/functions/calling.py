@@ -77,12 +77,15 @@ class _Reward:
 
     Attributes:
       abstains: True if it may give no score for a sample, by None.
+      needs_tokens: True if tokens must be sent to the reward process.
     """
 
     abstains = False
 
     def __init__(self, function: Callable[..., Any], signature: Signature):
         self._function, self._signature = function, signature
+        named = {*signature.required, *signature.optional}
+        self.needs_tokens = signature.rest or bool(named & {"tokens", "completion_ids"})
 
     def _sample(self, prompt: Prompt, text: str, tokens: Sequence[int] = ()) -> dict[str, Any]:
         return chosen(self._signature, of_sample(prompt, text, tokens), prompt)
@@ -145,7 +148,6 @@ def as_reward(function: Callable[..., Any], signature: Signature) -> _Reward:
     """Returns a function as a part of kind ``reward``."""
     if signature.form == "group":
         return (AsyncGroupReward if signature.waits else GroupReward)(function, signature)
-    # Tokens are sent to a reward process only if a reward takes them.
     if signature.rest or "tokens" in (*signature.required, *signature.optional):
         return (AsyncTokensReward if signature.waits else TokensReward)(function, signature)
     return (AsyncSampleReward if signature.waits else SampleReward)(function, signature)

@@ -1,7 +1,7 @@
 """The files of functions of a run: part of its identity, and kept in its directory.
 
-A run executes its copies, also when it is resumed or evaluated, so that it needs the files of the
-user's only once.
+A run executes its copies, also when it is resumed or evaluated. After its start it does not need
+the files of the user's.
 """
 
 from __future__ import annotations

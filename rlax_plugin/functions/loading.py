@@ -115,7 +115,7 @@ def _compiled(path: str, place: str) -> Any:
 
 
 def check_imports(tree: ast.Module, path: str, place: str) -> None:
-    """Refuses imports of files beside it: a run keeps a copy of the one file only.
+    """Rejects imports of files beside it: a run keeps a copy of the one file only.
 
     Raises:
       FunctionError: it imports such a file.

@@ -27,6 +27,7 @@ class Form:
       name: name for messages.
       limit: largest absolute value that it may return.
       abstains: True if it may return None for a sample: it gives it no score.
+      tokens: True if it sees tokens.
     """
 
     what: What
@@ -36,6 +37,7 @@ class Form:
     name: str = "the reward"
     limit: float = math.inf
     abstains: bool = False
+    tokens: bool = False
 
     def arguments(self, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
         """Returns the arguments for scoring one episode."""
@@ -62,7 +64,8 @@ def form_of(
         reason = "cannot be called, and has neither score_group nor score"
         raise PluginError(f"{name}: a {kind} {reason}")
     abstains = getattr(reward, "abstains", False) is True
-    return Form(what, method, _waits(method), weight, name, limit, abstains)
+    tokens = bool(getattr(reward, "needs_tokens", what != "text"))
+    return Form(what, method, _waits(method), weight, name, limit, abstains, tokens)
 
 
 def _waits(function: Any) -> bool:
@@ -89,6 +92,6 @@ class Needs:
     def of(cls, forms: Sequence[Form]) -> Needs:
         return cls(
             group=any(form.what == "group" for form in forms),
-            tokens=any(form.what != "text" for form in forms),
+            tokens=any(form.tokens for form in forms),
             waits=any(form.waits for form in forms),
         )

@@ -6,12 +6,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from documents import fences, read, sections
 
 PAGE = sections(read("your_reward.md"), 2)
 TRY, OWN = PAGE["Try it: rlax score"], PAGE["Write your own"]
+FUNCTION = PAGE["A function is a reward"]
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +22,12 @@ def folder(tmp_path_factory) -> Path:
     """The files of the page."""
     directory = tmp_path_factory.mktemp("page")
     (config,), (completions,) = fences(TRY, "yaml"), fences(TRY, "json")
-    (code,) = fences(OWN, "python")
+    (code,), (functions,) = fences(OWN, "python"), fences(FUNCTION, "python")
     for name, text in {
         "try.yml": config,
         "completions.jsonl": completions,
         "my_reward.py": code,
+        "rewards.py": functions,
     }.items():
         (directory / name).write_text(text)
     return directory
@@ -70,6 +74,47 @@ def test_the_reward_of_the_page(folder: Path) -> None:
     rows = [row.split() for row in found.splitlines()]
     assert rows[1][:4] == ["1", "1", "2", "Please."] and rows[2][:4] == ["2", "0", "0", "Now."]
     assert "my_reward" in told(folder, "rlax check-plugin my_reward")
+
+
+def test_the_functions_of_the_page(folder: Path) -> None:
+    (line,), (entries,) = fences(FUNCTION, "sh"), fences(FUNCTION, "yaml")
+    named = yaml.safe_load(entries)["rlax"]["rewards"]
+    assert yaml.safe_load(shlex.split(line)[-1].partition("=")[2]) == named
+    rows = [row.split() for row in told(folder, line).splitlines()]
+    # Of 20, 12, 22 and 26 characters; brief gives 20 over that number, and at most 1.
+    assert rows[0][:6] == ["line", "correct", "0.1", "*", "brief", "reward"]
+    assert [row[:4] for row in rows[1:5]] == [
+        ["1", "1", "1", "1.1"],
+        ["2", "0", "1", "0.1"],
+        ["3", "0", "0.909091", "0.0909091"],
+        ["4", "0", "0.769231", "0.0769231"],
+    ]
+
+
+def test_the_table_has_every_parameter() -> None:
+    from rlax_plugin.functions import signatures
+
+    forms = signatures.SAMPLE, signatures.GROUP, signatures.FILTER
+    rows = [row for row in FUNCTION.splitlines() if row.startswith("| ")][-3:]
+    for names, row in zip(forms, rows, strict=True):
+        assert [name for name in names if f"`{name}`" not in row] == []
+
+
+def test_the_filter_of_curation() -> None:
+    from rlax_plugin.functions.filtering import FunctionFilter
+    from rlax_plugin.functions.signatures import signature_of
+    from rlax_plugin.testing import make_group
+
+    (code,) = fences(sections(read("curation.md"), 2)["Filters"], "python")
+    made: dict[str, Any] = {}
+    exec(code, made)
+    short = FunctionFilter(
+        made["short"], signature_of(made["short"], "short", "filter", "filters.py"), "short"
+    )
+    assert short.reject(make_group((1.0, 0.0))) is None
+    assert short.reject(make_group((1.0, 1.0))) == "short"
+    long = make_group((1.0, 0.0), lengths=(3, 1001))
+    assert short.reject(long) == "a sample has more than 1000 tokens"
 
 
 def test_the_page_names_every_reward_of_the_plug_in() -> None:
