@@ -1,8 +1,7 @@
 """The one table of metrics: every name that a step can report, its unit and its meaning.
 
 Names are ``stage/name``. A part in angle brackets stands for any text without a slash:
-``objective/<name>`` is any metric that a plug-in's slot reports. This module imports only the
-standard library and the rows of the stage ``objective``.
+``objective/<name>`` is any metric that a plug-in's slot reports.
 """
 
 from __future__ import annotations
