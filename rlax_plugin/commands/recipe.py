@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STEPS = 100
-"""RL steps of a run if the user gives no number: the built-in model takes less than 3 minutes."""
+"""RL steps of a run if the user gives no number: the built-in model takes 2 or 3 minutes."""
 WIDTH = 64
 """Width of the built-in model."""
 
