@@ -232,7 +232,7 @@ def _prelude() -> str:
     source = files("rlax_code")
     texts = {
         f"rlax_code.{name}": source.joinpath(f"{name}.py").read_text()
-        for name in ("plain", "names", "inside")
+        for name in ("plain", "needed_names", "inside")
     }
     return _LOADING.format(texts)
 

@@ -52,7 +52,7 @@ def test_the_jetstream_engine_keeps_the_contract(scripted, mode: str) -> None:
     rules = check_engine(make_engine, versions, decode=scripted.Source().decode)
     assert len(rules) == 13
     assert rules[-1] == (
-        "found: score, decode_greedy, progress, give_up, prepare, close, services and "
+        "found: score, decode_greedy, progress, give_up, prepare, preparing, close, services and "
         "add_services, client_example"
     )
 
@@ -90,7 +90,7 @@ def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
     versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
     rules = check_engine(lambda: FakeEngine(store), versions, make_request())
     assert len(rules) == 13
-    missing = "prepare, close, services and add_services, client_example"
+    missing = "prepare, preparing, close, services and add_services, client_example"
     assert rules[-1] == (
         f"found: score, decode_greedy, progress, give_up; not implemented: {missing}"
     )

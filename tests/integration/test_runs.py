@@ -47,7 +47,8 @@ def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
     assert status == 0 and again.splitlines()[1] == "the run is complete: 20 steps"
     assert "pass@1" in again and "resuming" not in again
     status, fewer = Run(tmp_path, *SETTINGS, "steps=5").end()
-    assert status == 0 and fewer.startswith("steps = 5 is less than the 20 RL steps that ")
+    assert status == 0
+    assert fewer.splitlines()[1].startswith("steps = 5 is less than the 20 RL steps that ")
     status, other = Run(tmp_path, *SETTINGS, "rlax.seed=1").end()
     assert status == 2 and "holds a run of another config" in other
 
