@@ -194,7 +194,7 @@ UNKNOWN = [
     bad("rlax.launcher.workers", "unknown key", "rlax.launcher={name: static, workers: 2}"),
     bad("rlax.objective.preset", "no plug-in", "rlax.objective.preset=gpro"),
     bad("rlax.plugins", "no plug-in or module", "rlax.plugins=[nowhere]"),
-    bad("rlax.plugins", "no plug-in or module", "rlax.plugins=[../../x]"),
+    bad("rlax.plugins", "named by its entry point or module", "rlax.plugins=[../../x]"),
     bad("rlax.plugins", "implements no hook", "rlax.plugins=[json]"),
     bad("rlax.plugins", "listed twice", "rlax.plugins=[rlax_plugin.testing, rlax_plugin.testing]"),
     bad("learning_rate", "reads no such key", "learning_rate=1", fast=False),
