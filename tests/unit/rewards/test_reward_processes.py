@@ -376,6 +376,7 @@ def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() ->
     """The connection is then reset, and does not end."""
     ours, theirs = socket.socketpair()
     hello = {"section": section().model_dump(mode="json"), "run_dir": "", "key": "rlax.rewards"}
+    hello["functions"] = {}
     prompt = Prompt("p", np.ones(1, np.int32), "", "")
     job = {
         "job": 1,
