@@ -120,8 +120,9 @@ def test_an_evaluation_is_a_dict() -> None:
 
 
 SCRIPT = """
-import sys
+import signal, sys
 import rlax_plugin
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
 run = rlax_plugin.train(model=sys.argv[1], steps=4000, name="toy")
 run.wait(show=False)
 """
