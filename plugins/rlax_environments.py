@@ -110,7 +110,7 @@ class Calculator(Environment):
 
 
 def _check(config: CalculatorConfig, context: BuildContext) -> None:
-    """Encodes a value in the way it is given to the policy.
+    """Checks that the prompt source can encode what is given to the policy, by encoding a value.
 
     Raises:
       ConfigError: messages with this role cannot be given.

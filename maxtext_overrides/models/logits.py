@@ -87,7 +87,7 @@ class Agreement:
     tied: int = 0
 
     def add(self, expected: Expected, forward: Computes) -> None:
-        """Compares one row."""
+        """Runs ``forward`` on one row, and adds its differences from ``expected`` to the totals."""
         length = len(expected.tokens)
         following = np.arange(length - expected.answer - 1, length - 1)
         at = np.concatenate([expected.at, following]).astype(np.int64)

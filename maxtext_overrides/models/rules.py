@@ -171,7 +171,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """Layers of the source that MaxText keeps in one place.
+    """Layers of the source model whose variables MaxText keeps under one name.
 
     Attributes:
       prefix: prefix of their variables' names.

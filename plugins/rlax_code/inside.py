@@ -1,10 +1,10 @@
 """The programs inside the two sandboxes: one runs the tested code, the other one the tests.
 
 The module is loaded before any untrusted code, and imports only Python's own library and its
-neighbours ``plain`` and ``names``. The two processes share one socket and nothing else, over which
-they send lines of JSON: calls in one direction, plain data in the other. So whatever the tested
-code does to its own process, the comparison happens where it cannot reach, with values that are
-numbers, texts and containers of these, and with the ``==`` of these.
+neighbours ``plain`` and ``needed_names``. The two processes share one socket and nothing else,
+over which they send lines of JSON: calls in one direction, plain data in the other. So whatever
+the tested code does to its own process, the comparison happens where it cannot reach, with values
+that are numbers, texts and containers of these, and with the ``==`` of these.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ def rejection(
     """Returns the reason the slots cannot hold a request, with its config key; None if they can.
 
     Args:
-      max_context: longest context of turns after the prompt's (``RlaxSection.max_context_tokens``);
-        0: there are none.
+      max_context: the most tokens before those that are sampled in a turn after the first one
+        (``RlaxSection.max_context_tokens``); 0: episodes have one turn.
       vocabulary: token ids are below it; 0: unknown.
     """
     sampling, length, samples = request.sampling, len(request.context), len(request.seeds)

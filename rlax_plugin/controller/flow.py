@@ -33,8 +33,9 @@ from rlax_plugin.types import Judged, Rejected, Request, ScoredGroup, TrainBatch
 class Flow:
     """Issues groups, has them scored and accepted, and hands out batches in issue order.
 
-    Lives on the controller's event loop. It issues groups only after ``start``. Until the last
-    recorded batch was handed out it is not live: it keeps new events, and records them afterwards.
+    Lives on the controller's event loop. It issues groups only after ``start``. On a
+    resume it first hands out the recorded batches. Until the last of them it is not live: it keeps
+    new events, and records them afterwards.
 
     Args:
       advantage_slot: called with each new batch.
@@ -43,7 +44,7 @@ class Flow:
 
     Attributes:
       live: True once the last recorded batch was handed out.
-      show_first: called with the part of the first batch that is ready, until it is complete.
+      show_first: called with a text such as "3 of 8 groups" until the first batch is complete.
     """
 
     def __init__(

@@ -194,8 +194,8 @@ def _batch(
         at_once = rollouts.group_size * len(slots)
     waves = math.ceil(samples / at_once)
     one_s = sample_s(section, rates, max(slots))
-    turns = "1 turn" if waves == 1 else f"{waves} turns"
-    parts = [(waves * one_s, f"{samples:,} samples in {turns} of {in_seconds(one_s)}")]
+    in_waves = "1 wave" if waves == 1 else f"{waves} waves"
+    parts = [(waves * one_s, f"{samples:,} samples in {in_waves} of {in_seconds(one_s)}")]
     if rollouts.on_new_weights == "finish" and section.staleness.steps_ahead > 1:
         parts.append((one_s, f"{in_seconds(one_s)} for running samples to end"))
     if weights_bytes is not None:

@@ -60,7 +60,9 @@ def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
 
 
 def write_tables(pid: int, user: int, group: int) -> None:
-    """Writes the uid tables of a process's new user namespace; for root, with two unused uids.
+    """Writes the tables of users and groups of a process's new user namespace.
+
+    Root gets two unused ids; any other user only its own.
 
     Args:
       pid: the process.

@@ -87,7 +87,7 @@ def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
 
 
 def set_apart(found: Iterable[Measured]) -> tuple[tuple[Measured, ...], list[str]]:
-    """Returns comparable figures, and a sentence on each evaluation with other settings."""
+    """Returns figures of the run's own settings, and a sentence on each evaluation of others."""
     found = tuple(found)
     others: dict[str, list[Measured]] = {}
     for one in found:
