@@ -139,7 +139,7 @@ def test_a_model_a_file_and_a_reward_are_enough_to_train(home: Path) -> None:
         for line in block.splitlines()
         if line.startswith("rlax ")
     ]
-    (init,) = [one for one in commands if one[0] == "init"]
+    (init,) = [one for one in commands if one[0] == "init" and "--model" in one]
     assert ["train", "mine.yml"] in commands
     samples = ("--group-size=32", "--groups-per-step=4", "--max-new-tokens=12")
     done(*init, "--steps=1", "--workers=1", *samples, cwd=home)
