@@ -45,7 +45,9 @@ EXPORTING = {
     "the tokenizer is half written": ("open", "filled/tokenizer_config.json", 1),
     "all is written": ("os.rename", "/filled|", 1),
 }
-MOVED = ("os.rmdir", "/.", 1)  # the directory has its name
+# The directory has its name.
+CONVERTED = ("os.rmdir", "/.out.", 1)
+EXPORTED = ("os.rmdir", "/.exported.", 1)
 
 
 class Place:
@@ -123,7 +125,7 @@ def test_what_a_killed_conversion_leaves_is_no_model(moment: str, without_model:
 
 def test_a_model_with_its_name_is_whole(without_model: Place) -> None:
     place = without_model
-    place.kill(MOVED, "convert", str(place.source), "--out", str(place.out))
+    place.kill(CONVERTED, "convert", str(place.source), "--out", str(place.out))
     place.check_whole()
     assert rlax("init", str(place.home / "new.yml"), "--model", str(place.out)).exit_code == 0
     again = rlax("convert", str(place.source), "--out", str(place.out))
@@ -145,7 +147,7 @@ def test_what_a_killed_export_leaves_is_no_model(moment: str, place: Place) -> N
 
 
 def test_an_export_with_its_name_is_whole(place: Place) -> None:
-    place.kill(MOVED, "export", str(place.out), "--out", str(place.exported))
+    place.kill(EXPORTED, "export", str(place.out), "--out", str(place.exported))
     result = rlax("convert", str(place.exported), "--out", str(place.home / "again"))
     assert result.exit_code == 0, result.output
     shutil.rmtree(place.exported)
