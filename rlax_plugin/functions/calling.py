@@ -151,6 +151,3 @@ def as_reward(function: Callable[..., Any], signature: Signature) -> _Reward:
     if signature.rest or "tokens" in (*signature.required, *signature.optional):
         return (AsyncTokensReward if signature.waits else TokensReward)(function, signature)
     return (AsyncSampleReward if signature.waits else SampleReward)(function, signature)
-
-
-__all__ = ["MESSAGES", "ReturnedError", "as_reward", "chosen", "of_group", "of_sample"]

@@ -1,7 +1,7 @@
 """The rewards of a call of ``train``, as entries of ``rlax.rewards`` and the files that they name.
 
 A function is written to a file beside the config. If it belongs to a module that has a file, this
-file is copied; otherwise its source is collected (``functions.py``).
+file is copied; otherwise its source is collected (``function_source.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from typing import Any
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.functions.loading import check_imports
 from rlax_plugin.functions.signatures import FunctionError
-from rlax_plugin.scripting.functions import Gatherer, NoSourceError, check_code, plain_function
+from rlax_plugin.scripting.function_source import (
+    Gatherer,
+    NoSourceError,
+    check_code,
+    plain_function,
+)
 from rlax_plugin.scripting.literals import described
 
 Reward = str | Callable[..., Any] | Mapping[str, Any]

@@ -119,7 +119,7 @@ class Elsewhere:
 
 
 def command(name: str, *arguments: str) -> str:
-    """Runs a command of ``rlax`` to its end.
+    """Runs a command of ``rlax`` to its end, for which the command has deadlines of its own.
 
     Returns:
       Its standard output.

@@ -29,8 +29,7 @@ def verdict_of(
       maxtext: MaxText's keys.
       steps: number of steps that were trained.
     """
-    change = _change(before, after, section)
-    if before is None or after is None or change is None:
+    if before is None or after is None or (change := _change(before, after, section)) is None:
         return None
     held_out = next(iter(before.sets))
     figures = _figures(before, after, stats, section, maxtext, steps)
@@ -44,11 +43,7 @@ def verdict_of(
     }
 
 
-def _change(
-    before: Evaluated | None, after: Evaluated | None, section: RlaxSection
-) -> Change | None:
-    if before is None or after is None:
-        return None
+def _change(before: Evaluated, after: Evaluated, section: RlaxSection) -> Change | None:
     held_out = next(iter(before.sets))
     samples = {e.n for found in (before, after) for e in found.sets.get(held_out, {}).values()}
     if len(samples) != 1:

@@ -1,4 +1,4 @@
-"""What a run says while it starts, in a pipe and on a terminal."""
+"""The lines of a run that starts, in a pipe and on a terminal."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_terminal_shows_the_phases_in_one_place(tmp_path: Path) -> None:
 
 
 def _all_of(terminal: int) -> str:
-    """What is written until the last process has closed the terminal."""
+    """Returns the text that is written until the last process has closed the terminal."""
     parts, end_s = list[bytes](), time.monotonic() + DEADLINE_S
     while (left_s := end_s - time.monotonic()) > 0:
         if not select.select([terminal], [], [], left_s)[0]:

@@ -77,7 +77,7 @@ def unused(like):
 
 
 def compiled_decoding(engine, weights):
-    """What XLA makes of a decode call."""
+    """Returns the program that XLA makes of a decode call."""
     rest = np.ones(engine.slots, bool), np.int32(3), np.bool_(0)
     return engine._decode.lower(engine._state, weights, *rest).compile().as_text()
 

@@ -1,4 +1,4 @@
-"""What functions of each form are given, and which values they may return."""
+"""The arguments of functions of each form, and the values that they may return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command waits for, in lines and on a terminal."""
+"""The display of waiting, in lines and on a terminal."""
 
 from __future__ import annotations
 

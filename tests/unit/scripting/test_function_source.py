@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cells import notebook, run_cell
 
-from rlax_plugin.scripting.functions import Gatherer, NoSourceError
+from rlax_plugin.scripting.function_source import Gatherer, NoSourceError
 
 
 def gathered(names: dict[str, Any], *functions: str) -> str:

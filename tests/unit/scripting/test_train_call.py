@@ -1,4 +1,4 @@
-"""What ``train`` writes and rejects before it starts anything."""
+"""The files that ``train`` writes, and the errors before it starts anything."""
 
 from __future__ import annotations
 
