@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rlax_plugin.config import FunctionChoice
 from rlax_plugin.errors import ConfigError, alternatives
@@ -19,6 +19,7 @@ def check_columns(
     key: str,
     functions: Mapping[str, str],
     prompts: Sequence[Prompt],
+    references: Collection[str],
     deadline_s: float,
 ) -> None:
     """Checks that some of the first prompts have each column that a function needs.
@@ -28,6 +29,8 @@ def check_columns(
     Args:
       choices: the parts under ``key``.
       kind: their kind.
+      references: columns that the prompt source may read as the reference, which it then does not
+        keep under their own names.
 
     Raises:
       ConfigError: none has it; lists those that there are.
@@ -46,10 +49,17 @@ def check_columns(
             columns = {name for prompt in first for name in prompt.metadata}
         if lacking := [name for name in found.columns if name not in columns]:
             own = FILTER if kind == "filter" else GROUP if found.form == "group" else SAMPLE
-            raise ConfigError(
-                f"{place}.function",
-                choice.function,
-                f"{found.where} has a parameter {lacking[0]!r}, but the data has no such column; "
-                f"{alternatives(lacking[0], {*own, *columns})}. Give the parameter a default if "
-                "it may be missing",
+            name = lacking[0]
+            reason = (
+                f"{found.where} has a parameter {name!r}, but the prompts have no such column; "
+                f"{alternatives(name, {*own, *columns})}. "
             )
+            if name in references:
+                kept = ", ".join(sorted({*columns, name}))
+                reason += (
+                    f"If {name} is the column of the references, its parameter is called "
+                    f"'reference'; with rlax.prompt_source.metadata: [{kept}] it keeps its name too"
+                )
+            else:
+                reason += "Give the parameter a default if it may be missing"
+            raise ConfigError(f"{place}.function", choice.function, reason)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.functions.columns import check_columns
 from rlax_plugin.prompts.of_run import AskedSet, RunPrompts
+from rlax_plugin.prompts.row_columns import REFERENCES
 from rlax_plugin.types import Prompt
 
 
@@ -21,9 +22,9 @@ def check_data(section: RlaxSection, functions: Mapping[str, str], prompts: RunP
     """
     _check(section, functions, prompts.train, "rlax.rewards")
     if len(prompts.train):
-        filters, startup_s = section.curation.filters, section.deadlines.startup_s
-        key = "rlax.curation.filters"
-        check_columns(filters, "filter", key, functions, prompts.train, startup_s)
+        filters, key = section.curation.filters, "rlax.curation.filters"
+        startup_s = section.deadlines.startup_s
+        check_columns(filters, "filter", key, functions, prompts.train, REFERENCES, startup_s)
     for one in prompts.asked:
         own = f"rlax.evaluation.sets.{one.name}.rewards"
         key = own if _has_own(one) else "rlax.rewards"
@@ -38,5 +39,5 @@ def _check(
     section: RlaxSection, functions: Mapping[str, str], prompts: Sequence[Prompt], key: str
 ) -> None:
     if len(prompts):
-        choices = section.function_lists[key]
-        check_columns(choices, "reward", key, functions, prompts, section.deadlines.startup_s)
+        choices, startup_s = section.function_lists[key], section.deadlines.startup_s
+        check_columns(choices, "reward", key, functions, prompts, REFERENCES, startup_s)

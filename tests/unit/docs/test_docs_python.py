@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -19,22 +20,17 @@ from rlax_plugin.scripting import training
 
 PAGE = read("python.md")
 SCRIPT, *CELLS = fences(PAGE, "python")
+MOVED = fences(PAGE, "diff")[0].splitlines()  # a script of TRL, which was moved
+OF_TRL = "\n".join(line[1:] for line in MOVED if not line.startswith("+"))
+OURS = "\n".join(line[1:] for line in MOVED if not line.startswith("-"))
 
 
 def test_the_script_writes_the_config_that_it_implies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Executed up to the line that waits, and nothing is started."""
-    started: list[tuple[Path, ...]] = []
-    monkeypatch.setattr(training, "Started", lambda *given: started.append(given))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT[: SCRIPT.index("print(run.wait())")])
-    names: dict[str, Any] = {"__name__": "__main__", "__file__": str(script)}
-    exec(compile(script.read_text(), str(script), "exec"), names)
+    names = executed(SCRIPT[: SCRIPT.index("print(run.wait())")], tmp_path, monkeypatch)
     folder = Path("configs/run-1")
-    assert started == [(folder / "run-1.yml", folder / "train.log")]
     found = resolve(folder / "run-1.yml")
     assert found.section.rewards[0].function == "rewards.py:correct"
     assert found.section.prompt_source.options["path"] == "configs/run-1/data.jsonl"
@@ -45,6 +41,48 @@ def test_the_script_writes_the_config_that_it_implies(
     listed = set(re.findall(r"^\| `([\w.-]+)`", sections(PAGE, 2)["A script"], re.MULTILINE))
     there = {path.name for path in folder.iterdir()}
     assert there == (listed | {"rewards.py", "data.jsonl"}) - {"train.log"}
+
+
+def executed(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Executes a script, checks that it would start ``run-1``, and returns its names."""
+    started: list[tuple[Path, ...]] = []
+    monkeypatch.setattr(training, "Started", lambda *given: started.append(given))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
+    exec(compile(script, str(path), "exec"), names)
+    folder = Path("configs/run-1")
+    assert started == [(folder / "run-1.yml", folder / "train.log")]
+    return names
+
+
+def test_the_script_of_trl_keeps_its_data_and_its_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = OF_TRL[: OF_TRL.index("args = GRPOConfig")].splitlines()
+    assert [line for line in kept if line not in OURS] == [
+        "from trl import GRPOConfig, GRPOTrainer"
+    ]
+    call = ast.parse(OF_TRL).body[-3]
+    assert isinstance(call, ast.Assign) and isinstance(call.value, ast.Call)
+    settings = {one.arg: ast.literal_eval(one.value) for one in call.value.keywords}
+    names = executed(OURS[: OURS.index("run.wait()")], tmp_path, monkeypatch)
+    found = resolve(Path("configs/run-1/run-1.yml"))
+    rollouts, rewards = found.section.rollouts, found.section.rewards
+    assert settings == {
+        "output_dir": "out",  # TRL's; ours is "runs", because the script does not say
+        "max_steps": found.maxtext["steps"],
+        "learning_rate": found.maxtext["learning_rate"],
+        "num_generations": rollouts.group_size,
+        "max_completion_length": rollouts.max_new_tokens,
+        "loss_type": found.section.objective.preset,
+        "reward_weights": [one.weight for one in rewards],
+    }
+    assert [one.function for one in rewards] == ["rewards.py:correct", "rewards.py:digits"]
+    texts = ["6", " 8 ", "x"]
+    assert names["correct"](completions=texts, answer=["6", "8", "9"]) == [1.0, 1.0, 0.0]
 
 
 def test_the_tables_have_all_arguments_and_methods() -> None:
@@ -89,9 +127,9 @@ def test_the_page_works_in_a_notebook(tmp_path: Path, monkeypatch: pytest.Monkey
         one.replace("steps=100", "steps=2")
         .replace("config={", f"config={{{few}, ")
         .replace('name="sums"', f'name="sums", config={{{few}}}')
-        for one in (SCRIPT, *CELLS)
+        for one in (SCRIPT, *CELLS, OURS)
     ]
-    assert sum(few in one for one in cells) == 2
+    assert sum(few in one for one in cells) == 3
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in cells])
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
@@ -103,3 +141,4 @@ def test_the_page_works_in_a_notebook(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "'completion': " in outputs[2][0].data["text/plain"]
     assert any("image/png" in one.get("data", {}) for one in outputs[3])
     assert outputs[4][0].data["text/plain"] == "'complete'"
+    assert outputs[-1][-1].data["text/plain"] == "'complete'"

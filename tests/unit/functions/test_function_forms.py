@@ -281,13 +281,15 @@ def test_columns_are_checked_against_the_first_prompts(monkeypatch) -> None:
     monkeypatch.setattr(columns, "checked_signature", lambda *given: signature)
     choices = [RewardChoice.model_validate({"function": "f.py:f"})]
     with pytest.raises(ConfigError) as caught:
-        check_columns(choices, "reward", "rlax.rewards", {}, [PROMPT], 1.0)
+        check_columns(choices, "reward", "rlax.rewards", {}, [PROMPT], (), 1.0)
     assert caught.value.key == "rlax.rewards.0.function"
-    assert "has a parameter 'levle', but the data has no such column; did you mean 'level'?" in str(
+    assert "has a parameter 'levle', but the prompts have no such column; did you mean 'level'?" in str(
         caught.value
     )
+    with pytest.raises(ConfigError, match=r"rlax.prompt_source.metadata: \[\w.*levle\b.*keeps its"):
+        check_columns(choices, "reward", "rlax.rewards", {}, [PROMPT], ("levle",), 1.0)
     named = replace(PROMPT, metadata={"levle": 1})
-    check_columns(choices, "reward", "rlax.rewards", {}, [PROMPT, named], 1.0)
+    check_columns(choices, "reward", "rlax.rewards", {}, [PROMPT, named], (), 1.0)
 
 
 def test_a_failing_filter_of_the_user_ends_the_run_with_its_line(tmp_path) -> None:
