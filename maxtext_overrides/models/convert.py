@@ -116,7 +116,7 @@ class Convertible:
 
 
 def examine(path: Path, dtype: str, scanned: bool) -> Convertible:
-    """Reads and checks a model; the values of its tensors are read only when it is written.
+    """Reads and checks a model; reads the values of its tensors only when it is written.
 
     Args:
       path: a Hugging Face directory, or a GGUF file.

@@ -81,6 +81,11 @@ def encode(value: Any, keep: Callable[[Any], Any], depth: int = 0) -> Any:
 def decode(found: Any, kept: Callable[[Any], Any], depth: int = 0) -> Any:
     """Reads the result of ``encode``; the sender is not trusted.
 
+    Args:
+      found: the JSON.
+      kept: returns the object for JSON that came from ``keep`` of ``encode``.
+      depth: level of nesting.
+
     Raises:
       ValueError, TypeError, LookupError, ArithmeticError: it is not such a result.
     """

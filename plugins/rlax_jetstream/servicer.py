@@ -39,7 +39,7 @@ def servicer_class(orchestrator: ModuleType) -> type:
     from jetstream.core.proto import jetstream_pb2 as pb
 
     class Servicer(orchestrator.LLMOrchestrator):
-        """JetStream's servicer with the status codes of ``Generate`` in place of UNKNOWN."""
+        """JetStream's servicer; its errors have a status code that names the cause."""
 
         async def Decode(self, request: Any, context: Any = None) -> AsyncIterator[Any]:
             if not self._driver.live:

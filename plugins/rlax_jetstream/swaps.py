@@ -117,7 +117,7 @@ def laid_out(
     """The loaded weights in the layout that the slots' programs read fastest.
 
     Args:
-      made_by: name -> array to name -> uint32.
+      made_by: computes the fingerprint (uint32) of each array; returns name -> fingerprint.
       discard: called with the arrays to discard.
     """
     arrays = loaded.arrays

@@ -58,7 +58,7 @@ def validate[M: BaseModel](model: type[M], values: Mapping[str, Any], key: str) 
 
 
 def _plain(value: Any) -> Any:
-    """Converts a numpy scalar, from a preset's arithmetic, to a number; other values to text."""
+    """Converts a numpy scalar, such as a preset may compute, to a number; others to text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 

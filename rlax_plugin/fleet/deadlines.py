@@ -194,8 +194,10 @@ def _batch(
         at_once = rollouts.group_size * len(slots)
     waves = math.ceil(samples / at_once)
     one_s = sample_s(section, rates, max(slots))
-    in_waves = "1 wave" if waves == 1 else f"{waves} waves"
-    parts = [(waves * one_s, f"{samples:,} samples in {in_waves} of {in_seconds(one_s)}")]
+    all_s = waves * one_s
+    parts = [
+        (all_s, f"{in_seconds(all_s)} for {samples:,} samples, {min(samples, at_once):,} at once")
+    ]
     if rollouts.on_new_weights == "finish" and section.staleness.steps_ahead > 1:
         parts.append((one_s, f"{in_seconds(one_s)} for running samples to end"))
     if weights_bytes is not None:

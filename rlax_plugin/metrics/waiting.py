@@ -23,7 +23,7 @@ _LONGEST = 200  # characters of a phase's name, or of a note: a trainer may say 
 
 
 def ends_at(key: str, seconds: float, what: str = "") -> str:
-    """Returns a clause on the deadline of a wait, such as ``rlax.deadlines.startup_s = 180 s``."""
+    """Returns the end of a line about a wait, which names its deadline."""
     return f"{key} = {seconds:g} s{what} ends this wait"
 
 
@@ -34,7 +34,7 @@ class _Phase:
     Attributes:
       about_s: expected seconds; None: unknown.
       about: the expectation, with its source.
-      ends: a clause on the deadline.
+      ends: the end of the line, which names the deadline.
       progress: the part that is done, such as ``3 of 8 problems``; empty: unknown.
     """
 
@@ -96,7 +96,7 @@ class Waiting:
           what: the phase, as the subject of a line; also its name in ``durations``.
           typical_s: seconds that it typically takes, for the first time; 0: unknown.
           assumed: key with the speeds of an estimate, and the estimate, instead of ``typical_s``.
-          ends: clause on the deadline, see ``ends_at``.
+          ends: the end of the line, see ``ends_at``.
         """
         what = one_line(what, _LONGEST)
         self._measure()

@@ -27,7 +27,7 @@ def test_a_run_warns_once_that_a_deadline_will_not_hold_at_the_speed_it_measures
     warned = [line for line in out.splitlines() if line.startswith("warning: ")]
     assert len(warned) == 1, out
     assert warned[0].startswith("warning: rlax.deadlines.batch_s = 60.6 s is too short: ")
-    assert "16 samples in 1 wave of " in warned[0] and "at measured speeds" in warned[0]
+    assert " s for 16 samples, 16 at once" in warned[0] and "at measured speeds" in warned[0]
     assert warned[0] in (run.dir / "logs/trainer.log").read_text()
 
 

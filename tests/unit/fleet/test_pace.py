@@ -65,7 +65,7 @@ def test_what_is_measured_takes_the_place_of_what_is_assumed_worker_by_worker():
 
 
 def test_each_worker_counts_with_its_own_slots():
-    """64 samples of 10 s: in 1 wave of 64 slots, in 2 of 32; 10 s for a reward beside them."""
+    """64 samples of 10 s: all at once in 64 slots, two halves in 32; and 10 s for a reward."""
     pace, workers, _ = make()
     turns = {"none yet": ((), 1), "half": ((32,), 2), "two": ((32, 32), 1), "uneven": ((16, 8), 3)}
     for slots, expected in turns.values():

@@ -27,9 +27,9 @@ from rlax_plugin.weights.kept_versions import (
     record_versions,
     write_index,
 )
+from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.version_index import versions_to_json
-from rlax_plugin.weights.versions import VersionTable
 
 LIMIT_S = 60
 

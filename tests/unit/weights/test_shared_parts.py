@@ -30,10 +30,10 @@ from rlax_plugin.testing import FakeEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights import verification
 from rlax_plugin.weights.kept_versions import kept_version, listed_versions, record_versions
+from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.taking import Reading, take_version
-from rlax_plugin.weights.versions import VersionTable
 
 LIMIT_S = 60
 
