@@ -67,6 +67,18 @@ def serve(
         ),
     ] = None,
     *,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="address of this machine to listen on. Default: with --controller a loopback "
+            "address if the controller is on this machine, otherwise the address from which this "
+            "machine reaches it; with RUN rlax.network.host"
+        ),
+    ] = None,
+    advertised_host: Annotated[
+        str,
+        typer.Option(help="name or address by which others reach this process; default: --host"),
+    ] = "",
     port: Annotated[
         int | None,
         typer.Option(
@@ -90,6 +102,14 @@ def serve(
             "where the token of clients is written; default: below ~/.local/state/rlax/tokens",
         ),
     ] = None,
+    ca: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="with --controller: certificate (PEM) of the authority that verifies the run's "
+            "endpoints, if the run has rlax.network.tls; default: as the token file says",
+        ),
+    ] = "",
     open_to_all: Annotated[
         bool,
         typer.Option(
@@ -133,6 +153,10 @@ def serve(
     directory nor its config: the trainer sends the config. The worker loads the current weights and
     generates until the run ends. Workers may join and leave at any time.
 
+    The controller must reach the worker: on another machine it listens on the address from which
+    that machine reaches the controller, or on --host. With --advertised-host, the controller
+    connects to that name or address instead.
+
     With --controller, KEY=VALUE arguments set what is local to this worker: rlax.rollouts.slots,
     rlax.rollouts.engine, rlax.deadlines, rlax.network, rlax.plugins, and MaxText's hardware, ici_*
     and dcn_* keys. Another key must have the run's value. A config (.yml) may be given as well; its
@@ -146,12 +170,14 @@ def serve(
 
             if what is None:
                 raise ConfigError("RUN", None, "must be given, or --controller HOST:PORT")
-            _reject_without_controller(what, name, with_parent)
+            _reject_without_controller(what, name, with_parent, ca)
             if open_to_all and token_file is not None:
                 raise ConfigError("--token-file", token_file, "cannot be used with --open")
             serve_run(
                 what,
                 overrides,
+                host=host,
+                advertised_host=advertised_host,
                 port=port or 0,
                 version=version,
                 prometheus_port=prometheus_port,
@@ -175,6 +201,9 @@ def serve(
             token_file=token_file,
             name=_default_name() if name is None else name,
             with_parent=with_parent,
+            host=host or "",
+            advertised_host=advertised_host,
+            ca=ca,
             prometheus_port=prometheus_port,
             prometheus_token=token,
         )
@@ -208,7 +237,13 @@ def parameter_server(
     config: Config,
     overrides: Overrides = None,
     *,
-    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="address of this machine to listen on; 0.0.0.0 or ::: all of them")
+    ] = "127.0.0.1",
+    advertised_host: Annotated[
+        str,
+        typer.Option(help="name or address by which trainer and workers reach it; default: --host"),
+    ] = "",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free port")
     ] = 0,
@@ -227,14 +262,16 @@ def parameter_server(
         import asyncio
 
         from rlax_plugin.build import build_weight_store
-        from rlax_plugin.config import Network
         from rlax_plugin.config.loading import load_section
+        from rlax_plugin.config.network import Place
         from rlax_plugin.ports.protocols import BuildContext
         from rlax_plugin.records.files import RunFiles
         from rlax_plugin.records.places import check_file_writable
         from rlax_plugin.records.private import check_private
         from rlax_plugin.rpc.doors import Door
+        from rlax_plugin.rpc.operator_certificate import authority_of, served_identity
         from rlax_plugin.rpc.run_secrets import run_secrets
+        from rlax_plugin.rpc.upkeep import Upkeep
         from rlax_plugin.start.run_directory import (
             make_directories,
             run_directory,
@@ -244,25 +281,32 @@ def parameter_server(
         from rlax_plugin.weights.parameter_server import serve_parameter_server
 
         section, maxtext = load_section(config, overrides or ())
-        Network(host=host, port=port)  # rejects what the config would reject
+        place = Place(host, advertised_host)
+        place.check("--host", "--advertised-host")
         if index is not None:
             check_file_writable("--index", str(index), section.deadlines.rpc_s)
             check_private("--index", str(index), index.absolute().parent)
         context, files = BuildContext.outside_run(section), RunFiles(run_directory(maxtext))
         state_dir = state_directory(section, files)
         make_directories(files, state_dir, section, maxtext)
-        secrets = run_secrets(state_dir)
+        tls = section.network.tls
+        secrets = run_secrets(state_dir, authority_of(tls))
+        callers = secrets.callers()
+        identity = served_identity(tls, secrets.identity, place.reached_at)
+        upkeep = Upkeep(state_dir, secrets, callers, identity, note=typer.echo)
         asyncio.run(
             serve_parameter_server(
                 host,
                 port,
-                Door(secrets.callers(), secrets.identity),
+                Door(callers, identity),
                 build_weight_store(context),
                 keep=section.weights.keep,
                 lease_s=section.deadlines.lease_s,
                 ready=lambda address: typer.echo(f"parameter server listens on {address}"),
                 published_in=weights_directory(section, files),
                 index=index,
+                advertised=advertised_host,
+                beside=lambda: upkeep.run(section.deadlines.heartbeat_s),
             )
         )
 
@@ -274,10 +318,11 @@ def _check_address(key: str, address: str) -> None:
         raise ConfigError(key, address, "must be host:port")
 
 
-def _reject_without_controller(what: str, name: str | None, with_parent: bool) -> None:
+def _reject_without_controller(what: str, name: str | None, with_parent: bool, ca: str) -> None:
     if what.endswith(".yml"):
         reason = "must be given with a config; to serve a trained run, give its directory instead"
         raise ConfigError("--controller", None, reason)
-    for option, value in (("--name", name), ("--with-parent", with_parent or None)):
+    only = {"--name": name, "--with-parent": with_parent or None, "--ca": ca or None}
+    for option, value in only.items():
         if value is not None:
             raise ConfigError(option, value, "can only be used with --controller")

@@ -12,6 +12,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.rpc.operator_certificate import authority_of
 from rlax_plugin.rpc.run_secrets import known_secrets
 from rlax_plugin.start.run_directory import state_directory
 from rlax_plugin.types import WeightVersion
@@ -121,7 +122,9 @@ async def find_version(
     if address == "embedded":
         known = endpoints(state_directory(section, target.run))
         address = known.parameter_server if known is not None else ""
-    secrets = known_secrets(state_directory(section, target.run))
+    secrets = known_secrets(
+        state_directory(section, target.run), authority_of(section.network.tls) if address else ""
+    )
     if address and secrets is not None:
         client = ParameterServerClient(address, secrets.of_trainer, section.deadlines.rpc_s)
         closing.push_async_callback(client.close)

@@ -4,6 +4,7 @@
 class (see ``build``). Importing this module imports neither JAX nor MaxText.
 """
 
+from rlax_plugin.config.addresses import is_address
 from rlax_plugin.config.base import (
     FUNCTION,
     INT32_MAX,
@@ -20,7 +21,6 @@ from rlax_plugin.config.base import (
     Seconds,
     Section,
     default_parts,
-    is_address,
     leaf_fields,
     plain_name,
 )

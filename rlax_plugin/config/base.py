@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,23 +54,6 @@ def _temperature(value: float) -> float:
 
 
 Temperature = Annotated[float, Field(ge=0, le=1000), AfterValidator(_temperature)]
-
-
-_HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]"
-
-
-def is_address(text: str) -> bool:
-    """True if a text is host:port of one process.
-
-    A host is a name, an IPv4 address, or an IPv6 address in brackets. Anything else is not accepted
-    because gRPC treats ``unix:name`` as a socket in the file system, and knows other schemes.
-    """
-    host, colon, port = text.rpartition(":")
-    return bool(re.fullmatch(_HOST, host) and colon and _is_port(port))
-
-
-def _is_port(text: str) -> bool:
-    return bool(re.fullmatch("[0-9]{1,5}", text)) and 0 < int(text) < 65536
 
 
 class Section(BaseModel):

@@ -23,6 +23,8 @@ FROM_RUN = "the controller's config"
 
 # No worker needs them, and their values may be secrets.
 _KEPT_BACK_RLAX = ("trackers", "observers")
+# The rest is of the trainer's machine: its addresses, ports and files.
+_NETWORK_OF_ALL = ("serve_clients",)
 
 
 def to_bytes(config: ResolvedConfig) -> bytes:
@@ -33,7 +35,9 @@ def to_bytes(config: ResolvedConfig) -> bytes:
     """
     content = {key: value for key, value in config.content.items() if key not in KEPT_BACK}
     section = content.get("rlax") or {}
-    content["rlax"] = {k: v for k, v in section.items() if k not in _KEPT_BACK_RLAX}
+    content["rlax"] = handed = {k: v for k, v in section.items() if k not in _KEPT_BACK_RLAX}
+    if isinstance(network := handed.pop("network", None), Mapping):
+        handed["network"] = {k: v for k, v in network.items() if k in _NETWORK_OF_ALL}
     arguments = sorted(config.arguments & content.keys())
     text = json.dumps({"content": content, "arguments": arguments}).encode()
     if len(text) > MAX_BYTES:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from rlax_plugin.config.addresses import is_address
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
@@ -17,7 +18,6 @@ from rlax_plugin.config.base import (
     Seconds,
     Section,
     check_labels,
-    is_address,
 )
 from rlax_plugin.config.evaluation import Evaluation
 from rlax_plugin.config.network import Network

@@ -13,6 +13,7 @@ import grpc
 
 from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.identities import Identity
+from rlax_plugin.fleet.package_versions import PackageVersions
 from rlax_plugin.fleet.progress import moves_of
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -27,10 +28,11 @@ class FleetService(rpc.FleetServicer):
 
     Args:
       callers: of the server; registered processes are added to it.
+      versions: rejects workers with other packages; None: all packages are accepted.
     """
 
-    def __init__(self, fleet: Fleet, callers: Callers):
-        self._fleet, self._callers = fleet, callers
+    def __init__(self, fleet: Fleet, callers: Callers, versions: PackageVersions | None = None):
+        self._fleet, self._callers, self._versions = fleet, callers, versions
         self._tokens: dict[Identity, str] = {}
 
     async def Config(self, request: pb.ConfigRequest, context: Any) -> pb.ConfigReply:
@@ -45,6 +47,8 @@ class FleetService(rpc.FleetServicer):
         if request.token in self._callers and request.token != before:
             # Such as the run's worker token, which it knows: it would go when this process goes.
             return pb.RegisterReply(accepted=False, reason="its token is in use already")
+        if self._versions and (why := self._versions.rejection(request.worker, request.versions)):
+            return pb.RegisterReply(accepted=False, reason=why, other_versions=True)
         reply = await self._fleet.Register(request, context)
         if reply.accepted:
             self._callers.dismiss(before)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from rlax_plugin.config import is_address
+from rlax_plugin.config.addresses import host_of, is_address, is_wildcard
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
 
@@ -42,6 +42,9 @@ def malformed(request: pb.RegisterRequest) -> str | None:
         return f"its process must be 1 to {LONGEST_NAME} letters and digits"
     if len(request.address) > _LONGEST_ADDRESS or not is_address(request.address):
         return f"its address must be host:port, not {one_line(request.address, LONGEST_NAME)}"
+    if is_wildcard(host_of(request.address)):
+        shown = one_line(request.address, LONGEST_NAME)
+        return f"its address must be one to connect to, not {shown}: give --advertised-host"
     return None
 
 

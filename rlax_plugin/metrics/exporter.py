@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from rlax_plugin.config import Network
+from rlax_plugin.config.network import PROMETHEUS_TOKEN
 from rlax_plugin.metrics.prometheus import Exporter, Family, Figures, family_of, worker_families
 from rlax_plugin.ports.protocols import Tracker
 from rlax_plugin.rpc.token_file import read_token
@@ -21,7 +22,7 @@ def prometheus_token(network: Network) -> str:
       ConfigError: the token file cannot be used.
     """
     path = network.prometheus_token_file
-    return read_token("rlax.network.prometheus_token_file", path) if path else ""
+    return read_token(PROMETHEUS_TOKEN, path) if path else ""
 
 
 class ExportedRun(Protocol):
@@ -54,7 +55,7 @@ class PrometheusTracker(Tracker):
         assert network.prometheus_port is not None, "nothing is to be exported"
         self._metrics = RunMetrics(counts=run.counts, workers=run.workers)
         self._exporter = Exporter(
-            network.host,
+            network.place,
             network.prometheus_port,
             "rlax.network.prometheus_port",
             self._metrics.registry,

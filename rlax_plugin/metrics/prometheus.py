@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from rlax_plugin.config.addresses import bracketed, is_loopback
+from rlax_plugin.config.network import Place
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.http import WsgiServer
 
@@ -35,7 +37,7 @@ class Exporter:
     """Serves ``/metrics`` on its own thread until it is closed.
 
     Args:
-      host: address to bind.
+      place: its host is bound, and its advertised one is in ``url``.
       port: port to bind; 0 takes any free one.
       key: config key that sets the port, for the error's message.
       registry: metrics to serve; its collectors are called on the serving thread.
@@ -45,18 +47,22 @@ class Exporter:
       url: address for Prometheus to scrape.
 
     Raises:
-      ConfigError: the port is taken.
+      ConfigError: the port is taken, or other machines could read the page without a token.
     """
 
     def __init__(
-        self, host: str, port: int, key: str, registry: CollectorRegistry, *, token: str = ""
+        self, place: Place, port: int, key: str, registry: CollectorRegistry, *, token: str = ""
     ):
+        host = place.host
+        if not token and not is_loopback(host):
+            reason = f"cannot be used on {host} without a token: other machines could read the page"
+            raise ConfigError(key, port, reason)
         try:
             self._server = WsgiServer(host, port, make_wsgi_app(registry), token=token)
         except OSError as error:
             reason = f"cannot be used on {host}: {error.strerror}; 0 means any free port"
             raise ConfigError(key, port, reason) from error
-        self.url = f"http://{host}:{self._server.port}/metrics"
+        self.url = f"http://{bracketed(place.reached_at)}:{self._server.port}/metrics"
 
     def close(self) -> None:
         """Ends the thread and frees the port."""

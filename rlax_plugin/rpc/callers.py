@@ -7,6 +7,8 @@ may call; a method that is missing from the table is rejected for every role.
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ from typing import Any, Literal
 import grpc
 
 from rlax_plugin.rpc.garbled import refusing_garbled
+from rlax_plugin.text.harmless import one_line
+
+log = logging.getLogger("rlax.rpc")
 
 Role = Literal["trainer", "worker", "client"]
 
@@ -40,6 +45,9 @@ METHODS: Mapping[str, frozenset[Role]] = {
 """Method -> the roles that may call it. Services that an engine adds are for clients."""
 
 _SCHEME = "Bearer "
+_AGAIN_S = 60.0  # between two lines of one caller and reason
+_MOST_NOTED = 256  # callers and reasons
+_LONGEST_METHOD = 128  # characters; what callers send may be anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, callers: Callers, front_ends: Iterable[str] = ()):
         self._callers, self._front_ends = callers, frozenset(front_ends)
+        self._refusals = Refusals()
 
     def _roles(self, method: str) -> frozenset[Role]:
         service = method.removeprefix("/").rpartition("/")[0]
@@ -131,25 +140,59 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Any:
         details: Any = handler_call_details
         caller = self._callers.of(details.invocation_metadata or ())
+        method = details.method
         if caller is None:
-            return _NO_TOKEN
-        if caller.roles.isdisjoint(self._roles(details.method)):
-            return _NOT_ALLOWED
+            shown = any(key == "authorization" for key, _ in details.invocation_metadata or ())
+            why = _WRONG_TOKEN if shown else _NO_TOKEN
+            return self._refusing(grpc.StatusCode.UNAUTHENTICATED, why, method)
+        if caller.roles.isdisjoint(self._roles(method)):
+            roles = " or ".join(sorted(caller.roles))
+            why = f"the role {roles} of this token does not allow this method"
+            return self._refusing(grpc.StatusCode.PERMISSION_DENIED, why, method)
         _CALLER.set(caller)  # in the call's own task, which goes on with the method
         return refusing_garbled(await continuation(handler_call_details))
 
+    def _refusing(self, code: grpc.StatusCode, why: str, method: str) -> Any:
+        async def refuse(requests: Any, context: grpc.aio.ServicerContext) -> None:
+            self._refusals.note(why, method, context.peer())
+            await context.abort(code, why)
 
-def _refusing(code: grpc.StatusCode, why: str) -> Any:
-    async def refuse(requests: Any, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(code, why)
-
-    # Of a stream, so that no message is waited for.
-    return grpc.stream_stream_rpc_method_handler(refuse)
+        # Of a stream, so that no message is waited for.
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-_NO_TOKEN = _refusing(
-    grpc.StatusCode.UNAUTHENTICATED, "the call shows no token, or one that is not taken here"
+_NO_TOKEN = "the call shows no token"
+_WRONG_TOKEN = (
+    "the call shows a token that is not taken here: it is another run's or another server's, or it "
+    "was rotated; take the newest token file of this server"
 )
-_NOT_ALLOWED = _refusing(
-    grpc.StatusCode.PERMISSION_DENIED, "the role of this token does not allow this method"
-)
+
+
+class Refusals:
+    """Logs rejected calls: for each reason and host one line, and further ones once a minute.
+
+    Args:
+      clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._noted: dict[tuple[str, str], tuple[float, int]] = {}  # when, and how many since
+
+    def note(self, why: str, method: str, peer: str) -> None:
+        """Notes a rejected call.
+
+        Args:
+          peer: address of the caller, as gRPC names it.
+        """
+        key, now_s = (why, peer.rpartition(":")[0]), self._clock()
+        noted_s, since = self._noted.pop(key, (now_s - _AGAIN_S, 0))
+        if now_s - noted_s < _AGAIN_S:
+            self._noted[key] = noted_s, since + 1
+            return
+        self._noted[key] = now_s, 0
+        if len(self._noted) > _MOST_NOTED:
+            del self._noted[next(iter(self._noted))]
+        more = f" ({since} more like it since the last such line)" if since else ""
+        called, caller = one_line(method, _LONGEST_METHOD), one_line(peer, _LONGEST_METHOD)
+        log.warning("rejected a call of %s from %s: %s%s", called, caller, why, more)

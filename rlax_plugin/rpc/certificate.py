@@ -43,9 +43,10 @@ class Identity:
         try:
             key = serialization.load_pem_private_key(self.key.encode(), None)
             certificate = x509.load_pem_x509_certificate(self.certificate.encode())
+            belongs = key.public_key() == certificate.public_key()
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             return f"its key or certificate cannot be read: {one_line(str(error), 200)}"
-        if key.public_key() != certificate.public_key():
+        if not belongs:
             return "its key is not that of its certificate"
         return None
 

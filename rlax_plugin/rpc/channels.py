@@ -69,6 +69,8 @@ def describe(error: grpc.RpcError, deadline: tuple[float, str] | None = None) ->
     code = getattr(error, "code", lambda: None)()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer within {deadline[0]:g} s ({deadline[1]})" if deadline else "no answer"
+    if notes := getattr(error, "__notes__", None):  # see Connection.diagnose
+        return f"{getattr(code, 'name', 'UNKNOWN')}: {one_line(str(notes[-1]))}"
     details = getattr(error, "details", lambda: None)()
     if details and _UNKNOWN_SERVER in details:
         details = _IS_UNKNOWN

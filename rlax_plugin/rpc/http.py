@@ -21,6 +21,8 @@ from typing import Any
 from urllib.parse import unquote
 from wsgiref.types import WSGIApplication
 
+from rlax_plugin.config.addresses import bare
+
 CONNECTIONS = 64
 """Maximum number of open connections."""
 CONNECTION_S = 5.0
@@ -59,7 +61,7 @@ class WsgiServer:
     Only GET and HEAD without a body are answered, for any path.
 
     Args:
-      host: address to bind, IPv4.
+      host: address to bind.
       port: 0 takes any free one.
       app: called on that thread, for one request at a time; while it computes, others wait.
       token: each request must have it in ``Authorization: Bearer TOKEN``; "" if none is required.
@@ -73,7 +75,8 @@ class WsgiServer:
 
     def __init__(self, host: str, port: int, app: WSGIApplication, *, token: str = ""):
         self._host, self._app, self._token = host, app, token.encode()
-        listener = socket.create_server((host, port), backlog=CONNECTIONS)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((bare(host), port), family=family, backlog=CONNECTIONS)
         self.port: int = listener.getsockname()[1]
         self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._loop = asyncio.new_event_loop()

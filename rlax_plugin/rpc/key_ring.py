@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rlax_plugin.config.addresses import bracketed, host_of
 from rlax_plugin.config.user_directories import state_home
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.secret import Secret, read_secret
@@ -24,8 +25,9 @@ def token_path(address: str) -> Path:
     Raises:
       ConfigError: this user has no directory for such files.
     """
-    name = f"{address.replace('localhost', '127.0.0.1')}.json"
-    return state_home("--token-file") / "rlax" / "tokens" / name
+    host, port = host_of(address), address.rpartition(":")[2]
+    host = "127.0.0.1" if host == "localhost" else host
+    return state_home("--token-file") / "rlax" / "tokens" / f"{bracketed(host)}:{port}.json"
 
 
 @contextmanager
@@ -48,7 +50,8 @@ def on_ring(address: str, secret: Secret) -> Iterator[Path | None]:
     try:
         yield path
     finally:
-        # Unless another server has taken over the address meanwhile, and written its own.
+        # Unless another server has taken over the address meanwhile, and written its own. The
+        # token may be a later one.
         with suppress(OSError, ConfigError):
-            if path is not None and read_secret(path, "") == secret:
+            if path is not None and read_secret(path, "").certificate == secret.certificate:
                 path.unlink()

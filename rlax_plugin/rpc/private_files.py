@@ -1,4 +1,4 @@
-"""Files that only their user can read: checked when read, written atomically."""
+"""Files of keys, tokens and certificates: checked when read, written atomically."""
 
 from __future__ import annotations
 
@@ -30,20 +30,38 @@ def read_private(path: Path, *, links: bool = False) -> bytes:
       PrivacyError: the file is another user's, others may read or write it, or it is too long.
       OSError: it cannot be opened; FileNotFoundError: it does not exist.
     """
+    return _read(path, links=links, private=True)
+
+
+def read_ordinary(path: Path) -> bytes:
+    """Reads a file that others may know, such as a certificate, or a link to one.
+
+    Raises:
+      PrivacyError: it is no ordinary file, others may write it, or it is too long.
+      OSError: it cannot be opened.
+    """
+    return _read(path, links=True, private=False)
+
+
+def _read(path: Path, *, links: bool, private: bool) -> bytes:
     # A pipe is not waited for.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
     try:
         status = os.fstat(descriptor)
+        mode = stat.S_IMODE(status.st_mode)
         if not stat.S_ISREG(status.st_mode):
             raise PrivacyError("is no ordinary file")
-        if status.st_uid not in (0, os.geteuid()):  # root can read every file anyway
+        if private and status.st_uid not in (0, os.geteuid()):  # root can read every file anyway
             raise PrivacyError(f"belongs to user {status.st_uid}, not to that of this process")
-        if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
+        if private and mode & 0o077:
             command = shlex.join(("chmod", "600", os.fspath(path)))
             raise PrivacyError(
                 f"has mode {mode:04o}, so others may know what is in it: run {command}"
             )
+        if mode & 0o002:
+            command = shlex.join(("chmod", "o-w", os.fspath(path)))
+            raise PrivacyError(f"has mode {mode:04o}, so every user may write it: run {command}")
         data = os.read(descriptor, _LONGEST + 1)
     finally:
         os.close(descriptor)
@@ -74,11 +92,27 @@ def write_private_json(path: Path, document: Any, *, replace: bool = True) -> No
       FileExistsError: the file exists and must not be replaced.
       OSError: it cannot be written.
     """
+    write_whole(path, json.dumps(document, indent=1).encode(), replace=replace)
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600, replace: bool = True) -> None:
+    """Writes a file; a reader sees the whole old or the whole new one.
+
+    Args:
+      mode: its permissions, from the first moment on, whatever the umask.
+      replace: False to keep a file that exists already.
+
+    Raises:
+      FileExistsError: the file exists and must not be replaced.
+      OSError: it cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(document, file, indent=1)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if mode != 0o600:
+                os.fchmod(file.fileno(), mode)
         if replace:
             os.replace(beside, path)
         else:

@@ -219,7 +219,14 @@ class Capabilities(_message.Message):
     def __init__(self, slots: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seeded: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., resumes: _Optional[bool] = ..., scores: _Optional[bool] = ..., verification: _Optional[str] = ..., side: _Optional[_Mapping[str, SideChannel]] = ..., stop_strings: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities", "token", "certificate")
+    __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities", "token", "certificate", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +235,7 @@ class RegisterRequest(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
     config_hash: str
@@ -236,10 +244,11 @@ class RegisterRequest(_message.Message):
     capabilities: Capabilities
     token: str
     certificate: str
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., token: _Optional[str] = ..., certificate: _Optional[str] = ...) -> None: ...
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., token: _Optional[str] = ..., certificate: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation", "name_taken", "unfit")
+    __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation", "name_taken", "unfit", "other_versions")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_SERVER_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +256,7 @@ class RegisterReply(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_TAKEN_FIELD_NUMBER: _ClassVar[int]
     UNFIT_FIELD_NUMBER: _ClassVar[int]
+    OTHER_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     parameter_server: str
@@ -254,7 +264,8 @@ class RegisterReply(_message.Message):
     incarnation: str
     name_taken: bool
     unfit: bool
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., name_taken: _Optional[bool] = ..., unfit: _Optional[bool] = ...) -> None: ...
+    other_versions: bool
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., name_taken: _Optional[bool] = ..., unfit: _Optional[bool] = ..., other_versions: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("key", "attempt", "moves")

@@ -10,17 +10,49 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.private_files import PrivacyError, read_private_json, write_private_json
 
 _TOKEN = re.compile("[0-9a-f]{64}")
 _LONGEST_CERTIFICATE = 1 << 14  # characters; those made here have 500
+_LONGEST_AUTHORITY = 1 << 15  # of all certificates of an authority
 _CERTIFICATE = re.compile(
     r"-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+\n-----END CERTIFICATE-----\n"
 )
+
+
+def authority_problem(text: str) -> str | None:
+    """Returns the reason why a text is not the certificates of an authority; None if it is."""
+    if len(text) > _LONGEST_AUTHORITY:
+        return f"must hold at most {_LONGEST_AUTHORITY:,} characters: only the run's own authority"
+    if "-----BEGIN CERTIFICATE-----" not in text:
+        return "must hold a certificate in PEM"
+    if "PRIVATE KEY" in text:
+        return "holds a private key, which clients must not get: name the file ca.pem"
+    return None
+
+
+class Access(Protocol):
+    """A client's access to one server, such as a ``Secret``."""
+
+    @property
+    def token(self) -> str:
+        """The token to show, as it is now."""
+        ...
+
+    @property
+    def certificate(self) -> str:
+        """The server's own certificate in PEM, unless there is an authority."""
+        ...
+
+    @property
+    def authority(self) -> str:
+        """Certificates in PEM that verify the server and its name; "": ``certificate`` does."""
+        ...
 
 
 def new_token() -> str:
@@ -34,11 +66,14 @@ class Secret:
 
     Attributes:
       token: 64 hexadecimal digits.
-      certificate: PEM; the client connects to no other server.
+      certificate: PEM; without an authority, the client connects to no other server.
+      authority: PEM; if there is one, the client connects to servers whose certificate it
+        has signed for their host. "": the run has certificates of its own.
     """
 
     token: str = field(repr=False)
     certificate: str
+    authority: str = ""
 
     @property
     def problem(self) -> str | None:
@@ -48,6 +83,8 @@ class Secret:
         long = len(self.certificate) > _LONGEST_CERTIFICATE
         if long or not _CERTIFICATE.fullmatch(self.certificate):
             return "its certificate must be one certificate in PEM"
+        if self.authority and (why := authority_problem(self.authority)) is not None:
+            return f"its authority {why}"
         return None
 
     def write(self, path: Path) -> None:
@@ -56,7 +93,10 @@ class Secret:
         Raises:
           OSError: it cannot be written.
         """
-        write_private_json(path, asdict(self))
+        document = {"token": self.token, "certificate": self.certificate}
+        if self.authority:
+            document["authority"] = self.authority
+        write_private_json(path, document)
 
 
 class MissingSecretError(ConfigError):
@@ -84,9 +124,9 @@ def read_secret(path: str | os.PathLike[str], key: str) -> Secret:
     except OSError as error:
         raise ConfigError(key, text, f"cannot be read: {error.strerror}") from None
     said = document if isinstance(document, Mapping) else {}
-    token, certificate = said.get("token"), said.get("certificate")
-    if isinstance(token, str) and isinstance(certificate, str):
-        found = Secret(token, certificate)
+    values = [said.get("token"), said.get("certificate"), said.get("authority", "")]
+    if all(isinstance(value, str) for value in values):
+        found = Secret(*map(str, values))
         if found.problem is None:
             return found
     raise ConfigError(key, text, "is no token file; name the file that rlax train printed")

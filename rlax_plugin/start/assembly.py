@@ -37,6 +37,7 @@ from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.resume.retention import retaining
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.resume.run_state import RunState
+from rlax_plugin.rpc.operator_certificate import authority_of
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.start.generation_start import GenerationStart
 from rlax_plugin.start.prior import about_rates, first_rates
@@ -234,7 +235,7 @@ class _Assembly:
         else:
             parameters = ParameterServerClient(
                 address,
-                run_secrets(self._builder.context.run_dir).of_trainer,
+                run_secrets(self._builder.context.run_dir, authority_of(s.network.tls)).of_trainer,
                 rpc_s=s.deadlines.rpc_s,
                 outage_s=s.deadlines.weights_s,
             )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.handing import to_bytes
@@ -20,6 +22,7 @@ from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.fleet_service import FleetService
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.environment import Environment
@@ -29,10 +32,14 @@ from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.rpc.key_ring import on_ring
-from rlax_plugin.rpc.run_secrets import run_secrets
+from rlax_plugin.rpc.operator_certificate import authority_of, served_identity
+from rlax_plugin.rpc.run_secrets import RunSecrets, run_secrets
+from rlax_plugin.rpc.upkeep import Upkeep
 from rlax_plugin.start.closing import PART_S
 from rlax_plugin.start.running import Running
 from rlax_plugin.weights.parameter_server import ParameterServer
+
+log = logging.getLogger("rlax.controller")
 
 
 class GenerationStart:
@@ -50,7 +57,7 @@ class GenerationStart:
       newest: see ``Fleet``.
 
     Attributes:
-      address: host:port of the controller's endpoint.
+      address: host:port of the controller's endpoint, with the advertised host.
       parameter_server: host:port.
       secrets: of the run.
       made: the parts that generate and score.
@@ -86,13 +93,25 @@ class GenerationStart:
             if chosen.rewards and section.evaluation.problems
         }
         self._pools = (rewards, *own_rewards.values())
-        self.secrets = run_secrets(self._run_dir)
-        callers, network = self.secrets.callers(), section.network
+        network = section.network
+        self.secrets = run_secrets(self._run_dir, authority_of(network.tls))
+        callers = self.secrets.callers()
+        identity = served_identity(network.tls, self.secrets.identity, network.place.reached_at)
+        self._upkeep = Upkeep(
+            self._run_dir,
+            self.secrets,
+            callers,
+            identity,
+            note=note,
+            on_rotated=self._rotated,
+        )
+        self._ring: Path | None = None
         self._server, self.address = listen(
             network.host,
             network.port,
-            Door(callers, self.secrets.identity),
+            Door(callers, identity),
             "rlax.network.port",
+            advertised=network.advertised_host,
         )
         self.parameter_server = self.address
         if isinstance(parameters, ParameterServer):
@@ -109,7 +128,10 @@ class GenerationStart:
             note=note,
             newest=newest,
         )
-        rpc.add_FleetServicer_to_server(FleetService(fleet, callers), self._server)
+        versions = PackageVersions(
+            own_versions(section.plugins), allow_others=network.allow_other_versions, note=note
+        )
+        rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), self._server)
         workers = builder.registry.workers(section)
         pace = Pace(section, fleet.workers, workers, None if training is None else note)
         dispatcher = Dispatcher(fleet, section.deadlines, training, pace, source.decode)
@@ -145,7 +167,7 @@ class GenerationStart:
         made.pace.look()
         await self._server.start()
         closing.part().push_async_callback(self._server.stop, None)
-        closing.part().enter_context(on_ring(self.address, self.secrets.of_worker))
+        self._ring = closing.part().enter_context(on_ring(self.address, self.secrets.of_worker))
         closing.part().push_async_callback(made.fleet.close)
         told_s = (deadlines.heartbeats_lost + 2) * deadlines.heartbeat_s
         key = "rlax.deadlines.heartbeat_s"
@@ -158,3 +180,11 @@ class GenerationStart:
             launcher.start(self.address, self._run_dir, self.secrets.worker_file),
         )
         self._running.supervision.spawn(made.fleet.watch())
+        self._running.supervision.spawn(self._upkeep.run(deadlines.heartbeat_s))
+
+    def _rotated(self, secrets: RunSecrets) -> None:
+        if self._ring is not None:
+            try:
+                secrets.of_worker.write(self._ring)
+            except OSError as error:
+                log.warning("%s cannot be written: %s", self._ring, error.strerror)

@@ -23,6 +23,7 @@ from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_readable, check_writable
+from rlax_plugin.rpc.operator_certificate import OperatorIdentity
 from rlax_plugin.start.prior import check_prior, kept_prior
 from rlax_plugin.start.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.text.amounts import in_bytes
@@ -51,6 +52,8 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
     check_places(section, maxtext, remote=remote)
     if section.network.prometheus_port is not None:
         prometheus_token(section.network)
+    if section.network.tls.given:
+        OperatorIdentity(section.network.tls, [section.network.place.reached_at])
     registry.check_start(section, context)
     return slots
 

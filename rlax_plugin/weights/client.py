@@ -19,7 +19,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
-from rlax_plugin.rpc.secret import Secret
+from rlax_plugin.rpc.secret import Access
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 
@@ -68,7 +68,7 @@ class ParameterServerClient:
     def __init__(
         self,
         address: str,
-        secret: Secret,
+        secret: Access,
         rpc_s: float,
         *,
         outage_s: float = 0.0,
@@ -186,6 +186,7 @@ class ParameterServerClient:
                     raise WeightsError(
                         f"watching the parameter server at {self._address}: {describe(error)}"
                     ) from error
+                await self._connection.diagnose(error)
                 log.info("the parameter server cannot be reached: %s", describe(error))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), pause_s)
@@ -256,6 +257,7 @@ class ParameterServerClient:
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
+                await self._connection.diagnose(error)
                 why = describe(error, (self._rpc_s, "rlax.deadlines.rpc_s"))
                 late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 if not late and error.code() not in _AWAY:

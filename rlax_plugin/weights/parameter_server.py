@@ -7,7 +7,7 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +313,8 @@ async def serve_parameter_server(
     *,
     published_in: str,
     index: Path | None = None,
+    advertised: str = "",
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Runs a parameter server until SIGINT or SIGTERM; for a process of its own.
 
@@ -326,6 +328,8 @@ async def serve_parameter_server(
       ready: called once with "host:port" when the server answers.
       published_in: see ``ParameterServer``.
       index: file that stores the versions across a restart; None: they are not stored.
+      advertised: host by which others reach it; "": ``host``.
+      beside: runs while the server serves, until it is cancelled.
 
     Raises:
       ConfigError: the port is taken.
@@ -339,15 +343,18 @@ async def serve_parameter_server(
         listed=Listed() if index is None else listed_in_index(index, published_in),
         published_in=published_in,
     )
-    server, address = listen(host, port, door, "--port")
+    server, address = listen(host, port, door, "--port", advertised=advertised)
     service.add_to(server)
     await server.start()
     terminated = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, terminated.set)
+    upkeep = None if beside is None else asyncio.ensure_future(beside())
     try:
         ready(address)
         await terminated.wait()
     finally:
+        if upkeep is not None:
+            upkeep.cancel()
         await service.close()
         await server.stop(grace=1.0)

@@ -23,14 +23,16 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.followed_secret import FollowedSecret
 from rlax_plugin.rpc.key_ring import token_path
-from rlax_plugin.rpc.secret import MissingSecretError, Secret, read_secret
+from rlax_plugin.rpc.secret import Access, MissingSecretError, Secret
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.weights.taking import Reading
 
 log = logging.getLogger("rlax.worker")
 
 _LEAVE_PAUSE_S = 0.2  # before a controller that did not hear of a quarantine is told again
+_LONGEST_REASON = 4000  # characters: several packages and a command
 _LONGEST_PAUSE_S = 2.0  # before a controller that does not answer is asked again
 
 
@@ -40,13 +42,13 @@ class RunToJoin:
 
     Attributes:
       controller: host:port.
-      secret: the secret with which a worker of this run joins it.
+      secret: the access of the run's workers to the controller and the parameter server.
     """
 
     controller: str
     section: RlaxSection
     config_hash: str
-    secret: Secret
+    secret: Access
 
 
 class Reachable(Protocol):
@@ -91,7 +93,11 @@ async def prepare(
 
 
 async def join(
-    fleet: rpc.FleetStub, request: pb.RegisterRequest, deadlines: Deadlines, engine: str
+    fleet: rpc.FleetStub,
+    request: pb.RegisterRequest,
+    deadlines: Deadlines,
+    engine: str,
+    diagnose: Callable[[grpc.aio.AioRpcError], Awaitable[None]] | None = None,
 ) -> pb.RegisterReply:
     """Registers a worker, and waits for its name to be free if another process has it.
 
@@ -99,15 +105,16 @@ async def join(
 
     Args:
       engine: its name, for messages.
+      diagnose: see ``Connection.diagnose``.
 
     Raises:
       DeadlineError: no controller answered within ``startup_s``.
       ConfigError: another live process has this one's name, or the engine lacks an ability that
-        the run needs.
+        the run needs, or other packages are installed than the run has.
       WorkerError: the controller rejected this worker.
     """
     left_s = 2 * (deadlines.lost_s + deadlines.heartbeat_s)
-    while (reply := await _asked(fleet, request, deadlines)).name_taken:
+    while (reply := await _asked(fleet, request, deadlines, diagnose)).name_taken:
         if left_s <= 0:
             raise ConfigError("--name", request.worker, reply.reason)
         log.warning("%s %s", request.worker, reply.reason)
@@ -118,29 +125,45 @@ async def join(
     if reply.unfit:
         what = f"cannot generate for this run: {one_line(reply.reason)}"
         raise ConfigError("rlax.rollouts.engine", engine, what)
+    if reply.other_versions:
+        raise ConfigError("installed packages", None, one_line(reply.reason, _LONGEST_REASON))
     if not reply.accepted:
         raise WorkerError(reply.reason)
     return reply
 
 
 async def _asked(
-    fleet: rpc.FleetStub, request: pb.RegisterRequest, deadlines: Deadlines
+    fleet: rpc.FleetStub,
+    request: pb.RegisterRequest,
+    deadlines: Deadlines,
+    diagnose: Callable[[grpc.aio.AioRpcError], Awaitable[None]] | None,
 ) -> pb.RegisterReply:
     async def ask(within_s: float) -> pb.RegisterReply:
-        return await fleet.Register(request, timeout=within_s)
+        try:
+            return await fleet.Register(request, timeout=within_s)
+        except grpc.aio.AioRpcError as error:
+            if diagnose is not None:
+                await diagnose(error)
+            raise
 
     return await _answered(ask, deadlines.startup_s)
 
 
 async def fetch_config(
-    controller: str, token_file: str | None, startup_s: float, name: str = ""
-) -> tuple[ResolvedConfig, Secret]:
+    controller: str,
+    token_file: str | None,
+    startup_s: float,
+    name: str = "",
+    *,
+    authority: str = "",
+) -> tuple[ResolvedConfig, FollowedSecret]:
     """The config of the run that a controller belongs to, and the secret of the run's workers.
 
     Args:
       name: name of the worker that is starting, for the display.
       token_file: awaited like the controller, which writes it; None: the file of a controller of
         this user on this machine.
+      authority: PEM, with which the controller is verified; "": as the token file says.
 
     Raises:
       DeadlineError: no controller answered within ``startup_s``.
@@ -148,14 +171,16 @@ async def fetch_config(
     """
     path = token_path(controller) if token_file is None else Path(token_file)
 
-    async def ask(within_s: float) -> tuple[pb.ConfigReply, Secret]:
+    async def ask(within_s: float) -> tuple[pb.ConfigReply, FollowedSecret]:
         # Anew each time: until it answers, the file may be that of an earlier run.
-        secret = read_secret(path, "--token-file")
+        secret = FollowedSecret(path, "--token-file", authority)
+        connection = connect(controller, secret)
         try:
-            async with connect(controller, secret) as connection:
+            async with connection:
                 request = pb.ConfigRequest(worker=name)
                 return await rpc.FleetStub(connection).Config(request, timeout=within_s), secret
         except grpc.aio.AioRpcError as error:
+            await connection.diagnose(error)
             if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
             raise ConfigError(FROM_RUN, None, f"takes more than {MAX_BYTES:,} bytes") from None
@@ -204,7 +229,10 @@ async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -
             why = str(error)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                reason = "this run takes no such token; name the file that rlax train printed"
+                reason = (
+                    "this run takes no such token: copy the run's worker-token.json again, which "
+                    "may have been rotated, and name that file"
+                )
                 raise ConfigError("--token-file", None, reason) from None
             if error.code() is not grpc.StatusCode.UNAVAILABLE or pauses.over:
                 what = f"reaching the controller ({describe(error)})"

@@ -21,6 +21,7 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.fleet.capabilities import to_proto
 from rlax_plugin.fleet.deadlines import while_loading
+from rlax_plugin.fleet.package_versions import own_versions
 from rlax_plugin.ports.capabilities import capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -107,9 +108,10 @@ class Member:
             capabilities=to_proto(capabilities_of(self._engine)),
             token=called_with.token,
             certificate=called_with.certificate,
+            versions=own_versions(self._section.plugins),
         )
         engine = self._section.rollouts.engine.name
-        reply = await join(self._fleet, request, self._deadlines, engine)
+        reply = await join(self._fleet, request, self._deadlines, engine, self._connection.diagnose)
         self._declared = request.capabilities
         self._registered = True
         self._as_member = rpc.FleetStub(self._connection.showing(called_with.token))
@@ -168,6 +170,7 @@ class Member:
                 reply = await self.report()
             except grpc.aio.AioRpcError as error:
                 missed += 1
+                await self._connection.diagnose(error)
                 why = describe(error, (self._deadlines.rpc_s, "rlax.deadlines.rpc_s"))
                 log.warning("heartbeat failed (%d in a row): %s", missed, why)
                 unknown = error.code() is grpc.StatusCode.UNAUTHENTICATED

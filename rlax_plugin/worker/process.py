@@ -16,6 +16,7 @@ from typing import Literal
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.config.network import Place
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.metrics.prometheus import Exporter
 from rlax_plugin.metrics.worker_metrics import WorkerMetrics
@@ -60,6 +61,7 @@ class Endpoint:
     A context manager that closes the page; its user must stop ``server``.
 
     Args:
+      place: the hosts to listen on and to be reached at.
       port: 0 takes any free one.
       clients: programs that may call the services that the engine adds.
       client_roles: roles of the clients' token.
@@ -68,7 +70,7 @@ class Endpoint:
 
     Attributes:
       server: has its port at once and listens from ``start`` on.
-      address: host:port.
+      address: host:port, with the host that others reach it at.
       callers: the permitted callers.
       clients_file: the file that clients need to call; None: there are no clients, they need no
         token, or it could not be written to the place at which this user's commands find it.
@@ -80,7 +82,7 @@ class Endpoint:
 
     def __init__(
         self,
-        host: str,
+        place: Place,
         engine: RolloutEngine,
         *,
         name: str,
@@ -104,14 +106,16 @@ class Endpoint:
             self._provider = engine
         front_ends = () if self._provider is None else self._provider.services
         door = Door(self.callers, self._identity, front_ends)
-        self.server, self.address = listen(host, port, door, "--port", interceptors)
+        self.server, self.address = listen(
+            place.host, port, door, "--port", interceptors, advertised=place.advertised
+        )
         self._closing = contextlib.ExitStack()
         self.clients_file: Path | None = None
         if clients == "token":
             self.clients_file = self._let_clients_in(token_file)
         if scrapes.port is not None:
             self._exporter = Exporter(
-                host, scrapes.port, "--prometheus-port", metrics.registry, token=scrapes.token
+                place, scrapes.port, "--prometheus-port", metrics.registry, token=scrapes.token
             )
             log.info("metrics for Prometheus: %s", self._exporter.url)
 

@@ -15,12 +15,16 @@ import grpc
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.config.addresses import is_loopback
 from rlax_plugin.config.handing import for_worker
 from rlax_plugin.config.identity import sample_hash
 from rlax_plugin.config.loading import ResolvedConfig, overridden, resolve
+from rlax_plugin.config.network import Network, Place, check_page_is_local
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import RlaxError
+from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.rpc.operator_certificate import read_authority
+from rlax_plugin.rpc.own_address import own_address
 from rlax_plugin.worker.joining import RunToJoin, fetch_config
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, log_to_stderr, run
@@ -53,20 +57,20 @@ async def work(
     name: str,
     terminated: asyncio.Event,
     scrapes: Scrapes = Scrapes(),  # noqa: B008  it is frozen
+    place: Place = Place(),  # noqa: B008  it is frozen
 ) -> None:
     """Runs a worker on the event loop until its run ends, it fails, or it has drained.
 
     Args:
       terminated: once set, the worker drains and leaves.
+      place: the hosts to listen on and to be reached at by the controller.
 
     Raises:
       RlaxError: the worker failed; wrong weights have been reported to the controller.
     """
     section = run.section
     clients: Clients = "token" if section.network.serve_clients else "none"
-    with Endpoint(
-        section.network.host, engine, name=name, scrapes=scrapes, clients=clients
-    ) as endpoint:
+    with Endpoint(place, engine, name=name, scrapes=scrapes, clients=clients) as endpoint:
         if endpoint.clients_file is not None:
             log.info("clients of %s find its token in %s", endpoint.address, endpoint.clients_file)
         member = Member(
@@ -139,6 +143,9 @@ def serve(
     token_file: str | None,
     name: str,
     with_parent: bool,
+    host: str = "",
+    advertised_host: str = "",
+    ca: str = "",
     prometheus_port: int | None = None,
     prometheus_token: str = "",
 ) -> None:
@@ -153,6 +160,11 @@ def serve(
         this machine.
       name: unique among the run's live workers.
       with_parent: end when the process that started this one ends.
+      host: address of this machine to listen on; "": a loopback address if the controller is on
+        this machine, otherwise the address from which this machine reaches the controller.
+      ca: file with the authority's certificate, which verifies the controller and the parameter
+        server; "": as the token file says.
+      advertised_host: host by which the controller reaches this worker; "": ``host``.
       prometheus_port: 0 takes any free one; None: no page.
       prometheus_token: token that a scrape must have; "" if none is required.
 
@@ -166,8 +178,14 @@ def serve(
     if own is not None:
         registry_for(own.section)  # what is wrong with it shows before a controller is there
     startup_s = _startup_s(overrides, own)
-    handed, secret = asyncio.run(fetch_config(controller, token_file, startup_s, name))
+    authority = read_authority("--ca", ca) if ca else ""
+    handed, secret = asyncio.run(
+        fetch_config(controller, token_file, startup_s, name, authority=authority)
+    )
     config = for_worker(handed, overrides, own)
+    place = _place(host, advertised_host, overrides, controller)
+    if prometheus_port is not None and not prometheus_token:
+        check_page_is_local(place.host, "--prometheus-token-file")
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
         try:
@@ -177,6 +195,7 @@ def serve(
                 name=name,
                 terminated=terminated,
                 scrapes=Scrapes(prometheus_port, prometheus_token),
+                place=place,
             )
         except RlaxError:
             log.exception("worker %s failed", name)
@@ -192,3 +211,30 @@ def _startup_s(overrides: Sequence[str], own: ResolvedConfig | None) -> float:
     said = overridden({}, overrides).get("rlax")
     deadlines = said.get("deadlines") if isinstance(said, Mapping) else None
     return validate(Deadlines, deadlines or {}, "rlax.deadlines").startup_s
+
+
+def _place(host: str, advertised: str, overrides: Sequence[str], controller: str) -> Place:
+    """Returns the hosts of this worker's port.
+
+    Only options and arguments say them: a config file is often the trainer's, with its addresses.
+
+    Raises:
+      ConfigError: one of them is no host, or the controller's host is not known.
+    """
+    said = overridden({}, overrides).get("rlax")
+    network = said.get("network") if isinstance(said, Mapping) else None
+    given = validate(Network, network or {}, "rlax.network")
+    set_host = given.host if "host" in given.model_fields_set else ""
+    place = Place(host or set_host, advertised or given.advertised_host)
+    if not place.host:
+        place = Place(own_address(controller), place.advertised)
+    place.check("--host", "--advertised-host")
+    if is_loopback(place.reached_at) and not place.advertised:
+        needed = own_address(controller)
+        if not is_loopback(needed):
+            reason = (
+                f"cannot be reached by the controller at {controller}, which is on another "
+                f"machine: give {needed}, or leave it out"
+            )
+            raise ConfigError("--host", place.host, reason)
+    return place

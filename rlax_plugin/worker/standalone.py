@@ -17,10 +17,12 @@ from typing import Any
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import of_yaml
+from rlax_plugin.config.network import ADVERTISED, HOST, Place
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsUnreadableError
 from rlax_plugin.ports.engine_abilities import ExampleProvider
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.rpc.doors import check_open
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept_versions import kept_version
 from rlax_plugin.weights.taking import take_version
@@ -37,6 +39,8 @@ def serve_run(
     run: str,
     overrides: Sequence[str] = (),
     *,
+    host: str | None = None,
+    advertised_host: str = "",
     port: int = 0,
     version: int | None = None,
     prometheus_port: int | None = None,
@@ -50,6 +54,8 @@ def serve_run(
     Args:
       run: the run's directory; a path or a URL.
       overrides: ``key=value`` arguments on top of the run's own config.
+      host: address to listen on; None: ``rlax.network.host``, or with ``open_to_all`` 127.0.0.1.
+      advertised_host: host by which clients reach it; "": ``host``.
       port: port of the engine's services and ours; 0 takes any free one.
       version: number of the version; None: the newest that was kept.
       prometheus_port: 0 takes any free one; None: no page.
@@ -65,11 +71,12 @@ def serve_run(
     """
     files = RunFiles(run)
     config = of_yaml(files.config(), files.location(CONFIG), overrides)
+    place = _place(config.section, host, advertised_host, open_to_all=open_to_all)
     chosen = kept_version(files, version)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
         with Endpoint(
-            section.network.host,
+            place,
             engine,
             name=NAME,
             port=port,
@@ -118,6 +125,17 @@ def serve_run(
 
     log_to_stderr()
     run_engine(config, NAME, life)
+
+
+def _place(section: RlaxSection, host: str | None, advertised: str, *, open_to_all: bool) -> Place:
+    if host is None and not advertised:
+        place = Place() if open_to_all else section.network.place
+    else:
+        place = Place(host or section.network.host, advertised)
+    if open_to_all:
+        check_open(place.host)
+    place.check("--host" if host else HOST, "--advertised-host" if host else ADVERTISED)
+    return place
 
 
 async def load_readable(

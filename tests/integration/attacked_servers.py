@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from rlax_plugin.config.network import Place
 from rlax_plugin.rpc.run_secrets import RunSecrets, run_secrets
 from rlax_plugin.rpc.secret import Secret, read_secret
 from rlax_plugin.testing.builders import make_version
@@ -157,7 +158,7 @@ async def _worker(directory: Path) -> None:
     )
     token_file = directory / "client.json"
     with Endpoint(
-        "127.0.0.1",
+        Place(),
         engine,
         name="attacked",
         scrapes=Scrapes(0),

@@ -39,6 +39,7 @@ def registration(certificate: str, name: str, process: str) -> pb.RegisterReques
         capabilities=to_proto(CAPABILITIES),
         token=new_token(),
         certificate=certificate,
+        versions={"rlax-plugin": "0.1.0", "jax": "0.7.2"},
     )
 
 

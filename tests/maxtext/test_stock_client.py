@@ -12,6 +12,7 @@ from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import NEW, PROMPT, SLOTS, prompts_of
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.network import Place
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.pieces import request_messages
@@ -102,9 +103,7 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client(dense):
 
     async def scenario() -> None:
         both = ("client", "trainer")
-        with Endpoint(
-            "127.0.0.1", engine, name="w", clients="token", client_roles=both
-        ) as endpoint:
+        with Endpoint(Place(), engine, name="w", clients="token", client_roles=both) as endpoint:
             services = await endpoint.start(RolloutService(engine, section))
             await take_version(engine, published(dense.weights))
             await services

@@ -53,11 +53,14 @@ def _processes(config: Examined) -> Words:
     port = f"port {network.port}" if network.port else "any free port"
     if network.prometheus_port is not None:
         port += f"; /metrics on {network.prometheus_port or 'any free port'}"
+    where = network.host
+    if network.advertised_host:
+        where += f", reached at {network.advertised_host}"
     slots = f"{section.rollouts.engine.name}, {plural(section.rollouts.slots, 'slot')} each"
     rewards = ", ".join(map(str, section.rewards))
     server = weights.parameter_server
     return {
-        "trainer": f"1: {section.trainer.name}, with the controller on {network.host}, {port}",
+        "trainer": f"1: {section.trainer.name}, with the controller on {where}, {port}",
         "rollout workers": f"{workers or 'as many as join'}: {slots}; launcher "
         f"{section.launcher.name}",
         "reward processes": f"{section.reward_processes}: {rewards}; "

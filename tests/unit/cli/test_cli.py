@@ -190,9 +190,65 @@ def test_wrong_usage_is_status_2(folder: Path) -> None:
     assert result.exit_code == 2 and "--controller = 'nowhere': must be host:port" in result.stderr
 
 
-def test_parameter_server_rejects_addresses_beyond_loopback(folder: Path) -> None:
-    result = rlax("parameter-server", str(folder / "run.yml"), "--host", "0.0.0.0")
-    assert result.exit_code == 2 and "must be a loopback address" in result.stderr
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host", "0.0.0.0"), "--advertised-host: must be set, because --host = 0.0.0.0"),
+        (("--host", "a b"), "--host = 'a b': must be an address of this machine"),
+        (("--advertised-host", "x:1"), "--advertised-host = 'x:1': must be the host by which"),
+    ],
+)
+def test_parameter_server_rejects_hosts_that_are_none(
+    options: tuple[str, ...], said: str, folder: Path
+) -> None:
+    result = rlax("parameter-server", str(folder / "run.yml"), *options)
+    assert result.exit_code == 2 and said in result.stderr
+
+
+def test_certificates_are_made_and_what_is_wrong_with_them_is_told(folder: Path) -> None:
+    certs = folder / "certs"
+    result = rlax("certs", str(certs))
+    assert result.exit_code == 2 and "--name: must be given" in result.stderr
+    result = rlax("certs", str(certs), "--name", "127.0.0.1", "--days", "20")
+    assert result.exit_code == 0 and "made a new authority" in result.stdout
+    keys = {"certificate": "server.pem", "key": "server-key.pem", "ca": "ca.pem"}
+    for key, name in keys.items():
+        assert f"      {key}: {certs / name}" in result.stdout
+    assert "PRIVATE" not in result.stdout
+    options = [f"rlax.network.tls.{key}={certs / name}" for key, name in keys.items()]
+    assert rlax("check", "--fast", str(folder / "run.yml"), *options).exit_code == 0
+    other = rlax("check", "--fast", str(folder / "run.yml"), *options, "rlax.network.host=::1")
+    assert other.exit_code == 2 and "is not for ::1, by which workers reach" in other.stderr
+    (certs / "server-key.pem").chmod(0o644)
+    opened = rlax("check", "--fast", str(folder / "run.yml"), *options)
+    assert opened.exit_code == 2 and "rlax.network.tls.key" in opened.stderr
+    assert rlax("certs", str(certs)).exit_code == 0  # again: for the same names
+
+
+def test_a_worker_token_is_found_and_rotated(tmp_path: Path, folder: Path) -> None:
+    from rlax_plugin.rpc.run_secrets import run_secrets
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yml").write_text((folder / "run.yml").read_text())
+    assert "has no usable secrets" in rlax("token", str(run)).stderr
+    before = run_secrets(run)
+    assert (
+        rlax("token", str(run)).stdout
+        == f"workers join with the token in {run}/worker-token.json\n"
+    )
+    result = rlax("token", str(run), "--rotate", "--old-for", "60")
+    after = run_secrets(run)
+    assert result.exit_code == 0 and "is accepted for 60 s" in result.stdout
+    assert (after.earlier, after.trainer) == (before.worker, before.trainer)
+    assert after.worker not in result.stdout
+    assert rlax("token", str(tmp_path)).exit_code == 2
+
+
+def test_a_server_without_a_lock_is_never_seen_by_other_machines(folder: Path) -> None:
+    for option in ("--ca", "--name"):
+        result = rlax("serve", str(folder), option, "x")
+        assert result.exit_code == 2 and f"{option} = 'x': can only be used with" in result.stderr
 
 
 def test_a_parameter_server_keeps_its_index_where_no_other_user_writes(folder: Path) -> None:

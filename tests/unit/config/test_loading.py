@@ -166,8 +166,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             "rlax.staleness.reload_every=3",
             "rlax.staleness.max_staleness = 1: must be at least reload_every = 3",
         ),
-        ("rlax.network.host='::1'", "rlax.network.host = '::1': must be a loopback address"),
-        ("rlax.network.host=0.0.0.0", "rlax.network.host = '0.0.0.0': must be a loopback address"),
+        (
+            "rlax.network.host='a b'",
+            "rlax.network.host = 'a b': must be an address of this machine",
+        ),
+        (
+            "rlax.network.host=0.0.0.0",
+            "rlax.network.advertised_host: must be set, because rlax.net",
+        ),
         ("rlax.weights.path=${run_name}", "rlax.weights.path = '${run_name}': interpolation"),
         ("rlax.rewards.0.name=x", "rlax.rewards = {'0': {'name': 'x'}}: is a list"),
         ("rlax.seed", "command line = 'rlax.seed': must be key=value, such as rlax.seed=1"),

@@ -16,6 +16,7 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet import fleet_service, identities
 from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.fleet_service import FleetService
+from rlax_plugin.fleet.package_versions import PackageVersions
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Callers
@@ -51,13 +52,13 @@ class Served:
 
 
 @asynccontextmanager
-async def served() -> Any:
+async def served(versions: PackageVersions | None = None) -> Any:
     callers = doors.SECRETS.callers()
     server, address = doors.server(callers=callers)
     fleet = Fleet(
         deadlines=Deadlines(), config_hash="abc", parameter_server="127.0.0.1:1", config=b"{}"
     )
-    rpc.add_FleetServicer_to_server(FleetService(fleet, callers), server)
+    rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), server)
     await server.start()
     async with connect(address, doors.SECRETS.of_worker) as connection:
         yield Served(fleet, callers, connection)
@@ -65,9 +66,9 @@ async def served() -> Any:
     await server.stop(None)
 
 
-def run(main: Callable[[Served], Awaitable[None]]) -> None:
+def run(main: Callable[[Served], Awaitable[None]], versions: PackageVersions | None = None) -> None:
     async def within() -> None:
-        async with served() as one:
+        async with served(versions) as one:
             await main(one)
 
     asyncio.run(asyncio.wait_for(within(), 120))
@@ -168,6 +169,39 @@ def test_a_registration_without_a_secret_of_its_own_is_rejected(
         await rpc.FleetStub(one.connection).Config(pb.ConfigRequest(), timeout=60)
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0:80",
+        "[::]:80",
+        "unix:/x",
+        "::1:80",
+        "[::1%\n]:80",
+        "a b:80",
+        "x" * 300 + ":80",
+        "h:0",
+    ],
+)
+def test_an_address_that_cannot_be_called_is_rejected(address: str) -> None:
+    async def main(one: Served) -> None:
+        reply = await one.register(new_token(), address=address)
+        assert not reply.accepted and "its address must be" in reply.reason
+        assert len(reply.reason) < 400 and "\n" not in reply.reason and not one.fleet.workers
+
+    run(main)
+
+
+def test_a_worker_with_other_packages_is_rejected_with_what_to_install() -> None:
+    async def main(one: Served) -> None:
+        assert (await one.register(new_token(), versions={"rlax-plugin": "0.1.0"})).accepted
+        for told in ({"rlax-plugin": "9.0"}, {}, {"rlax-plugin": "0.1\x1b"}):
+            reply = await one.register(new_token(), "b", versions=told)
+            assert (reply.accepted, reply.other_versions, reply.name_taken) == (False, True, False)
+        assert set(one.fleet.workers) == {"w"}
+
+    run(main, PackageVersions({"rlax-plugin": "0.1.0"}))
 
 
 def test_a_token_of_another_registration_cannot_be_taken_over() -> None:

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rlax_plugin.config.network import Place
 from rlax_plugin.errors import ConfigError, WorkerError
 from rlax_plugin.metrics.exporter import RunMetrics
 from rlax_plugin.metrics.prometheus import Exporter
@@ -28,7 +29,7 @@ def scraped(url: str) -> dict[tuple[str, str], float]:
 
 @contextmanager
 def exported(metrics: RunMetrics | WorkerMetrics) -> Iterator[str]:
-    exporter = Exporter("127.0.0.1", 0, "some.port", metrics.registry)
+    exporter = Exporter(Place(), 0, "some.port", metrics.registry)
     yield exporter.url
     exporter.close()
 
@@ -93,7 +94,7 @@ def test_a_worker_says_whether_its_engine_lives_and_shares_nothing() -> None:
 
 def test_a_page_with_a_token_answers_those_that_know_it() -> None:
     run, token = RunMetrics(counts=dict, workers=dict), "0123456789abcdef"
-    exporter = Exporter("127.0.0.1", 0, "some.port", run.registry, token=token)
+    exporter = Exporter(Place(), 0, "some.port", run.registry, token=token)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         scraped(exporter.url)
     request = urllib.request.Request(exporter.url, headers={"Authorization": f"Bearer {token}"})
@@ -106,4 +107,22 @@ def test_a_port_that_is_taken_is_an_error_of_its_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"network.prometheus_port = {port}: .*0 means any"):
-            Exporter("127.0.0.1", port, "rlax.network.prometheus_port", CollectorRegistry())
+            Exporter(Place(), port, "rlax.network.prometheus_port", CollectorRegistry())
+
+
+@pytest.mark.parametrize("key", ["--prometheus-port", "rlax.network.prometheus_port"])
+def test_a_page_beyond_loopback_wants_a_token(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = 0: cannot be used on 0.0.0.0 without a token"):
+        Exporter(Place("0.0.0.0", "worker.example.org"), 0, key, CollectorRegistry())
+    place = Place("0.0.0.0", "worker.example.org")
+    exporter = Exporter(place, 0, key, CollectorRegistry(), token="0123456789abcdef")
+    assert exporter.url.startswith("http://worker.example.org:")
+    exporter.close()
+
+
+def test_a_page_on_ipv6() -> None:
+    exporter = Exporter(Place("::1"), 0, "some.port", CollectorRegistry())
+    assert exporter.url.startswith("http://[::1]:")
+    with urllib.request.urlopen(exporter.url, timeout=60) as answer:
+        assert answer.status == 200
+    exporter.close()

@@ -15,6 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
+from rlax_plugin.config.network import Place
 from rlax_plugin.errors import (
     ConfigError,
     DeadlineError,
@@ -142,7 +143,7 @@ def test_what_does_not_go_together_is_rejected(arguments: list[str], said: str) 
 def test_a_port_that_is_taken_is_an_error_of_its_option() -> None:
     async def listen(port: int) -> None:
         engine = ScriptedEngine.__new__(ScriptedEngine)
-        with Endpoint("127.0.0.1", engine, name="w", port=port):
+        with Endpoint(Place(), engine, name="w", port=port):
             pytest.fail("it listens")
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -181,9 +182,7 @@ def test_what_is_no_token_file_is_not_written_over(
 async def listening(token_file: Path | None) -> Path | None:
     """The token file of a server that has started to listen."""
     engine = ScriptedEngine.__new__(ScriptedEngine)
-    with Endpoint(
-        "127.0.0.1", engine, name="w", clients="token", token_file=token_file
-    ) as endpoint:
+    with Endpoint(Place(), engine, name="w", clients="token", token_file=token_file) as endpoint:
         return endpoint.clients_file
 
 

@@ -1,0 +1,80 @@
+"""Commands for runs over several machines: certificates and tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlax_plugin.cli.common import RUNNING, Run, command, exit_status
+
+
+@command(RUNNING, "rlax certs certs --name trainer.example.org --name 10.0.0.7")
+def certs(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="directory of the files; it is made if missing")
+    ],
+    *,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name",
+            help="host name or IP address by which others reach the server; may be repeated. "
+            "Default: the names of the present certificate",
+        ),
+    ] = None,
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="validity of the server certificate")
+    ] = 365,
+) -> None:
+    """Makes certificates for the endpoints of runs: an authority, and a server certificate.
+
+    It writes ca.pem, ca-key.pem, server.pem and server-key.pem. Set rlax.network.tls.certificate,
+    key and ca to the last two and the first one. Only ca.pem goes to other machines.
+
+    Running it again renews the server certificate with the same authority; a run that is going on
+    serves the new one without a restart.
+
+    Runs do not need this: without it, each run makes a certificate of its own, and its workers
+    accept no other.
+    """
+    with exit_status():
+        from rlax_plugin.rpc.authority import make_certificates
+
+        made = make_certificates(directory, name or (), days)
+        if made.new_authority:
+            typer.echo(f"made a new authority: {directory / 'ca.pem'}")
+        names = ", ".join(made.names)
+        until = f"{made.until:%Y-%m-%d}"
+        typer.echo(f"made {directory / 'server.pem'} for {names}, valid until {until}")
+        lines = ("rlax:", "  network:", "    tls:")
+        files = {"certificate": "server.pem", "key": "server-key.pem", "ca": "ca.pem"}
+        keys = (f"      {key}: {(directory / file).absolute()}" for key, file in files.items())
+        typer.echo("\n".join(("", *lines, *keys)))
+
+
+@command(RUNNING, "rlax token runs/demo --rotate")
+def token(
+    run: Run,
+    *,
+    rotate: Annotated[bool, typer.Option("--rotate", help="make a new worker token")] = False,
+    old_for: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=31_536_000,
+            help="with --rotate: seconds for which the token before is still accepted",
+        ),
+    ] = 3600.0,
+) -> None:
+    """Shows which file lets workers into a run, or replaces the token in it.
+
+    After --rotate, copy the file again to the machines of the workers: the processes there notice
+    it by themselves. A running trainer or parameter server accepts the new token within a
+    heartbeat, and the one before for the given time. Workers that are members stay members.
+    """
+    with exit_status():
+        from rlax_plugin.commands.worker_token import worker_token
+
+        typer.echo(worker_token(run, old_for if rotate else None))
