@@ -134,9 +134,13 @@ def serve(
     generates until the run ends. Workers may join and leave at any time.
 
     With --controller, KEY=VALUE arguments set what is local to this worker: rlax.rollouts.slots,
-    rlax.rollouts.engine, rlax.deadlines, rlax.network, rlax.plugins, and MaxText's hardware, ici_*
-    and dcn_* keys. Another key must have the run's value. A config (.yml) may be given as well; its
-    local keys count. A worker that lacks what the run needs is rejected with the reason.
+    rlax.rollouts.engine, rlax.deadlines, rlax.network, rlax.plugins, rlax.weights.transfer and
+    stream_dir, and MaxText's hardware, ici_* and dcn_* keys. Another key must have the run's value.
+    A config (.yml) may be given as well; its local keys count. A worker that lacks what the run
+    needs is rejected with the reason.
+
+    A worker on a machine that does not see the directory of the weights needs
+    rlax.weights.transfer=stream.
     """
     with exit_status():
         what, overrides = _what_and_overrides(arguments or [], controller)
@@ -263,6 +267,7 @@ def parameter_server(
                 ready=lambda address: typer.echo(f"parameter server listens on {address}"),
                 published_in=weights_directory(section, files),
                 index=index,
+                streams=section.weights.streams,
             )
         )
 

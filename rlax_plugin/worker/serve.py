@@ -21,6 +21,7 @@ from rlax_plugin.config.loading import ResolvedConfig, overridden, resolve
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.weights.local_copies import local_copies
 from rlax_plugin.worker.joining import RunToJoin, fetch_config
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, log_to_stderr, run
@@ -64,9 +65,12 @@ async def work(
     """
     section = run.section
     clients: Clients = "token" if section.network.serve_clients else "none"
-    with Endpoint(
-        section.network.host, engine, name=name, scrapes=scrapes, clients=clients
-    ) as endpoint:
+    with (
+        local_copies(section) as copies,
+        Endpoint(
+            section.network.host, engine, name=name, scrapes=scrapes, clients=clients
+        ) as endpoint,
+    ):
         if endpoint.clients_file is not None:
             log.info("clients of %s find its token in %s", endpoint.address, endpoint.clients_file)
         member = Member(
@@ -76,6 +80,7 @@ async def work(
             engine=engine,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
+            copies=copies,
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
