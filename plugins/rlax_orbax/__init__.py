@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rlax_plugin.api import BuildContext, Extension, PositiveInt, Section, WeightStore, hookimpl
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    Extension,
+    PositiveInt,
+    Section,
+    WeightStore,
+    hookimpl,
+)
 
 
 class OrbaxConfig(Section):
@@ -33,6 +41,19 @@ def _build(config: OrbaxConfig, context: BuildContext) -> WeightStore:
     )
 
 
+def _check_start(config: OrbaxConfig, context: BuildContext) -> None:
+    given = context.section.weights.path
+    place = given or str(context.maxtext.get("base_output_directory") or "")
+    if place.startswith("s3://"):
+        key = "rlax.weights.path" if given else "base_output_directory"
+        other = "" if given else ": set rlax.weights.path to one"
+        reason = (
+            "cannot hold weight versions: Orbax renames a directory to complete a version, and S3 "
+            "cannot rename. They must be on a disk that every worker sees, or on gs://"
+        )
+        raise ConfigError(key, place, f"{reason}{other}")
+
+
 @hookimpl
 def rlax_register_weight_store() -> dict[str, Extension]:
-    return {"orbax": Extension(OrbaxConfig, _build)}
+    return {"orbax": Extension(OrbaxConfig, _build, check_start=_check_start)}

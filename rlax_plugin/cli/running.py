@@ -158,9 +158,13 @@ def serve(
     connects to that name or address instead.
 
     With --controller, KEY=VALUE arguments set what is local to this worker: rlax.rollouts.slots,
-    rlax.rollouts.engine, rlax.deadlines, rlax.network, rlax.plugins, and MaxText's hardware, ici_*
-    and dcn_* keys. Another key must have the run's value. A config (.yml) may be given as well; its
-    local keys count. A worker that lacks what the run needs is rejected with the reason.
+    rlax.rollouts.engine, rlax.deadlines, rlax.network, rlax.plugins, rlax.weights.transfer and
+    stream_dir, and MaxText's hardware, ici_* and dcn_* keys. Another key must have the run's value.
+    A config (.yml) may be given as well; its local keys count. A worker that lacks what the run
+    needs is rejected with the reason.
+
+    A worker on a machine that does not see the directory of the weights needs
+    rlax.weights.transfer=stream.
     """
     with exit_status():
         what, overrides = _what_and_overrides(arguments or [], controller)
@@ -307,6 +311,7 @@ def parameter_server(
                 index=index,
                 advertised=advertised_host,
                 beside=lambda: upkeep.run(section.deadlines.heartbeat_s),
+                streams=section.weights.streams,
             )
         )
 

@@ -26,6 +26,8 @@ LOCAL = (
     "rlax.plugins",
     "rlax.rollouts.engine",
     "rlax.rollouts.slots",
+    "rlax.weights.stream_dir",
+    "rlax.weights.transfer",
     "base_output_directory",
     "hardware",
     "jax_cache_dir",
@@ -33,7 +35,11 @@ LOCAL = (
 )
 _LOCAL = frozenset(LOCAL)
 _LOCAL_BELOW = (*(f"{key}." for key in LOCAL), "dcn_", "ici_")
-_LIMITS = {"curation": ("guard", "max_refill"), "objective": ("max_gap", "max_gap_steps")}
+_NOT_HASHED_BELOW = {
+    "curation": ("guard", "max_refill"),
+    "objective": ("max_gap", "max_gap_steps"),
+    "weights": ("stream_dir", "streams", "transfer"),
+}
 
 
 def config_hash(content: Mapping[str, Any]) -> str:
@@ -41,8 +47,8 @@ def config_hash(content: Mapping[str, Any]) -> str:
 
     Keys that may change when a run is resumed are left out: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
-    trackers, observers, retention, curation.guard, curation.max_refill, objective.max_gap and
-    objective.max_gap_steps.
+    trackers, observers, retention, curation.guard, curation.max_refill, objective.max_gap,
+    objective.max_gap_steps, weights.stream_dir, weights.streams and weights.transfer.
 
     Args:
       content: see ``ResolvedConfig``.
@@ -82,10 +88,14 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
     content = {k: v for k, v in content.items() if k not in _NOT_HASHED}
     if isinstance(content.get("rlax"), Mapping):
         section = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
-        # How long to try: what a run that gave up says to raise.
-        for part, limits in _LIMITS.items():
-            if isinstance(section.get(part), Mapping):
-                section[part] = {k: v for k, v in section[part].items() if k not in limits}
+        # How long to try, which a run that gave up says to raise, and how bytes travel.
+        for part, names in _NOT_HASHED_BELOW.items():
+            if isinstance(given := section.get(part), Mapping) and not given.keys().isdisjoint(
+                names
+            ):
+                section[part] = {k: v for k, v in given.items() if k not in names}
+                if not section[part]:  # as if nothing had been given
+                    del section[part]
         content["rlax"] = section
     return content
 

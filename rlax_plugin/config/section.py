@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -38,8 +38,8 @@ class Weights(Section):
     )
     path: PathText = Field(
         default="",
-        description="directory of the weight versions, which every worker must be able to read; "
-        "empty: <run_dir>/weights",
+        description="directory of the weight versions, which every worker with transfer: path must "
+        "be able to read; empty: <run_dir>/weights",
     )
     keep: PositiveInt = Field(
         default=2,
@@ -52,6 +52,30 @@ class Weights(Section):
         "runs in the trainer process; host:port: address of a running rlax "
         "parameter-server",
     )
+    transfer: Literal["path", "stream"] = Field(
+        default="path",
+        description="way of the weights to a worker. path: the worker reads them from the "
+        "directory in which the trainer writes them; stream: the parameter server sends the files, "
+        "for workers on machines that do not see that directory. Workers of one run may differ",
+    )
+    stream_dir: PathText = Field(
+        default="",
+        description="local directory in which a worker keeps the files that it was sent, with "
+        "transfer: stream; it needs room for two versions. Empty: rlax/weights under "
+        "XDG_CACHE_HOME",
+    )
+    streams: PositiveInt = Field(
+        default=8,
+        description="number of workers to which the parameter server sends files at the same time; "
+        "others wait for their turn",
+    )
+
+    @field_validator("stream_dir")
+    @classmethod
+    def _local(cls, directory: str) -> str:
+        if "://" in directory:
+            raise ConfigError("rlax.weights.stream_dir", directory, "must be a local directory")
+        return directory
 
     @model_validator(mode="after")
     def _reachable(self) -> Weights:

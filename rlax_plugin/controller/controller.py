@@ -235,6 +235,7 @@ class Controller(FleetListener):
             workers=len(self.fleet.workers),
             replaced=self.generation.rewards.replaced - self._replaced_before,
             played=played if self.section.several_turns else None,
+            figures=[worker.figures for worker in self.fleet.workers.values()],
         )
 
     # --- evaluation ----------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class Rates:
     Attributes:
       tokens_per_s: decoding speed of one sequence on a worker.
       prefill_tokens_per_s: prefill speed of one worker.
-      bytes_per_s: speed of writing or reading a weight version, whichever is slower.
+      bytes_per_s: speed of writing, streaming or reading a weight version, whichever is slowest.
       startup_s: seconds until a worker has imported and compiled its model.
       measured: names of the speeds that were measured; the others are assumed.
     """
@@ -109,8 +109,8 @@ def needs(
     if weights_bytes is not None:
         found |= {
             "batch_s": _batch(section, rates, slots, weights_bytes),
-            "weights_s": _weights(section, rates, weights_bytes),
-            "startup_s": _startup(section, rates, weights_bytes),
+            "weights_s": _weights(section, rates, weights_bytes, len(slots)),
+            "startup_s": _startup(section, rates, weights_bytes, len(slots)),
         }
     return found
 
@@ -201,8 +201,9 @@ def _batch(
     if rollouts.on_new_weights == "finish" and section.staleness.steps_ahead > 1:
         parts.append((one_s, f"{in_seconds(one_s)} for running samples to end"))
     if weights_bytes is not None:
-        pull_s = 2 * weights_bytes / rates.bytes_per_s
-        parts.append((pull_s, f"{in_seconds(pull_s)} to write and read a weight version"))
+        moves, how = _moves(section, rates, len(slots))
+        pull_s = (2 + moves) * weights_bytes / rates.bytes_per_s
+        parts.append((pull_s, f"{in_seconds(pull_s)} to write{how} and read a weight version"))
     reward_s = section.deadlines.reward_s
     parts.append((reward_s, f"{in_seconds(reward_s)} for a reward"))
     needed_s = sum(seconds for seconds, _ in parts)
@@ -212,19 +213,36 @@ def _batch(
     return _need(section, "batch_s", needed_s, why, rates, _GENERATING | _MOVING)
 
 
-def _weights(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
-    needed_s = weights_bytes / rates.bytes_per_s
+def _moves(section: RlaxSection, rates: Rates, workers: int) -> tuple[int, str]:
+    """Returns how often a version is sent before a worker has it, and a word for it.
+
+    All workers receive it through the connection of one server. A measured speed is that of one of
+    them, while the others received it too.
+    """
+    if section.weights.transfer == "path":
+        return 0, ""
+    measured = "bytes_per_s" in rates.measured
+    return (1, ", stream") if measured or workers == 1 else (workers, f", stream to {workers}")
+
+
+def _weights(section: RlaxSection, rates: Rates, weights_bytes: int, workers: int) -> Need:
+    moves, _ = _moves(section, rates, workers)
+    needed_s = max(1, moves) * weights_bytes / rates.bytes_per_s
     why = f"a weight version of {in_bytes(weights_bytes)} takes {in_seconds(needed_s)}"
+    if moves > 1:
+        why += f" until {moves} workers have received it"
     return _need(section, "weights_s", needed_s, why, rates, _MOVING)
 
 
-def _startup(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
+def _startup(section: RlaxSection, rates: Rates, weights_bytes: int, workers: int) -> Need:
     """Returns the minimum of ``startup_s``, from the first version to the first ready worker."""
-    pull_s = 2 * weights_bytes / rates.bytes_per_s
+    moves, how = _moves(section, rates, workers)
+    pull_s = (2 + moves) * weights_bytes / rates.bytes_per_s
     needed_s = rates.startup_s + pull_s
+    how = how and ", streamed"
     why = (
         f"the first worker takes {in_seconds(rates.startup_s)} to import and compile, and "
-        f"{in_seconds(pull_s)} until its weights are written and read, "
+        f"{in_seconds(pull_s)} until its weights are written{how} and read, "
         f"together {in_seconds(needed_s)}"
     )
     return _need(section, "startup_s", needed_s, why, rates, _MOVING)

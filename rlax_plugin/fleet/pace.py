@@ -21,7 +21,7 @@ class Pace(FleetListener):
     """The minimum of deadlines, at the speeds measured so far.
 
     Until a speed is measured, ``rlax.deadlines.assume`` holds. Speeds are those of the slowest
-    worker, and of writing or reading weights, whichever is slower.
+    worker, and of writing, streaming or reading weights, whichever is slowest.
 
     Args:
       workers: the live workers.
@@ -46,6 +46,7 @@ class Pace(FleetListener):
         self._first: dict[tuple[str, str], tuple[float, float]] = {}  # identity -> steps, seconds
         self._tokens_per_s: dict[tuple[str, str], float] = {}
         self._read_bytes_per_s: dict[tuple[str, str], float] = {}
+        self._streamed_bytes_per_s: dict[tuple[str, str], float] = {}
         self._written_bytes_per_s: dict[None, float] = {}
         self._said: set[tuple[str, bool]] = set()
 
@@ -58,16 +59,23 @@ class Pace(FleetListener):
             _keep(self._tokens_per_s, who, steps - first_steps, decode_s - first_s)
         size, read_s = figures.get("read_bytes", 0.0), figures.get("read_s", 0.0)
         _keep(self._read_bytes_per_s, who, size, read_s)
+        size, stream_s = figures.get("stream_bytes", 0.0), figures.get("stream_s", 0.0)
+        _keep(self._streamed_bytes_per_s, who, size, stream_s)
         self._forget()
         self.look()
 
     def _forget(self) -> None:
         """Drops the speeds of workers that have gone, once there are many."""
         live = {worker.identity for worker in self._workers.values()}
-        for speeds in (self._first, self._tokens_per_s, self._read_bytes_per_s):
+        for speeds in (self._first, self._tokens_per_s, *self._bytes_per_s):
             if len(speeds) > 2 * len(live) + _MOST_GONE:
                 for who in [one for one in speeds if one not in live]:
                     del speeds[who]
+
+    @property
+    def _bytes_per_s(self) -> tuple[dict[tuple[str, str], float], ...]:
+        """Speeds of workers: of reading files, and of receiving them."""
+        return self._read_bytes_per_s, self._streamed_bytes_per_s
 
     def weighs(self, size: int) -> None:
         """Takes the size of a weight version in bytes, before it is written."""
@@ -126,7 +134,8 @@ class Pace(FleetListener):
     def _rates(self) -> Rates:
         live = {worker.identity for worker in list(self._workers.values())}
         tokens = [rate for who, rate in list(self._tokens_per_s.items()) if who in live]
-        sizes = [rate for who, rate in list(self._read_bytes_per_s.items()) if who in live]
+        moved = [one for speeds in self._bytes_per_s for one in list(speeds.items())]
+        sizes = [rate for who, rate in moved if who in live]
         sizes += self._written_bytes_per_s.values()
         measured = {"tokens_per_s": tokens, "bytes_per_s": sizes}
         found = {name: min(rates) for name, rates in measured.items() if rates}

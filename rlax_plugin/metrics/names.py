@@ -14,6 +14,7 @@ from rlax_plugin.metrics.objective_rows import OBJECTIVE_ROWS, Row
 
 _GAP = "steps with such tokens"
 _EVALUATED = "steps in which an evaluation ends"
+_STREAMED = "if workers receive weights"
 _IN_STEP = "steps in which groups were scored"
 _SCORED = f"{_EVALUATED}, unless every reward failed"
 
@@ -252,9 +253,16 @@ STAGES: tuple[Stage, ...] = (
             (
                 "tokens",
                 "tokens",
-                "number of generated tokens in the groups scored since the last step",
+                "number of tokens generated for groups scored since the last step",
             ),
             ("workers", "workers", "number of workers registered at the end of the step"),
+            (
+                "stream_bytes",
+                "bytes",
+                "bytes of their newest weights that workers received",
+                _STREAMED,
+            ),
+            ("stream_s", "s", "longest time in which a worker received them", _STREAMED),
         ),
     ),
     Stage(

@@ -90,12 +90,14 @@ def step_metrics(
     workers: int,
     replaced: int,
     played: PlayCounts | None = None,
+    figures: Sequence[Mapping[str, float]] = (),
 ) -> dict[str, float]:
     """Returns the metrics of one step, named ``stage/name``; waits for the device's figures.
 
     Args:
       replaced: number of reward processes replaced since the last step.
       played: counts of how episodes have ended since then; None: the environment is single_turn.
+      figures: the newest figures of each worker.
     """
     scored, groups = [group_of(judged) for judged in done.stats.scored], done.batch.groups
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
@@ -148,6 +150,9 @@ def step_metrics(
             "episode/errors": float(played.errors),
             "episode/late": float(played.late),
         }
+    if streamed := [one for one in figures if one.get("stream_s")]:
+        metrics["rollout/stream_bytes"] = sum(one.get("stream_bytes", 0.0) for one in streamed)
+        metrics["rollout/stream_s"] = max(one["stream_s"] for one in streamed)
     if done.stats.stage is not None:
         metrics["curation/stage"] = float(done.stats.stage)
     # Of all scored groups, also those that were rejected: the policy's own figures.

@@ -268,6 +268,9 @@ class RolloutEngine(WeightLoader, Protocol):
 class WeightStore(Protocol):
     """Keeps the bytes of weight versions, part by part. A part is visible completely or not at all.
 
+    On a disk, ``load`` needs nothing but the files in a part's directory: a worker may have
+    received copies of them, at another path.
+
     The type of error decides what happens next. A failing disk or network is temporary, and the
     operation is retried until ``rlax.deadlines.weights_s``; wrong bytes quarantine the worker that
     read them. Therefore ``load`` must raise a plain ``WeightsError`` only for bytes that it has

@@ -41,6 +41,8 @@ METHODS: Mapping[str, frozenset[Role]] = {
     "/rlax.v1.ParameterServer/Renew": _TRAINER | _WORKER,
     "/rlax.v1.ParameterServer/Release": _TRAINER | _WORKER,
     "/rlax.v1.ParameterServer/Watch": _TRAINER | _WORKER,
+    "/rlax.v1.ParameterServer/Files": _TRAINER | _WORKER,
+    "/rlax.v1.ParameterServer/Fetch": _TRAINER | _WORKER,
 }
 """Method -> the roles that may call it. Services that an engine adds are for clients."""
 

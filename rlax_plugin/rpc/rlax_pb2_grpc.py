@@ -434,6 +434,16 @@ class ParameterServerStub:
                 request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.WatchRequest.SerializeToString,
                 response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Version.FromString,
                 _registered_method=True)
+        self.Files = channel.unary_unary(
+                '/rlax.v1.ParameterServer/Files',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.FilesRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.FilesReply.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/rlax.v1.ParameterServer/Fetch',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.FetchRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Chunk.FromString,
+                _registered_method=True)
 
 
 class ParameterServerServicer:
@@ -477,6 +487,21 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Files(self, request, context):
+        """For readers that do not see the path of a version that they have leased: the files of a part,
+        and their bytes from one byte on, file after file. A Fetch needs a deadline of at most a minute,
+        after which the reader asks again for what is left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -509,6 +534,16 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.WatchRequest.FromString,
                     response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Version.SerializeToString,
+            ),
+            'Files': grpc.unary_unary_rpc_method_handler(
+                    servicer.Files,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.FilesRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.FilesReply.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.FetchRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Chunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -674,6 +709,60 @@ class ParameterServer:
             '/rlax.v1.ParameterServer/Watch',
             rlax__plugin_dot_rpc_dot_rlax__pb2.WatchRequest.SerializeToString,
             rlax__plugin_dot_rpc_dot_rlax__pb2.Version.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Files(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlax.v1.ParameterServer/Files',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.FilesRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.FilesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rlax.v1.ParameterServer/Fetch',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.FetchRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.Chunk.FromString,
             options,
             channel_credentials,
             insecure,

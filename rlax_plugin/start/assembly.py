@@ -231,6 +231,7 @@ class _Assembly:
                 close_s=s.deadlines.close_s,
                 record=functools.partial(record_versions, files),
                 listed=await asyncio.to_thread(listed_versions, files, self._weights_directory),
+                streams=s.weights.streams,
             )
         else:
             parameters = ParameterServerClient(

@@ -25,7 +25,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_readable, check_writable
 from rlax_plugin.rpc.operator_certificate import OperatorIdentity
 from rlax_plugin.start.prior import check_prior, kept_prior
-from rlax_plugin.start.run_directory import WEIGHT_KEYS, state_directory
+from rlax_plugin.start.run_directory import WEIGHT_KEYS, state_directory, weights_directory
 from rlax_plugin.text.amounts import in_bytes
 
 
@@ -49,7 +49,10 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
     slots = registry.slots(context)
     advantages.probe(slots.recorded_advantages, section.rollouts.group_size)
     _check_learning(section, slots)
+    # Before its file system is looked for: installing that would not help.
+    registry.check_part("weight_store", section.weights.store, "rlax.weights.store", context)
     check_places(section, maxtext, remote=remote)
+    _check_transfer(section, maxtext)
     if section.network.prometheus_port is not None:
         prometheus_token(section.network)
     if section.network.tls.given:
@@ -187,6 +190,24 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
     if prior and not has_prior and (remote or "://" not in prior):
         check_readable("rlax.curation.prior.path", prior, deadline_s)
         check_prior(section)
+
+
+def _check_transfer(section: RlaxSection, maxtext: Mapping[str, Any]) -> None:
+    """Checks that the parameter server can send weights, if workers are to receive them from it.
+
+    Raises:
+      ConfigError: they are on an object store.
+    """
+    base, name = maxtext.get("base_output_directory"), maxtext.get("run_name")
+    if section.weights.transfer == "path" or not (section.weights.path or (base and name)):
+        return
+    place = weights_directory(section, RunFiles(f"{base or '.'}/{name or ''}"))
+    if "://" in place:
+        reason = (
+            f"must be path: the weights are on an object store, {place}, which each worker reads "
+            "by itself"
+        )
+        raise ConfigError("rlax.weights.transfer", section.weights.transfer, reason)
 
 
 def _check_written(key: str, base: str, run: str, deadline_s: float, *, remote: bool) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -36,18 +36,20 @@ _PASSING = (*_AWAY, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
     """The present lease on a version; after a restart of the server another one replaces it.
 
     Attributes:
       lease: its id.
       lease_s: its duration unless it is renewed.
-      version: number of the leased version.
+      version: the leased version.
+      renewing: held while the lease is renewed or replaced.
     """
 
     lease: str
     lease_s: float
     version: WeightVersion
+    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ParameterServerClient:
@@ -118,14 +120,20 @@ class ParameterServerClient:
           WeightsError: the version no longer exists, or the server is unreachable, see ``_call``.
           DeadlineError: it does not answer.
         """
+        async with self.hold(version) as held:
+            yield held.version
+
+    @contextlib.asynccontextmanager
+    async def hold(self, version: int | None = None) -> AsyncIterator[Held]:
+        """Like ``acquire``, but with the lease, which the methods for files need."""
         request = pb.AcquireRequest(version=-1 if version is None else version, holder=self._holder)
         reply = await self._call(
             "leasing a version", lambda: self._stub.Acquire(request, timeout=self._rpc_s)
         )
-        held = _Held(reply.lease, reply.lease_s, version_from_proto(reply.version))
+        held = Held(reply.lease, reply.lease_s, version_from_proto(reply.version))
         renewal = asyncio.ensure_future(self._renew(held))
         try:
-            yield held.version
+            yield held
         finally:
             renewal.cancel()
             try:
@@ -133,6 +141,31 @@ class ParameterServerClient:
             except grpc.aio.AioRpcError as error:
                 why = describe(error, (self._rpc_s, "rlax.deadlines.rpc_s"))
                 log.info("a lease was left to expire: %s", why)
+
+    async def files(self, held: Held, part: str) -> pb.FilesReply:
+        """The files of a part of a held version, as the server lists them. It is asked once.
+
+        Raises:
+          AioRpcError: the call failed.
+        """
+        request = pb.FilesRequest(lease=held.lease, part=part)
+        return await self._stub.Files(request, timeout=self._rpc_s)
+
+    def fetch(
+        self, held: Held, part: str, file: str, offset: int, within_s: float
+    ) -> grpc.aio.UnaryStreamCall[pb.FetchRequest, pb.Chunk]:
+        """A call that receives a part from one byte of a file on."""
+        request = pb.FetchRequest(lease=held.lease, part=part, file=file, offset=offset)
+        return self._stub.Fetch(request, timeout=within_s)
+
+    async def renew(self, held: Held) -> bool:
+        """Renews a lease at once, or takes another one on the same bytes; True if it has one.
+
+        Raises:
+          AioRpcError: the server could not be asked.
+        """
+        async with held.renewing:
+            return await self._renew_once(held)
 
     async def watch(self, after: int = -1) -> AsyncIterator[WeightVersion]:
         """Yields versions newer than ``after``, in order, until ``close``.
@@ -192,13 +225,13 @@ class ParameterServerClient:
                 await asyncio.wait_for(self._closed.wait(), pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
-    async def _renew(self, held: _Held) -> None:
+    async def _renew(self, held: Held) -> None:
         renewed_s, pause_s = time.monotonic(), held.lease_s / 3
         after_failure_s = _BACKOFF_S[0]
         while True:
             await asyncio.sleep(pause_s)
             try:
-                kept = await self._renew_once(held)
+                kept = await self.renew(held)
             except grpc.aio.AioRpcError as error:
                 log.warning(
                     "a lease of %g s (rlax.deadlines.lease_s) could not be renewed for %.1f s: %s",
@@ -214,8 +247,8 @@ class ParameterServerClient:
                 renewed_s, pause_s = time.monotonic(), held.lease_s / 3
                 after_failure_s = _BACKOFF_S[0]
 
-    async def _renew_once(self, held: _Held) -> bool:
-        """Renews a lease, or takes another one on the same bytes; returns True if it has one.
+    async def _renew_once(self, held: Held) -> bool:
+        """See ``renew``.
 
         A restarted server knows the versions of its index, but no leases.
         """

@@ -161,6 +161,17 @@ class VersionTable:
         Raises:
           WeightsError: the lease has expired or was released.
         """
+        lease = self.lease(lease_id)
+        renewed = dataclasses.replace(lease, expires_s=self._clock() + self.lease_s)
+        self._leases[lease_id] = renewed
+        return renewed
+
+    def lease(self, lease_id: str) -> Lease:
+        """A lease that is held.
+
+        Raises:
+          WeightsError: the lease has expired or was released.
+        """
         lease = self._leases.get(lease_id)
         if lease is None or lease.expires_s <= self._clock():
             shown = one_line(lease_id, _LONGEST_ID)
@@ -168,9 +179,7 @@ class VersionTable:
                 f"lease {shown} was released or has expired, {self.lease_s:g} s after it was "
                 "renewed (set rlax.deadlines.lease_s above the longest pause of a reader)"
             )
-        renewed = dataclasses.replace(lease, expires_s=self._clock() + self.lease_s)
-        self._leases[lease_id] = renewed
-        return renewed
+        return lease
 
     def release(self, lease_id: str) -> list[str]:
         """Ends a lease; does nothing if it has ended. Returns the paths to delete."""

@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept_versions import Listed, is_in, listed_in_index, write_index
 from rlax_plugin.weights.leased_versions import TooManyLeasesError, VersionTable
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
+from rlax_plugin.weights.part_streams import PartStreams
 from rlax_plugin.weights.version_index import versions_to_json
 
 log = logging.getLogger("rlax.parameter_server")
@@ -53,6 +55,10 @@ class ParameterServer(rpc.ParameterServerServicer):
       published_in: directory in which a trainer in another process writes its versions. Only parts
         directly in it can be published over gRPC, and a version is published once it is recorded.
         None: the service has no Publish, because the trainer is in this process.
+      streams: number of readers to which files are sent at the same time.
+
+    Attributes:
+      streams: sends the files of versions.
     """
 
     def __init__(
@@ -66,12 +72,14 @@ class ParameterServer(rpc.ParameterServerServicer):
         record: Callable[[str], None] | None = None,
         listed: Listed = Listed(),  # noqa: B008  it is frozen
         published_in: str | None = None,
+        streams: int = 8,
     ):
         self._store, self._record, self._close_s = store, record, close_s
         self._published_in = published_in
         self._table = VersionTable(
             keep=keep, lease_s=lease_s, versions=listed.versions, clock=clock
         )
+        self.streams = PartStreams(self._table, streams)
         # Paths to delete, until they are: a deletion that failed is tried again with the next
         # version, and by the next process.
         self._doomed = dict.fromkeys(listed.retired)
@@ -129,6 +137,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         else:
             self._note_versions()  # nobody waits for that: workers pull meanwhile
         self._wake()
+        self.streams.expect(version)
         self._delete(list(self._doomed))
         self._arm()
 
@@ -217,6 +226,14 @@ class ParameterServer(rpc.ParameterServerServicer):
                 yield version
         finally:
             self._watches -= 1
+
+    async def Files(self, request: pb.FilesRequest, context: Context) -> pb.FilesReply:
+        return await self.streams.files(request, context)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        async with aclosing(self.streams.fetch(request, context)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _news(self, after: int) -> AsyncIterator[pb.Version]:
         # Numbers grow except over a restart, so another number than the reader's is news to it.
@@ -315,6 +332,7 @@ async def serve_parameter_server(
     index: Path | None = None,
     advertised: str = "",
     beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    streams: int = 8,
 ) -> None:
     """Runs a parameter server until SIGINT or SIGTERM; for a process of its own.
 
@@ -330,6 +348,7 @@ async def serve_parameter_server(
       index: file that stores the versions across a restart; None: they are not stored.
       advertised: host by which others reach it; "": ``host``.
       beside: runs while the server serves, until it is cancelled.
+      streams: see ``ParameterServer``.
 
     Raises:
       ConfigError: the port is taken.
@@ -342,6 +361,7 @@ async def serve_parameter_server(
         record=index and functools.partial(write_index, index),
         listed=Listed() if index is None else listed_in_index(index, published_in),
         published_in=published_in,
+        streams=streams,
     )
     server, address = listen(host, port, door, "--port", advertised=advertised)
     service.add_to(server)

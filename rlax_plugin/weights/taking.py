@@ -37,6 +37,8 @@ class Reading:
       read_s: time until the engine had read it.
       verify_s: duration of the checks after that.
       size: bytes that were read.
+      stream_s: time until its files had arrived, if the worker streams weights.
+      stream_bytes: bytes of files that were received.
       decoding_s: duration of the last verification of decoding.
       decoded_at_s: end of that verification, of time.perf_counter.
     """
@@ -44,6 +46,8 @@ class Reading:
     read_s: float = 0.0
     verify_s: float = 0.0
     size: int = 0
+    stream_s: float = 0.0
+    stream_bytes: int = 0
     decoding_s: float = 0.0
     decoded_at_s: float = -math.inf
 
@@ -55,11 +59,14 @@ class Reading:
 
     def figures(self) -> dict[str, float]:
         """Figures that a worker's heartbeats report besides its engine's ``health``."""
-        return {
+        found = {
             "read_s": self.read_s,
             "read_bytes": float(self.size),
             "verify_s": self.verify_s,
         }
+        if self.stream_s:
+            found |= {"stream_s": self.stream_s, "stream_bytes": float(self.stream_bytes)}
+        return found
 
 
 async def take_version(

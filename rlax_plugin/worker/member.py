@@ -29,7 +29,8 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.client import Held, ParameterServerClient
+from rlax_plugin.weights.local_copies import LocalCopies
 from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.following import Following
 from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
@@ -57,6 +58,7 @@ class Member:
       progress: given the engine's figures and True if weights are being loaded, returns the
         progress of the open requests.
       process: distinguishes this process from all others of its name.
+      copies: receives the files of weights; None: the engine reads them at their path.
 
     Attributes:
       draining: reported to the controller, which then sends no more requests.
@@ -73,12 +75,13 @@ class Member:
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
         process: str = PROCESS,
+        copies: LocalCopies | None = None,
     ):
         self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
         self._section: RlaxSection = run.section
         self._deadlines: Deadlines = run.section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
-        self._process = process
+        self._process, self._copies = process, copies
         self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
         self._as_member = self._fleet  # shows the token of the registration, once there is one
@@ -298,11 +301,11 @@ class Member:
         """
         pauses, tries, damaged = Pauses(self._deadlines.weights_s), 0, 0
         while True:
-            async with self._acquire(client) as version:
+            async with self._acquire(client) as held:
                 tries += 1
+                version = held.version
                 try:
-                    with while_loading(self._section, version, self._engine, self._figures):
-                        await self._load_once(version)
+                    await self._receive_and_load(client, held)
                     return version.version
                 except WeightsUnreadableError as error:
                     if pauses.over:
@@ -328,6 +331,20 @@ class Member:
         self.quarantine = reason
         self._on_quarantine()
 
+    async def _receive_and_load(self, client: ParameterServerClient, held: Held) -> None:
+        version, copies = held.version, self._copies
+        if copies is None:
+            await self._load_once(version)
+            return
+        try:
+            await self._load_once(await copies.copy(client, held, self._endpoint.reading))
+        except WeightsUnreadableError:
+            raise
+        except WeightsError:  # perhaps by this machine's disk
+            await copies.discard(version)
+            raise
+        await copies.keep_only(version)
+
     async def _load_once(self, version: WeightVersion) -> None:
         # The first time an engine without ``prepare`` may still be building its model.
         key = "startup_s" if self._engine.version < 0 else "weights_s"
@@ -342,13 +359,14 @@ class Member:
         most = self._section.rollouts.max_new_tokens
         reading = self._endpoint.reading
         loading = take_version(self._engine, version, max_new_tokens=most, reading=reading)
-        try:
-            await load_within(self._engine, loading, deadline_s, while_generating=finishes)
-        except TimeoutError:
-            raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
+        with while_loading(self._section, version, self._engine, self._figures):
+            try:
+                await load_within(self._engine, loading, deadline_s, while_generating=finishes)
+            except TimeoutError:
+                raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
 
     @contextlib.asynccontextmanager
-    async def _acquire(self, client: ParameterServerClient) -> AsyncIterator[WeightVersion]:
+    async def _acquire(self, client: ParameterServerClient) -> AsyncIterator[Held]:
         """The newest version, or the pinned one, under a lease.
 
         A server that is away may come back by itself, or with its trainer.
@@ -359,7 +377,7 @@ class Member:
         async with contextlib.AsyncExitStack() as lease:
             while True:
                 try:
-                    version = await lease.enter_async_context(client.acquire(self._versions.pin))
+                    held = await lease.enter_async_context(client.hold(self._versions.pin))
                     break
                 except (WeightsError, DeadlineError) as error:
                     if time.monotonic() > end_s:
@@ -367,7 +385,7 @@ class Member:
                         raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from error
                     log.warning("no weights yet, asking again in %g s: %s", _ACQUIRE_PAUSE_S, error)
                 await asyncio.sleep(_ACQUIRE_PAUSE_S)
-            yield version
+            yield held
 
     async def leave(self) -> None:
         """Leaves the run if it is a member; repeats a quarantine until it is received."""

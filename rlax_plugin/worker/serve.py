@@ -25,6 +25,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc.operator_certificate import read_authority
 from rlax_plugin.rpc.own_address import own_address
+from rlax_plugin.weights.local_copies import local_copies
 from rlax_plugin.worker.joining import RunToJoin, fetch_config
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, log_to_stderr, run
@@ -70,7 +71,10 @@ async def work(
     """
     section = run.section
     clients: Clients = "token" if section.network.serve_clients else "none"
-    with Endpoint(place, engine, name=name, scrapes=scrapes, clients=clients) as endpoint:
+    with (
+        local_copies(section) as copies,
+        Endpoint(place, engine, name=name, scrapes=scrapes, clients=clients) as endpoint,
+    ):
         if endpoint.clients_file is not None:
             log.info("clients of %s find its token in %s", endpoint.address, endpoint.clients_file)
         member = Member(
@@ -80,6 +84,7 @@ async def work(
             engine=engine,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
+            copies=copies,
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights

@@ -103,7 +103,10 @@ def test_a_fleet_bears_every_message(start: Start, method: str):
 
 @pytest.mark.property
 @pytest.mark.parametrize("server", ["controller", "parameters"])
-@pytest.mark.parametrize("method", ["Publish", "Latest", "Acquire", "Renew", "Release", "Watch"])
+@pytest.mark.parametrize(
+    "method",
+    ["Publish", "Latest", "Acquire", "Renew", "Release", "Watch", "Files", "Fetch"],
+)
 def test_a_parameter_server_bears_every_message(start: Start, server: str, method: str):
     attacked = start(server)
     number = 3
@@ -138,6 +141,8 @@ def test_a_parameter_server_bears_every_message(start: Start, server: str, metho
             "Renew": lambda: pb.RenewRequest(lease=lease),
             "Release": lambda: pb.ReleaseRequest(lease=lease),
             "Watch": lambda: pb.WatchRequest(after=number),
+            "Files": lambda: pb.FilesRequest(lease=lease, part="base"),
+            "Fetch": lambda: pb.FetchRequest(lease=lease, part="base", file="w", offset=1),
         }
         waits = method == "Watch"
         before_mb = await campaign(attacked, peer, PARAMETERS + method, made[method], waits=waits)

@@ -65,7 +65,8 @@ def _processes(config: Examined) -> Words:
         f"{section.launcher.name}",
         "reward processes": f"{section.reward_processes}: {rewards}; "
         f"at most {section.deadlines.reward_s:g} s per call",
-        "parameter server": "in the trainer process" if server == "embedded" else f"at {server}",
+        "parameter server": ("in the trainer process" if server == "embedded" else f"at {server}")
+        + (", which streams weights to the workers" if weights.transfer == "stream" else ""),
     }
 
 

@@ -156,8 +156,8 @@ async def open_session(
     Raises:
       RlaxError: something did not start.
     """
-    deadlines = builder.section.deadlines
-    parameters = ParameterServer(store=store, keep=1, lease_s=deadlines.lease_s)
+    deadlines, streams = builder.section.deadlines, builder.section.weights.streams
+    parameters = ParameterServer(store, keep=1, lease_s=deadlines.lease_s, streams=streams)
     running.closing.part().push_async_callback(parameters.close)
     start = GenerationStart(
         builder,

@@ -93,12 +93,15 @@ def test_a_worker_adds_what_is_local_and_the_hash_stays(tmp_path):
         "rlax.rollouts.slots=4",
         "rlax.rollouts.engine.seeded=false",
         "rlax.deadlines.group_s=9",
+        "rlax.weights.transfer=stream",
+        "rlax.weights.stream_dir=/scratch",
         "ici_tensor_parallelism=2",
         "hardware=gpu",
     ]
     one = for_worker(run, local)
     assert (one.section.rollouts.slots, one.section.rollouts.group_size) == (4, 4)
     assert one.section.rollouts.engine.options == {"token_s": 0.5, "seeded": False}
+    assert one.section.weights.transfer == "stream" and run.section.weights.transfer == "path"
     assert one.section.deadlines.group_s == 9 and one.maxtext["hardware"] == "gpu"
     assert one.arguments == {"ici_tensor_parallelism", "hardware"}
     assert sample_hash(one.content) == sample_hash(run.content)
@@ -151,6 +154,7 @@ def test_of_a_config_file_of_its_own_only_what_is_local_counts(tmp_path):
         ("rlax.objective.preset=grpo", True),
         ("rlax.deadlines.rpc_s=1", True),
         ("dcn_data_parallelism=2", True),
+        ("rlax.weights.transfer=stream", True),
         ("rlax.rollouts.temperature=0.5", False),
         ("rlax.rollouts.on_new_weights=discard", False),
         ("rlax.weights.store.name=npz", False),

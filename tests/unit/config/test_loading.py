@@ -232,6 +232,7 @@ def test_hash_is_of_what_is_said_not_of_where(tmp_path: Path) -> None:
         "rlax.launcher.workers=3",
         "rlax.network.port=7000",
         "rlax.trackers=[{name: t}]",
+        "rlax.weights.transfer=stream",
     ],
 )
 def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -> None:
@@ -240,7 +241,11 @@ def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -
 
 
 @pytest.mark.parametrize(
-    "override", ["learning_rate=1.0", "rlax.seed=1", "rlax.rollouts.group_size=4", "new_key=1"]
+    "override",
+    [
+        *("learning_rate=1.0", "rlax.seed=1", "rlax.rollouts.group_size=4", "new_key=1"),
+        "rlax.weights.keep=3",
+    ],
 )
 def test_hash_sees_what_changes_the_result(tmp_path: Path, override: str) -> None:
     path = write(tmp_path, MINIMAL)

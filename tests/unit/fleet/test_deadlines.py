@@ -114,6 +114,13 @@ ROLLOUTS = {"group_size": 4, "groups_per_step": 8, "max_prompt_tokens": 100, "ma
             {"group_s": 28.4, "batch_s": 58.4},
         ),
         ({"deadlines": {"reward_s": 100}}, 1, {"batch_s": 160.8}),
+        # One server sends the version to all workers, 10 s for each, before they read it.
+        ({"weights": {"transfer": "stream"}}, 1, {"batch_s": 80.8, "weights_s": 10}),
+        (
+            {"weights": {"transfer": "stream"}},
+            3,
+            {"batch_s": 80.4, "weights_s": 30, "startup_s": 110},
+        ),
     ],
 )
 def test_what_deadlines_must_at_least_be(values, workers, expected):
@@ -187,6 +194,17 @@ def test_a_reason_says_whether_speeds_were_measured():
     assert found["weights_s"].text == (
         "= 120 s is too short: a weight version of 1,000 B takes 10 s, at measured speeds. "
         "Set it to 12"
+    )
+
+
+def test_workers_that_receive_weights_share_the_speed_of_the_server_until_it_is_measured():
+    streamed = section_with(rollouts=ROLLOUTS, weights={"transfer": "stream"})
+    rates = dataclasses.replace(RATES, measured=frozenset({"bytes_per_s"}))
+    work = {"slots": [64] * 3, "weights_bytes": 1000, "silent_tokens": 100}
+    # A speed that was measured is that of a worker beside which the others received.
+    assert needs(streamed, rates, **work)["weights_s"].needed_s == 10
+    assert needs(streamed, RATES, **work)["weights_s"].text.startswith(
+        "= 120 s is too short: a weight version of 1,000 B takes 30 s until 3 workers have "
     )
 
 

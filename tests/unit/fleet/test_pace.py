@@ -84,6 +84,8 @@ def test_weights_take_as_long_as_the_slower_of_writing_and_reading():
     assert pace.needed_s("weights_s") == 5.0
     pace.weighs(8_000)
     assert pace.needed_s("weights_s") == 10.0
+    hear(pace, workers, worker("b", stream_bytes=4_000, stream_s=8))
+    assert pace.needed_s("weights_s") == 16.0
 
 
 def test_each_deadline_is_warned_of_once_as_assumed_and_once_as_measured():

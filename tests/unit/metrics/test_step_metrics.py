@@ -56,6 +56,17 @@ def test_each_of_several_rewards_has_its_mean():
     assert not any(name.startswith("reward_part/") for name in metrics(with_parts((1.0,))))
 
 
+def test_weights_that_workers_receive_are_added_up_and_the_slowest_counts():
+    done = FinishedStep(make_batch(2), StepStats(), {})
+    reads = {"read_s": 1.0, "read_bytes": 8.0}
+    streams = [{"stream_s": 2.0, "stream_bytes": 100.0}, {"stream_s": 3.0, "stream_bytes": 50.0}]
+    section = section_with()
+    found = step_metrics(done, section, workers=3, replaced=0, figures=[reads, *streams])
+    assert found["rollout/stream_bytes"] == 150 and found["rollout/stream_s"] == 3
+    read = step_metrics(done, section, workers=1, replaced=0, figures=[reads])
+    assert not any("stream" in name for name in read)
+
+
 def test_rejected_groups_are_counted_and_their_samples_with_the_others():
     section = section_with()
     scored = [

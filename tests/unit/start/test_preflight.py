@@ -89,6 +89,33 @@ def test_a_bucket_out_of_reach_is_an_error_in_time(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "rlax.weights.path=s3://bucket/w",
+            r"^rlax\.weights\.path = 's3://bucket/w': cannot hold weight versions: Orbax renames",
+        ),
+        (
+            "base_output_directory=s3://bucket",
+            r"^base_output_directory = 's3://bucket': .* gs://: set rlax\.weights\.path to one$",
+        ),
+    ],
+)
+def test_s3_holds_no_weight_versions(override: str, message: str) -> None:
+    config = resolve(DEMO, [override])
+    with pytest.raises(ConfigError, match=message):
+        examine(config, registry_for(config.section))
+
+
+@pytest.mark.parametrize("key", ["base_output_directory", "rlax.weights.path"])
+def test_weights_on_an_object_store_are_not_streamed(key: str) -> None:
+    config = resolve(TESTING, [f"{key}=bucket://b/w", "rlax.weights.transfer=stream"])
+    reason = r"^rlax\.weights\.transfer = 'stream': must be path: .* object store, bucket://b/w"
+    with pytest.raises(ConfigError, match=reason):
+        examine(config, registry_for(config.section))
+
+
 def test_a_fast_check_asks_no_bucket(bucket: list[str]) -> None:
     assert rlax("check", "--fast", TESTING, "base_output_directory=bucket://stuck").exit_code == 0
     assert bucket == []
