@@ -108,6 +108,16 @@ def serve(
     with_parent: Annotated[
         bool, typer.Option("--with-parent", help="end when the parent process ends")
     ] = False,
+    incarnation: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**63 - 1,
+            help="with --controller: number of this start of the worker --name, given by a "
+            "launcher that may start it again elsewhere; the run uses only the process with the "
+            "highest number, and the others end",
+        ),
+    ] = None,
     prometheus_port: Annotated[
         int | None,
         typer.Option(
@@ -146,7 +156,7 @@ def serve(
 
             if what is None:
                 raise ConfigError("RUN", None, "must be given, or --controller HOST:PORT")
-            _reject_without_controller(what, name, with_parent)
+            _reject_without_controller(what, name, with_parent, incarnation)
             if open_to_all and token_file is not None:
                 raise ConfigError("--token-file", token_file, "cannot be used with --open")
             serve_run(
@@ -175,6 +185,7 @@ def serve(
             token_file=token_file,
             name=_default_name() if name is None else name,
             with_parent=with_parent,
+            incarnation=incarnation or 0,
             prometheus_port=prometheus_port,
             prometheus_token=token,
         )
@@ -274,10 +285,13 @@ def _check_address(key: str, address: str) -> None:
         raise ConfigError(key, address, "must be host:port")
 
 
-def _reject_without_controller(what: str, name: str | None, with_parent: bool) -> None:
+def _reject_without_controller(
+    what: str, name: str | None, with_parent: bool, incarnation: int | None
+) -> None:
     if what.endswith(".yml"):
         reason = "must be given with a config; to serve a trained run, give its directory instead"
         raise ConfigError("--controller", None, reason)
-    for option, value in (("--name", name), ("--with-parent", with_parent or None)):
+    only = {"--name": name, "--with-parent": with_parent or None, "--incarnation": incarnation}
+    for option, value in only.items():
         if value is not None:
             raise ConfigError(option, value, "can only be used with --controller")

@@ -212,7 +212,8 @@ class Dispatcher(FleetListener):
         stream = worker.stub.Generate(requests)
         try:
             async for reply in stream:
-                if not worker.trusted:  # its channel is being closed: what is still read is void
+                if worker.fenced or not worker.trusted:
+                    # Its channel is being closed: what is still read is void.
                     error, its_fault = worker.lost, False
                     break
                 self._take(reply, call)

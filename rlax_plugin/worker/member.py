@@ -18,6 +18,7 @@ from rlax_plugin.errors import (
     WeightsError,
     WeightsMismatchError,
     WeightsUnreadableError,
+    WorkerError,
 )
 from rlax_plugin.fleet.capabilities import to_proto
 from rlax_plugin.fleet.deadlines import while_loading
@@ -27,6 +28,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.taking import take_version
@@ -56,6 +58,7 @@ class Member:
       progress: given the engine's figures and True if weights are being loaded, returns the
         progress of the open requests.
       process: distinguishes this process from all others of its name.
+      incarnation: number of this start among those of its name; 0: they are not numbered.
 
     Attributes:
       draining: reported to the controller, which then sends no more requests.
@@ -72,12 +75,13 @@ class Member:
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
         process: str = PROCESS,
+        incarnation: int = 0,
     ):
         self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
         self._section: RlaxSection = run.section
         self._deadlines: Deadlines = run.section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
-        self._process = process
+        self._process, self._own_incarnation = process, incarnation
         self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
         self._as_member = self._fleet  # shows the token of the registration, once there is one
@@ -107,6 +111,7 @@ class Member:
             capabilities=to_proto(capabilities_of(self._engine)),
             token=called_with.token,
             certificate=called_with.certificate,
+            incarnation=self._own_incarnation,
         )
         engine = self._section.rollouts.engine.name
         reply = await join(self._fleet, request, self._deadlines, engine)
@@ -160,6 +165,9 @@ class Member:
         """Sends heartbeats until the run is over.
 
         A worker that the controller forgot registers again, unless it drains.
+
+        Raises:
+          WorkerError: a later start of this worker has taken its place.
         """
         missed = 0
         while True:
@@ -180,6 +188,8 @@ class Member:
                 missed = 0
                 if reply.stop:
                     return
+                if reply.fenced:
+                    raise WorkerError(one_line(reply.fenced))
                 if reply.known:
                     self._heard_of(reply.latest_version)
                     self._told_to_keep(reply.pin if reply.HasField("pin") else None)

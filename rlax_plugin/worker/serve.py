@@ -53,11 +53,13 @@ async def work(
     name: str,
     terminated: asyncio.Event,
     scrapes: Scrapes = Scrapes(),  # noqa: B008  it is frozen
+    incarnation: int = 0,
 ) -> None:
     """Runs a worker on the event loop until its run ends, it fails, or it has drained.
 
     Args:
       terminated: once set, the worker drains and leaves.
+      incarnation: see ``Member``.
 
     Raises:
       RlaxError: the worker failed; wrong weights have been reported to the controller.
@@ -76,6 +78,7 @@ async def work(
             engine=engine,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
+            incarnation=incarnation,
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
@@ -139,6 +142,7 @@ def serve(
     token_file: str | None,
     name: str,
     with_parent: bool,
+    incarnation: int = 0,
     prometheus_port: int | None = None,
     prometheus_token: str = "",
 ) -> None:
@@ -153,6 +157,7 @@ def serve(
         this machine.
       name: unique among the run's live workers.
       with_parent: end when the process that started this one ends.
+      incarnation: see ``Member``.
       prometheus_port: 0 takes any free one; None: no page.
       prometheus_token: token that a scrape must have; "" if none is required.
 
@@ -177,6 +182,7 @@ def serve(
                 name=name,
                 terminated=terminated,
                 scrapes=Scrapes(prometheus_port, prometheus_token),
+                incarnation=incarnation,
             )
         except RlaxError:
             log.exception("worker %s failed", name)
