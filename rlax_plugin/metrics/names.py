@@ -255,6 +255,13 @@ STAGES: tuple[Stage, ...] = (
                 "number of generated tokens in the groups scored since the last step",
             ),
             ("workers", "workers", "number of workers registered at the end of the step"),
+            (
+                "workers_wanted",
+                "workers",
+                "number of workers that the launcher keeps at the end of the step, including those "
+                "that are starting",
+                "every step, if the launcher adds and removes workers",
+            ),
         ),
     ),
     Stage(
