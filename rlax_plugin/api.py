@@ -93,8 +93,6 @@ from rlax_plugin.ports.environment import (
     Session,
 )
 from rlax_plugin.ports.hookspecs import hookimpl
-
-# Options of a part, and the config that they stand in.
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import (
@@ -113,6 +111,7 @@ from rlax_plugin.ports.protocols import (
     WeightLoader,
     WeightStore,
 )
+from rlax_plugin.ports.scaling import ScalingLauncher, ScalingRule
 from rlax_plugin.ports.source_abilities import (
     AnsweredPrompts,
     AnsweredTurns,
@@ -305,6 +304,8 @@ __all__ = [
     "SamplingParams",
     "Sandbox",
     "SandboxError",
+    "ScalingLauncher",
+    "ScalingRule",
     "Scheduler",
     "Score",
     "ScoredGroup",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -128,6 +129,16 @@ def serve(
     with_parent: Annotated[
         bool, typer.Option("--with-parent", help="end when the parent process ends")
     ] = False,
+    incarnation: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**63 - 1,
+            help="with --controller: number of this start of the worker --name, given by a "
+            "launcher that may start it again elsewhere; the run uses only the process with the "
+            "highest number, and the others end",
+        ),
+    ] = None,
     prometheus_port: Annotated[
         int | None,
         typer.Option(
@@ -174,7 +185,9 @@ def serve(
 
             if what is None:
                 raise ConfigError("RUN", None, "must be given, or --controller HOST:PORT")
-            _reject_without_controller(what, name, with_parent, ca)
+            only = {"--name": name, "--with-parent": with_parent or None}
+            only |= {"--ca": ca or None, "--incarnation": incarnation}
+            _reject_without_controller(what, only)
             if open_to_all and token_file is not None:
                 raise ConfigError("--token-file", token_file, "cannot be used with --open")
             serve_run(
@@ -208,6 +221,7 @@ def serve(
             host=host or "",
             advertised_host=advertised_host,
             ca=ca,
+            incarnation=incarnation or 0,
             prometheus_port=prometheus_port,
             prometheus_token=token,
         )
@@ -323,11 +337,10 @@ def _check_address(key: str, address: str) -> None:
         raise ConfigError(key, address, "must be host:port")
 
 
-def _reject_without_controller(what: str, name: str | None, with_parent: bool, ca: str) -> None:
+def _reject_without_controller(what: str, only: Mapping[str, object]) -> None:
     if what.endswith(".yml"):
         reason = "must be given with a config; to serve a trained run, give its directory instead"
         raise ConfigError("--controller", None, reason)
-    only = {"--name": name, "--with-parent": with_parent or None, "--ca": ca or None}
     for option, value in only.items():
         if value is not None:
             raise ConfigError(option, value, "can only be used with --controller")

@@ -42,9 +42,9 @@ from rlax_plugin.config.section import (
     Deadlines,
     Network,
     RlaxSection,
-    Weights,
 )
 from rlax_plugin.config.speeds import Assume
+from rlax_plugin.config.weights import Weights
 
 __all__ = [
     "FUNCTION",

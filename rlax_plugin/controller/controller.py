@@ -198,7 +198,8 @@ class Controller(FleetListener):
 
     async def next_batch(self, step: int) -> tuple[TrainBatch, StepStats]:
         """Waits for the batch of a step; it is on disk when this returns."""
-        return await self._flow.batch(step)
+        with self.generation.dispatcher.backlog.waited_for():
+            return await self._flow.batch(step)
 
     def step_finished(self, done: FinishedStep) -> None:
         """Takes a finished step: metrics, records, display."""
@@ -229,10 +230,12 @@ class Controller(FleetListener):
 
     def _step_metrics(self, done: FinishedStep) -> dict[str, float]:
         played = self.generation.rewards.played.since(self._played_before)
+        scaler = self.generation.scaler
         return step_metrics(
             done,
             self.section,
             workers=len(self.fleet.workers),
+            wanted=None if scaler is None else scaler.wanted,
             replaced=self.generation.rewards.replaced - self._replaced_before,
             played=played if self.section.several_turns else None,
             figures=[worker.figures for worker in self.fleet.workers.values()],

@@ -12,6 +12,7 @@ from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.scaling import Scaler
 from rlax_plugin.metrics.waiting import ASSUME, Waiting, ends_at
 from rlax_plugin.ports.protocols import Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
@@ -36,12 +37,14 @@ class Generation:
     Attributes:
       source: of the training prompts.
       rewards: of training.
+      scaler: decides on the number of workers; None: the launcher does not change it.
       pace: computes the minimum of each deadline from measured speeds.
     """
 
     deadlines: Deadlines
     source: PromptSource
     launcher: Launcher
+    scaler: Scaler | None = None
     rewards: RewardPool
     fleet: Fleet
     pace: Pace

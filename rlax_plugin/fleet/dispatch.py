@@ -12,6 +12,7 @@ import grpc
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
+from rlax_plugin.fleet.backlog import Backlog
 from rlax_plugin.fleet.choosing_worker import (
     choose,
     goes_on,
@@ -63,6 +64,7 @@ class Dispatcher(FleetListener):
       tokens_resumed: tokens that were kept when requests were issued again.
       late: answers to expired requests, which are ignored.
       giving_up: ends generation at workers whose result cannot be used.
+      backlog: the samples that are under way.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Dispatcher(FleetListener):
         self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
         self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
-        self._scheduled = False
+        self._scheduled, self.backlog = False, Backlog()
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
         self.reissued = 0
         self.tokens_resumed = 0
@@ -95,6 +97,7 @@ class Dispatcher(FleetListener):
         """Queues a request; the future ends with its answer. Cancelling it ends the generation."""
         ticket = Ticket(request, asyncio.get_running_loop().create_future())
         self.giving_up.watch(ticket)
+        self.backlog.watch(len(request.seeds), ticket.done)
         self._waiting[request.exactly].append(ticket)
         self.wake()
         return ticket.done
@@ -204,24 +207,23 @@ class Dispatcher(FleetListener):
         error = "the worker closed the call before it had answered"
         its_fault = True
         for ticket in call.open.values():
-            worker.progress.watch(
-                ticket.attempt, functools.partial(self._stands_still, call, ticket)
-            )
+            stands_still = functools.partial(self._stands_still, call, ticket)
+            worker.progress.watch(ticket.attempt, stands_still)
         # Without a timeout: each group has its own, and a worker that is silent is lost.
         requests = Outgoing(ticket.request for ticket in call.open.values())
         stream = worker.stub.Generate(requests)
         try:
             async for reply in stream:
-                if not worker.trusted:  # its channel is being closed: what is still read is void
-                    error, its_fault = worker.lost, False
+                if worker.fenced or not worker.trusted:
+                    error, its_fault = worker.lost, False  # its channel is closed: all is void
                     break
                 self._take(reply, call)
         except grpc.aio.AioRpcError as failure:
             error = worker.lost or describe(failure)
             if rejected := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                wrong = WorkerError(f"{worker.name} rejected a call: {error}")
-                members = self._fleet.workers.values()
-                fail(wrong_everywhere(call.open.values(), worker, members), wrong)
+                wrong, members = f"{worker.name} rejected a call: {error}", self._fleet.workers
+                invalid = wrong_everywhere(call.open.values(), worker, members.values())
+                fail(invalid, WorkerError(wrong))
             its_fault = not gone(failure)
             # One that drains ends its calls and then leaves; others of its calls are still read.
             if not rejected and not worker.draining:

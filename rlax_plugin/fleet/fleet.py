@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet.capabilities import Needs, of_proto
+from rlax_plugin.fleet.fencing import Fence, fences, taken
 from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.progress import Progress, moves_of
@@ -42,6 +43,8 @@ class Worker:
       capabilities: of its engine.
       lost: the reason of its loss; empty while it is a member.
       trusted: False once its weights were wrong, or a reply was invalid.
+      incarnation: number of its start among those of its name, see ``fencing``; 0: not numbered.
+      fenced: True once a later start of it has registered; what is still read from it is void.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Worker:
     kept: int = -1
     lost: str = ""
     trusted: bool = True
+    incarnation: int = 0
+    fenced: bool = False
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -153,7 +158,7 @@ class Fleet(rpc.FleetServicer):
         self._deadlines, self._clock = deadlines, clock or Clock()
         self._config_hash, self._parameter_server = config_hash, parameter_server
         self._config, self._needs, self._note = config, needs or Needs(), note
-        self._noted = set[str]()
+        self._noted, self._fence = set[str](), Fence()
         self.newest, self.starting = newest or NewestVersion(), Starting()
         self.listeners: list[FleetListener] = []
 
@@ -170,22 +175,8 @@ class Fleet(rpc.FleetServicer):
         identity = request.worker, request.process
         if identity in self.identities and (why := self.newest.rejection(request.version)):
             return why
-        return self.identities.rejection(identity)
-
-    def _name_taken(self, request: pb.RegisterRequest) -> str | None:
-        """Returns the error if another process is the member of that name, else None.
-
-        Only ``watch`` loses a silent holder of the name, because it notices when the controller's
-        own process was paused: then heartbeats of the holder may be read after this registration.
-        """
-        holder = self.workers.get(request.worker)
-        if holder is None or holder.process == request.process:
-            return None
-        heard_s = self._clock.now_s() - holder.last_seen
-        return (
-            f"is already used by a worker at {holder.address} (last heartbeat {heard_s:.1f} s "
-            "ago): choose another --name, or stop that worker"
-        )
+        fenced = self._fence.rejection(request.worker, request.incarnation)
+        return self.identities.rejection(identity) or fenced
 
     async def Config(self, request: pb.ConfigRequest, context: object) -> pb.ConfigReply:
         return pb.ConfigReply(config=self._config)
@@ -210,13 +201,16 @@ class Fleet(rpc.FleetServicer):
         capabilities, why = self._unfit(request.worker, request.capabilities)
         if capabilities is None:
             return pb.RegisterReply(accepted=False, reason=why, unfit=True)
-        if why := self._name_taken(request):
+        now, holder = self._clock.now_s(), self.workers.get(request.worker)
+        if why := taken(request, holder, now - holder.last_seen if holder else 0.0):
             return pb.RegisterReply(accepted=False, reason=why, name_taken=True)
         # A process that this one does not know may hold weights of an earlier trainer process: the
         # same number means others now, or some that are yet to be computed.
         known = (request.worker, request.process) in self.identities
-        if request.worker in self.workers:
-            self.lose(self.workers[request.worker], "registered again")
+        if holder is not None:
+            holder.fenced = fences(request, holder)
+            self.lose(holder, "was started again" if holder.fenced else "registered again")
+        self._fence.note(request.worker, request.incarnation)
         connection = connect(request.address, Secret(request.token, request.certificate))
         worker = Worker(
             name=request.worker,
@@ -226,7 +220,8 @@ class Fleet(rpc.FleetServicer):
             process=request.process,
             connection=connection,
             stub=rpc.RolloutStub(connection),
-            last_seen=self._clock.now_s(),
+            last_seen=now,
+            incarnation=request.incarnation,
             progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
         )
         self.workers[worker.name] = worker
@@ -245,7 +240,8 @@ class Fleet(rpc.FleetServicer):
         if worker is None or self.stopping:
             if worker is not None:
                 self.lose(worker, "the run is over")
-            return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
+            known, fenced = worker is not None, self._fenced(request)
+            return pb.HeartbeatReply(known=known, stop=self.stopping, fenced=fenced)
         # A garbled heartbeat raises here: it is none, and a worker that sends no others is silent.
         moves = moves_of(request.progress)
         if why := self.newest.rejection(request.version, request.pin):
@@ -257,8 +253,7 @@ class Fleet(rpc.FleetServicer):
                 self.lose(worker, why)
                 return pb.HeartbeatReply(known=False)
             worker.capabilities = capabilities
-        before = worker.ready, worker.kept
-        now = self._clock.now_s()
+        before, now = (worker.ready, worker.kept), self._clock.now_s()
         elapsed_s, worker.last_seen = now - worker.last_seen, now
         worker.version = request.version
         worker.draining = request.draining
@@ -321,14 +316,18 @@ class Fleet(rpc.FleetServicer):
         if not keeping and len(others) > self.training:
             min(others, key=lambda w: w.assigned / w.slots).keep = self._pin
         elif keeping and self.training and not others and keeping[0].ready:
-            # Its open groups are issued again; it registers anew, and trains.
-            keeping[0].keep = -1
+            keeping[0].keep = -1  # its open groups are issued again; it registers anew, and trains
             self.lose(keeping[0], "training needs it: no other worker is ready")
 
     def _member(self, message: pb.HeartbeatRequest | pb.DeregisterRequest) -> Worker | None:
         """Returns the sender of a message; None if its process is not the member of that name."""
         worker = self.workers.get(message.worker)
         return worker if worker is not None and worker.process == message.process else None
+
+    def _fenced(self, message: pb.HeartbeatRequest) -> str:
+        """Returns the reason why a process that was a member must end; empty: there is none."""
+        known = self.identities.registrations((message.worker, message.process))
+        return self._fence.rejection(message.worker, known[-1].incarnation) if known else ""
 
     def _quarantine(self, identity: Identity, reason: str) -> None:
         """Distrusts a process for good; a new process of its name may register."""

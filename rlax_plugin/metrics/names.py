@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 
 from rlax_plugin.metrics.objective_rows import OBJECTIVE_ROWS, Row
+from rlax_plugin.metrics.rollout_rows import ROLLOUT_ROWS
 
 _GAP = "steps with such tokens"
 _EVALUATED = "steps in which an evaluation ends"
-_STREAMED = "if workers receive weights"
 _IN_STEP = "steps in which groups were scored"
 _SCORED = f"{_EVALUATED}, unless every reward failed"
 
@@ -245,26 +245,7 @@ STAGES: tuple[Stage, ...] = (
             ("mean", "versions", "mean staleness of the groups"),
         ),
     ),
-    Stage(
-        "rollout",
-        "Generation by the workers.",
-        "every step",
-        (
-            (
-                "tokens",
-                "tokens",
-                "number of tokens generated for groups scored since the last step",
-            ),
-            ("workers", "workers", "number of workers registered at the end of the step"),
-            (
-                "stream_bytes",
-                "bytes",
-                "bytes of their newest weights that workers received",
-                _STREAMED,
-            ),
-            ("stream_s", "s", "longest time in which a worker received them", _STREAMED),
-        ),
-    ),
+    Stage("rollout", "Generation by the workers.", "every step", ROLLOUT_ROWS),
     Stage(
         "train",
         "Size of the training step.",

@@ -89,12 +89,14 @@ def step_metrics(
     *,
     workers: int,
     replaced: int,
+    wanted: int | None = None,
     played: PlayCounts | None = None,
     figures: Sequence[Mapping[str, float]] = (),
 ) -> dict[str, float]:
     """Returns the metrics of one step, named ``stage/name``; waits for the device's figures.
 
     Args:
+      wanted: number of workers that the launcher keeps; None: it does not change their number.
       replaced: number of reward processes replaced since the last step.
       played: counts of how episodes have ended since then; None: the environment is single_turn.
       figures: the newest figures of each worker.
@@ -143,6 +145,8 @@ def step_metrics(
         "time/publish_s": done.times.write_s,
         "time/step_s": done.times.whole_s,
     }
+    if wanted is not None:
+        metrics["rollout/workers_wanted"] = float(wanted)
     if played is not None:
         metrics |= {
             "episode/done": float(played.done),

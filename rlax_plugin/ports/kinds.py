@@ -14,6 +14,7 @@ from rlax_plugin.ports.abilities import Ability
 from rlax_plugin.ports.engine_abilities import ENGINE_ABILITIES
 from rlax_plugin.ports.environment import DeterministicEnvironment
 from rlax_plugin.ports.protocols import EpisodeReward, GroupReward, Reward, TimedLauncher
+from rlax_plugin.ports.scaling import ScalingLauncher
 from rlax_plugin.ports.source_abilities import SOURCE_ABILITIES
 from rlax_plugin.ports.training import TRAINER_ABILITIES
 
@@ -193,7 +194,7 @@ ALL = (
         process=_CONTROLLER,
         places=("launcher",),
         contract="launcher",
-        abilities=(TimedLauncher,),
+        abilities=(TimedLauncher, ScalingLauncher),
     ),
     Kind(
         name="tracker",

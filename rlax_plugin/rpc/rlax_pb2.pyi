@@ -219,7 +219,7 @@ class Capabilities(_message.Message):
     def __init__(self, slots: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seeded: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., resumes: _Optional[bool] = ..., scores: _Optional[bool] = ..., verification: _Optional[str] = ..., side: _Optional[_Mapping[str, SideChannel]] = ..., stop_strings: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities", "token", "certificate", "versions")
+    __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities", "token", "certificate", "versions", "incarnation")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class RegisterRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
     config_hash: str
@@ -245,7 +246,8 @@ class RegisterRequest(_message.Message):
     token: str
     certificate: str
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., token: _Optional[str] = ..., certificate: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., token: _Optional[str] = ..., certificate: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation", "name_taken", "unfit", "other_versions")
@@ -305,16 +307,18 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ..., pin: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "latest_version", "stop", "pin")
+    __slots__ = ("known", "latest_version", "stop", "pin", "fenced")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     LATEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
     known: bool
     latest_version: int
     stop: bool
     pin: int
-    def __init__(self, known: _Optional[bool] = ..., latest_version: _Optional[int] = ..., stop: _Optional[bool] = ..., pin: _Optional[int] = ...) -> None: ...
+    fenced: str
+    def __init__(self, known: _Optional[bool] = ..., latest_version: _Optional[int] = ..., stop: _Optional[bool] = ..., pin: _Optional[int] = ..., fenced: _Optional[str] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker", "quarantine", "process")

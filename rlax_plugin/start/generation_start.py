@@ -16,6 +16,7 @@ from rlax_plugin.controller.generation import Generation
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.evaluation.problems import problem_sets
+from rlax_plugin.fleet.backlog import scale
 from rlax_plugin.fleet.capabilities import Needs
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet
@@ -25,8 +26,10 @@ from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sampling_params
+from rlax_plugin.fleet.scaling import Scaler
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Launcher, TimedLauncher
+from rlax_plugin.ports.scaling import ScalingLauncher
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -141,6 +144,7 @@ class GenerationStart:
             deadlines=section.deadlines,
             source=source,
             launcher=launcher,
+            scaler=Scaler(launcher.scaling) if isinstance(launcher, ScalingLauncher) else None,
             rewards=rewards,
             fleet=fleet,
             pace=pace,
@@ -179,8 +183,12 @@ class GenerationStart:
             *(pool.start() for pool in self._pools),
             launcher.start(self.address, self._run_dir, self.secrets.worker_file),
         )
-        self._running.supervision.spawn(made.fleet.watch())
-        self._running.supervision.spawn(self._upkeep.run(deadlines.heartbeat_s))
+        spawn = self._running.supervision.spawn
+        spawn(made.fleet.watch())
+        if isinstance(launcher, ScalingLauncher) and made.scaler is not None:
+            seen = made.dispatcher.backlog, made.fleet.workers
+            spawn(scale(launcher, made.scaler, *seen, deadlines.heartbeat_s, self._note))
+        spawn(self._upkeep.run(deadlines.heartbeat_s))
 
     def _rotated(self, secrets: RunSecrets) -> None:
         if self._ring is not None:

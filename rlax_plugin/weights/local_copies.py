@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.user_directories import cache_home
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, WeightsError, WeightsUnreadableError
 from rlax_plugin.records.private import check_private, make_private
 from rlax_plugin.types import VersionPart, WeightVersion
 from rlax_plugin.weights.client import Held, ParameterServerClient
@@ -53,6 +53,32 @@ class LocalCopies:
         self._disk = BackgroundWorker("copies of weights", _MOST_WORK)
         self._parts: dict[str, PartDownload] = {}  # by the server's path
         self._kept: frozenset[str] = frozenset()  # of the version in use
+
+    async def load(
+        self,
+        client: ParameterServerClient,
+        held: Held,
+        reading: Reading,
+        into: Callable[[WeightVersion], Awaitable[None]],
+    ) -> None:
+        """Receives a held version, and has an engine load the copies.
+
+        Args:
+          into: makes the engine load a version and use it.
+
+        Raises:
+          WeightsError: the weights are damaged, perhaps by this machine's disk: the copies are
+            deleted.
+          Others: see ``copy`` and ``into``.
+        """
+        try:
+            await into(await self.copy(client, held, reading))
+        except WeightsUnreadableError:
+            raise
+        except WeightsError:
+            await self.discard(held.version)
+            raise
+        await self.keep_only(held.version)
 
     async def copy(
         self, client: ParameterServerClient, held: Held, reading: Reading

@@ -14,8 +14,8 @@ from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import VersionPart, WeightVersion
+from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.part_files import PartFile, chunks_of, list_files
-from rlax_plugin.weights.versions import VersionTable
 
 TURN_S = 30.0
 """Duration of one stream, after which its reader asks again: one that does not read ends too."""

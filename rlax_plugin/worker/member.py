@@ -18,6 +18,7 @@ from rlax_plugin.errors import (
     WeightsError,
     WeightsMismatchError,
     WeightsUnreadableError,
+    WorkerError,
 )
 from rlax_plugin.fleet.capabilities import to_proto
 from rlax_plugin.fleet.deadlines import while_loading
@@ -28,6 +29,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import Held, ParameterServerClient
 from rlax_plugin.weights.local_copies import LocalCopies
@@ -59,6 +61,7 @@ class Member:
         progress of the open requests.
       process: distinguishes this process from all others of its name.
       copies: receives the files of weights; None: the engine reads them at their path.
+      incarnation: number of this start among those of its name; 0: they are not numbered.
 
     Attributes:
       draining: reported to the controller, which then sends no more requests.
@@ -76,12 +79,14 @@ class Member:
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
         process: str = PROCESS,
         copies: LocalCopies | None = None,
+        incarnation: int = 0,
     ):
         self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
         self._section: RlaxSection = run.section
         self._deadlines: Deadlines = run.section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
         self._process, self._copies = process, copies
+        self._own_incarnation = incarnation
         self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
         self._as_member = self._fleet  # shows the token of the registration, once there is one
@@ -112,6 +117,7 @@ class Member:
             token=called_with.token,
             certificate=called_with.certificate,
             versions=own_versions(self._section.plugins),
+            incarnation=self._own_incarnation,
         )
         engine = self._section.rollouts.engine.name
         reply = await join(self._fleet, request, self._deadlines, engine, self._connection.diagnose)
@@ -165,6 +171,9 @@ class Member:
         """Sends heartbeats until the run is over.
 
         A worker that the controller forgot registers again, unless it drains.
+
+        Raises:
+          WorkerError: a later start of this worker has taken its place.
         """
         missed = 0
         while True:
@@ -186,6 +195,8 @@ class Member:
                 missed = 0
                 if reply.stop:
                     return
+                if reply.fenced:
+                    raise WorkerError(one_line(reply.fenced))
                 if reply.known:
                     self._heard_of(reply.latest_version)
                     self._told_to_keep(reply.pin if reply.HasField("pin") else None)
@@ -305,7 +316,11 @@ class Member:
                 tries += 1
                 version = held.version
                 try:
-                    await self._receive_and_load(client, held)
+                    if self._copies is None:
+                        await self._load_once(version)
+                    else:
+                        reading = self._endpoint.reading
+                        await self._copies.load(client, held, reading, self._load_once)
                     return version.version
                 except WeightsUnreadableError as error:
                     if pauses.over:
@@ -330,20 +345,6 @@ class Member:
     def _enter_quarantine(self, reason: str) -> None:
         self.quarantine = reason
         self._on_quarantine()
-
-    async def _receive_and_load(self, client: ParameterServerClient, held: Held) -> None:
-        version, copies = held.version, self._copies
-        if copies is None:
-            await self._load_once(version)
-            return
-        try:
-            await self._load_once(await copies.copy(client, held, self._endpoint.reading))
-        except WeightsUnreadableError:
-            raise
-        except WeightsError:  # perhaps by this machine's disk
-            await copies.discard(version)
-            raise
-        await copies.keep_only(version)
 
     async def _load_once(self, version: WeightVersion) -> None:
         # The first time an engine without ``prepare`` may still be building its model.

@@ -59,12 +59,14 @@ async def work(
     terminated: asyncio.Event,
     scrapes: Scrapes = Scrapes(),  # noqa: B008  it is frozen
     place: Place = Place(),  # noqa: B008  it is frozen
+    incarnation: int = 0,
 ) -> None:
     """Runs a worker on the event loop until its run ends, it fails, or it has drained.
 
     Args:
       terminated: once set, the worker drains and leaves.
       place: the hosts to listen on and to be reached at by the controller.
+      incarnation: see ``Member``.
 
     Raises:
       RlaxError: the worker failed; wrong weights have been reported to the controller.
@@ -85,6 +87,7 @@ async def work(
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
             copies=copies,
+            incarnation=incarnation,
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
@@ -151,6 +154,7 @@ def serve(
     host: str = "",
     advertised_host: str = "",
     ca: str = "",
+    incarnation: int = 0,
     prometheus_port: int | None = None,
     prometheus_token: str = "",
 ) -> None:
@@ -170,6 +174,7 @@ def serve(
       ca: file with the authority's certificate, which verifies the controller and the parameter
         server; "": as the token file says.
       advertised_host: host by which the controller reaches this worker; "": ``host``.
+      incarnation: see ``Member``.
       prometheus_port: 0 takes any free one; None: no page.
       prometheus_token: token that a scrape must have; "" if none is required.
 
@@ -201,6 +206,7 @@ def serve(
                 terminated=terminated,
                 scrapes=Scrapes(prometheus_port, prometheus_token),
                 place=place,
+                incarnation=incarnation,
             )
         except RlaxError:
             log.exception("worker %s failed", name)

@@ -1,0 +1,30 @@
+"""Rows of the table of metrics for the stage ``rollout``; see ``names``."""
+
+from __future__ import annotations
+
+from rlax_plugin.metrics.objective_rows import Row
+
+_STREAMED = "if workers receive weights"
+
+ROLLOUT_ROWS: tuple[Row, ...] = (
+    (
+        "tokens",
+        "tokens",
+        "number of tokens generated for groups scored since the last step",
+    ),
+    ("workers", "workers", "number of workers registered at the end of the step"),
+    (
+        "stream_bytes",
+        "bytes",
+        "bytes of their newest weights that workers received",
+        _STREAMED,
+    ),
+    ("stream_s", "s", "longest time in which a worker received them", _STREAMED),
+    (
+        "workers_wanted",
+        "workers",
+        "number of workers that the launcher keeps at the end of the step, including those "
+        "that are starting",
+        "every step, if the launcher adds and removes workers",
+    ),
+)
