@@ -32,6 +32,7 @@ _METRICS = {"trainer": 9401, "worker": 9400}
 _SPOT = "cloud.google.com/gke-spot"
 _GIVEN = "/secrets"  # Secrets as Kubernetes mounts them, for the init container only
 _PROBE_S = 10
+_MODE = 0o440  # of mounted files, which belong to root and the group of the pod
 
 
 class Manifests:
@@ -240,14 +241,15 @@ class Manifests:
 
     def _volumes(self, role: str, secrets: Mapping[str, tuple[str, str]]) -> list[Manifest]:
         volumes: list[Manifest] = [
-            {"name": _volume(file), "secret": {"secretName": secret}}
+            {"name": _volume(file), "secret": {"secretName": secret, "defaultMode": _MODE}}
             for file, (secret, _) in secrets.items()
         ]
         if secrets:
             volumes.append({"name": "secrets", "emptyDir": {"medium": "Memory"}})
         if role == "trainer":
             items = [{"key": key, "path": path} for key, path in self._places.files.items()]
-            secret = {"secretName": f"{self._name}-config", "items": items}
+            name = f"{self._name}-config"
+            secret = {"secretName": name, "defaultMode": _MODE, "items": items}
             volumes.append({"name": "config", "secret": secret})
         if self._places.shares_weights:
             claim = {"claimName": self._options.weights_claim}

@@ -133,6 +133,9 @@ def test_no_manifest_has_a_secret_and_their_files_are_private(tmp_path: Path) ->
     named = {"huggingface", "scrapes"}
     needed = {one["secret"]["secretName"] for role in ("trainer", "worker")
               for one in run.pod(role)["volumes"] if "secret" in one}  # fmt: skip
+    volumes = [one for role in ("trainer", "worker") for one in run.pod(role)["volumes"]]
+    modes = {one["secret"]["defaultMode"] for one in volumes if "secret" in one}
+    assert modes == {0o440}
     assert needed <= created | named and created == {"testing-config", "testing-worker-token"}
     assert run.container("worker")["envFrom"] == [{"secretRef": {"name": "huggingface"}}]
 
