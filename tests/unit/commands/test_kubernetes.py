@@ -13,9 +13,11 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import typer
 import yaml
 from command_line import rlax
 
+from rlax_plugin.cli import app
 from rlax_plugin.commands.kubernetes.grace import trainer_grace_s, worker_grace_s
 from rlax_plugin.commands.kubernetes.options import name_of_run
 from rlax_plugin.config.loading import resolve
@@ -334,3 +336,21 @@ def test_the_commands_are_a_script_in_their_order(tmp_path: Path) -> None:
     token = run.directory / "secret/worker-token.json"
     assert token.read_text() == "token\n" and stat.S_IMODE(token.stat().st_mode) == 0o600
     assert shlex.quote(str(token)) in run.said
+
+
+def test_the_commands_of_the_pods_are_accepted(tmp_path: Path) -> None:
+    """They are parsed and resolved as in a pod, and nothing is run."""
+    run = Rendered(tmp_path, *ALL_OPTIONS)
+    config = run.directory / "secret/config.yml"
+    overrides = run.container("trainer")["command"][3:]
+    section = resolve(str(config), overrides).section
+    assert section.launcher.name == "static" and section.network.host == "0.0.0.0"
+    assert section.network.place.reached_at == "testing-trainer"
+    group: Any = typer.main.get_command(app)
+    command = ["10.0.0.7" if word == "$(POD_IP)" else word
+               for word in run.container("worker")["command"][1:]]  # fmt: skip
+    context = group.make_context("rlax", command)
+    name, serve, rest = group.resolve_command(context, command)
+    given = serve.make_context(name, rest, parent=context).params
+    assert given["advertised_host"] == "10.0.0.7" and given["host"] == "0.0.0.0"
+    assert given["controller"] == "testing-trainer:4711"
