@@ -12,8 +12,11 @@ from rlax_plugin.text.harmless import one_line
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # A peer that is gone without a word is noticed within 20 s. Of the two limits of a ping the
+    # second one counts; its default is 60 s, whatever the first one says.
     ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.http2.ping_timeout_ms", 15_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.so_reuseport", 0),
     # Of http_proxy and the like: all servers are on this machine, where no proxy finds them.

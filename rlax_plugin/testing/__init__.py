@@ -26,6 +26,9 @@ For the test of a plug-in there are
   records with sensible contents;
 - ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject calls
   that do not occur in a run.
+
+``network`` has a TCP proxy for tests of several processes, which delays, stalls, resets or silently
+loses their connections.
 """
 
 from __future__ import annotations

@@ -14,11 +14,14 @@ OPENS = {
     *("create_connection", "create_datagram_endpoint", "open_unix_connection", "connect_ex"),
     *("HTTPServer", "ThreadingHTTPServer", "TCPServer", "start_http_server", "Listener"),
 }
+# It stands for the network between two doors, and passes bytes that it does not read.
+NETWORK = ROOT / "rlax_plugin/testing/network.py"
 SOURCES = sorted(
     path
     for room in ("rlax_plugin", "plugins", "maxtext_overrides", "benchmarks")
     for path in (ROOT / room).rglob("*.py")
     if path.parent != ROOT / "rlax_plugin/rpc" and not path.stem.endswith("_grpc")
+    if path != NETWORK
 )
 
 
@@ -59,6 +62,12 @@ def test_no_other_module_opens_a_port_or_a_connection() -> None:
 )
 def test_each_way_of_opening_one_is_found(source: str) -> None:
     assert len(list(opened(source))) == 1
+
+
+def test_nothing_of_a_run_uses_the_network_of_tests() -> None:
+    """It listens without a certificate, so only tests, and commands that test, may start it."""
+    users = [path for path in SOURCES if "rlax_plugin.testing.network" in path.read_text()]
+    assert {path for path in users if path.parts[-3:-1] != ("rlax_plugin", "commands")} == set()
 
 
 def test_the_one_place_may() -> None:

@@ -1,0 +1,34 @@
+"""``rlax serve`` with a worker that is called at another address than its own, such as a proxy's.
+
+Arguments: that address, a file for its own address, and those of ``rlax``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.cli import main
+from rlax_plugin.worker import serve
+from rlax_plugin.worker.process import Endpoint
+
+CALLED_AT, OWN, *REST = sys.argv[1:]
+
+
+class Elsewhere(Endpoint):
+    """It registers with the other address."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        beside = Path(f"{OWN}.writing")
+        beside.write_text(self.address)
+        os.replace(beside, OWN)
+        self.address = CALLED_AT
+
+
+if __name__ == "__main__":
+    serve.Endpoint = Elsewhere
+    sys.argv = ["rlax", *REST]
+    main()

@@ -1,0 +1,182 @@
+"""Workers behind a network that is slow, breaks connections, or loses them silently."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxied import far_worker
+from runs import Run, free_port, process
+from worker_harness import STOP, Counting, Worker, group, run, section, trainer, until
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rpc import doors
+from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
+from rlax_plugin.testing.network import FINE, Conditions, Proxy
+from rlax_plugin.worker.process import Endpoint
+
+
+@asynccontextmanager
+async def proxied(
+    patch: pytest.MonkeyPatch, controller: str, conditions: Conditions = FINE, seed: int = 0
+) -> AsyncIterator[tuple[Proxy, Proxy]]:
+    """Proxies before the controller, and before the worker ``far`` once there is one."""
+    async with (
+        Proxy(controller, conditions, seed=seed) as calling,
+        Proxy("", conditions, seed=seed + 1) as called,
+    ):
+
+        class Elsewhere(Endpoint):
+            def __init__(self, *args: Any, **kwargs: Any):
+                super().__init__(*args, **kwargs)
+                if kwargs["name"] == "far":
+                    called.target, self.address = self.address, called.address
+
+        patch.setattr("rlax_plugin.worker.serve.Endpoint", Elsewhere)
+        yield calling, called
+
+
+def quick_keepalive(patch: pytest.MonkeyPatch) -> None:
+    """A connection that is silent is broken after a second, and not after 20; same options."""
+    limits = [name for name, _ in CHANNEL_OPTIONS if name.endswith("timeout_ms")]
+    quick = {"grpc.keepalive_time_ms": 250} | dict.fromkeys(limits, 750)
+    patch.setattr(doors, "CHANNEL_OPTIONS", tuple((dict(CHANNEL_OPTIONS) | quick).items()))
+    server = tuple((dict(SERVER_OPTIONS) | quick).items())
+    patch.setattr(doors, "SERVER_OPTIONS", server)
+
+
+def test_groups_come_over_a_slow_line_that_breaks_again_and_again(monkeypatch) -> None:
+    conditions = Conditions(delay_s=0.02, jitter_s=0.01, resets_s=(0.4, 1.0))
+
+    async def main() -> None:
+        settings = section()
+        async with (
+            trainer(settings) as one,
+            proxied(monkeypatch, one.address, conditions, seed=1) as (calling, called),
+        ):
+            worker = Worker("far", Counting(30), settings, calling.address)
+            await one.publish(0)
+            numbers = itertools.count()
+            while min(called.accepted, calling.accepted) < 4 or not one.lost:
+                requests = [group(next(numbers)) for _ in range(10)]
+                tries = [one.dispatcher.submit(request) for request in requests]
+                done = await asyncio.gather(*tries)
+                for request, completed in zip(requests, done, strict=True):
+                    assert completed.request.key == request.key
+                    assert [sample.seed for sample in completed.samples] == list(request.seeds)
+                    for sample in completed.samples:
+                        assert sample.tokens.tolist() == [*range(29), STOP]
+            assert one.lost and all(reason.startswith("far: ") for reason in one.lost)
+            assert one.quarantined == [] and len(one.again) == one.dispatcher.reissued > 0
+            calling.change(resets_s=None)
+            await worker.leave()
+
+    run(main)
+
+
+@pytest.mark.parametrize("silent", ["calling", "called"])
+def test_groups_of_a_worker_whose_connection_is_half_open_go_elsewhere(monkeypatch, silent) -> None:
+    """No FIN and no RST says that it is gone: only what does not come does."""
+    quick_keepalive(monkeypatch)
+
+    async def main() -> None:
+        settings = section({"heartbeats_lost": 5})
+        async with (
+            trainer(settings) as one,
+            proxied(monkeypatch, one.address) as (calling, called),
+        ):
+            watch = asyncio.ensure_future(one.fleet.watch())
+            far = Worker("far", Counting(10**5), settings, calling.address)
+            await one.publish(0)
+            await until(lambda: one.held("far") == 0)
+            asked = one.dispatcher.submit(group(1))
+            await until(lambda: far.engine.asked)
+            near = Worker("near", Counting(5), settings, one.address)
+            await until(lambda: one.held("near") == 0)
+            for connection in {"calling": calling, "called": called}[silent].connections:
+                connection.half_open()
+            completed = await asked
+            assert [worker.name for worker in completed.workers][-1] == "near"
+            assert completed.request.attempt == 2 and len(one.lost) == 1
+            expected = "far: no heartbeat for" if silent == "calling" else "far: UNAVAILABLE"
+            assert one.lost[0].startswith(expected)
+            # Its next connection works, so it is a member again.
+            await until(lambda: one.held("far") == 0)
+            assert one.quarantined == []
+            watch.cancel()
+            await far.leave()
+            await near.leave()
+
+    run(main)
+
+
+SETTINGS = (
+    "rlax.launcher={name: static}",
+    "rlax.evaluation.problems=0",
+    "rlax.rollouts.engine.token_s=0.02",
+)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_run_whose_only_worker_is_far_away_ends_like_any_other(tmp_path: Path) -> None:
+    conditions, port = Conditions(delay_s=0.05, resets_s=(1.5, 4.0)), free_port()
+    training = Run(tmp_path, *SETTINGS, "steps=40", f"rlax.network.port={port}")
+    token = training.dir / "worker-token.json"
+    controller = f"127.0.0.1:{port}"
+    with far_worker(tmp_path, controller, token, conditions=conditions, seed=1) as far:
+        training.until(far.listens, "the worker's port")
+        status, out = training.end()
+        assert status == 0, out
+        assert far.process.wait(60) == 0, (tmp_path / "far.log").read_text()
+        resets = far.called.proxy.accepted - 1
+    summary = training.summary()
+    assert resets >= 3 and out.count("worker far lost") >= 2
+    print(f"{resets} resets of the worker's port, {summary['groups_reissued']} groups reissued")
+    assert [step["step"] for step in training.steps()] == list(range(1, 41))
+    assert "quarantined" not in out
+    report = audit(RunFiles(training.dir))
+    assert report.clean, report.violation
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_run_continues_when_calls_to_a_worker_vanish_silently(tmp_path: Path) -> None:
+    """The deadline of groups is so long that only the keepalive of the connection can notice."""
+    port = free_port()
+    patience = ("rlax.deadlines.group_s=250", "rlax.deadlines.rpc_s=250")
+    training = Run(
+        tmp_path, *SETTINGS, *patience, "steps=10000", f"rlax.network.port={port}",
+        "rlax.trainer={name: bigram, learning_rate: 0.001}",
+    )  # fmt: skip
+    token = training.dir / "worker-token.json"
+    controller = f"127.0.0.1:{port}"
+    near = ("serve", "--controller", controller, "--name", "near", "--token-file", str(token))
+
+    def generated_by(name: str) -> int:
+        return sum(name in row["workers"] for row in training.trained())
+
+    with (
+        far_worker(tmp_path, controller, token) as far,
+        process(tmp_path, "near", *near),
+    ):
+        training.until(far.listens, "the worker's port")
+        training.until(lambda: generated_by("far") and generated_by("near"), "two workers at work")
+        before = training.steps()[-1]["step"]
+        assert far.called.half_open() == 1
+        training.until(lambda: training.steps()[-1]["step"] >= before + 5, "five more steps")
+        far_before = generated_by("far")
+        training.until(lambda: generated_by("far") > far_before, "the worker at work again")
+        training.process.send_signal(signal.SIGINT)
+        status, out = training.end()
+    assert status == 130, out
+    assert out.count("worker far lost: UNAVAILABLE") == 1 and "quarantined" not in out
+    report = audit(RunFiles(training.dir))
+    assert report.clean, report.violation
