@@ -33,7 +33,6 @@ OWN = own_address("192.0.2.1:80")  # sends nothing there
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.skipif(OWN == "127.0.0.1", reason="this machine has no other address"),
 ]
 
@@ -45,6 +44,7 @@ def stack() -> Iterator[ExitStack]:
     Run.end_all()
 
 
+@pytest.mark.long
 def test_workers_join_with_a_copied_token_file_and_follow_a_rotation(
     tmp_path: Path, stack: ExitStack
 ) -> None:
