@@ -147,9 +147,10 @@ class Guard(grpc.aio.ServerInterceptor):
             shown = any(key == "authorization" for key, _ in details.invocation_metadata or ())
             why = _WRONG_TOKEN if shown else _NO_TOKEN
             return self._refusing(grpc.StatusCode.UNAUTHENTICATED, why, method)
-        if caller.roles.isdisjoint(self._roles(method)):
+        if caller.roles.isdisjoint(allowed := self._roles(method)):
             roles = " or ".join(sorted(caller.roles))
-            why = f"the role {roles} of this token does not allow this method"
+            needed = " or ".join(sorted(allowed)) or "none"
+            why = f"the role {roles} of this token does not allow this method (allowed: {needed})"
             return self._refusing(grpc.StatusCode.PERMISSION_DENIED, why, method)
         _CALLER.set(caller)  # in the call's own task, which goes on with the method
         return refusing_garbled(await continuation(handler_call_details))
@@ -163,7 +164,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-_NO_TOKEN = "the call shows no token"
+_NO_TOKEN = "the call shows no token: clients take it from the token file of this server"
 _WRONG_TOKEN = (
     "the call shows a token that is not taken here: it is another run's or another server's, or it "
     "was rotated; take the newest token file of this server"

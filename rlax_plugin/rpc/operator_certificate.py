@@ -162,8 +162,8 @@ class OperatorIdentity:
         _check_time(key, path, chain[0])
         _check_names(key, path, chain[0], self._hosts)
         authorities = _certificates(f"{TLS}.ca", tls.ca, authority_of(tls))
-        _check_signed(key, path, chain, authorities, tls.ca)
-        return identity, min(one.not_valid_after_utc for one in chain)
+        issuer = _check_signed(key, path, chain, authorities, tls.ca)
+        return identity, min(one.not_valid_after_utc for one in (*chain, issuer))
 
 
 def _text(key: str, path: str | os.PathLike[str], *, private: bool) -> str:
@@ -241,7 +241,8 @@ def _check_signed(
     chain: Sequence[x509.Certificate],
     authorities: Sequence[x509.Certificate],
     ca: str,
-) -> None:
+) -> x509.Certificate:
+    """Returns the authority that has signed the last certificate on the way to it."""
     now = datetime.datetime.now(datetime.UTC)
     current = chain[0]
     for _ in chain:
@@ -250,7 +251,7 @@ def _check_signed(
             if now > (end := issuer.not_valid_after_utc):
                 reason = f"holds an authority that has expired at {end:%Y-%m-%d %H:%M} UTC"
                 raise ConfigError(f"{TLS}.ca", ca, reason)
-            return
+            return issuer
         between = next((one for one in chain[1:] if _issued(current, one)), None)
         if between is None:
             break

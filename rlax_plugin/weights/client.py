@@ -31,8 +31,13 @@ _WATCH_S = 300.0  # one Watch stream; it is opened again when this is over
 _BACKOFF_S = (0.1, 2.0)
 # The server is away, or is being ended: another one may take its place.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-# Others may watch less in a while.
-_PASSING = (*_AWAY, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED)
+# Others may watch less in a while, and a rotated token may reach this machine late.
+_PASSING = (
+    *_AWAY,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 
 
 @dataclass(slots=True)

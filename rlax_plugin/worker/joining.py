@@ -234,6 +234,9 @@ async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -
                     "may have been rotated, and name that file"
                 )
                 raise ConfigError("--token-file", None, reason) from None
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                reason = f"{describe(error)}. Name the run's worker-token.json"
+                raise ConfigError("--token-file", None, reason) from None
             if error.code() is not grpc.StatusCode.UNAVAILABLE or pauses.over:
                 what = f"reaching the controller ({describe(error)})"
                 raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error

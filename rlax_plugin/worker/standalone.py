@@ -17,7 +17,7 @@ from typing import Any
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import of_yaml
-from rlax_plugin.config.network import ADVERTISED, HOST, Place
+from rlax_plugin.config.network import ADVERTISED, HOST, Place, check_page_is_local
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsUnreadableError
 from rlax_plugin.ports.engine_abilities import ExampleProvider
 from rlax_plugin.ports.protocols import RolloutEngine
@@ -72,6 +72,8 @@ def serve_run(
     files = RunFiles(run)
     config = of_yaml(files.config(), files.location(CONFIG), overrides)
     place = _place(config.section, host, advertised_host, open_to_all=open_to_all)
+    if prometheus_port is not None and not prometheus_token:
+        check_page_is_local(place.host, "--prometheus-token-file")
     chosen = kept_version(files, version)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
+from typing import Any
 
 import pytest
 
+from rlax_plugin.config import Deadlines
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.fleet.package_versions import PackageVersions, malformed, own_versions
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.worker.joining import join
 
 RUN = {
     "rlax-plugin": "0.1.0",
@@ -99,3 +105,13 @@ def test_a_process_knows_its_own() -> None:
     assert found["jax"] == importlib.metadata.version("jax")
     assert {"rlax-plugin", "maxtext", "google-jetstream"} <= set(found)
     assert malformed(found) is None and PackageVersions(found).rejection("w", found) is None
+
+
+def test_a_worker_ends_with_what_to_install() -> None:
+    class Fleet:
+        async def Register(self, request: pb.RegisterRequest, timeout: float) -> pb.RegisterReply:
+            return pb.RegisterReply(reason="run: pip install jax==0.7.2", other_versions=True)
+
+    fleet: Any = Fleet()
+    with pytest.raises(ConfigError, match=r"^installed packages: run: pip install jax==0\.7\.2$"):
+        asyncio.run(join(fleet, pb.RegisterRequest(), Deadlines(), "scripted"))

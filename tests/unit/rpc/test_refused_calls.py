@@ -202,7 +202,9 @@ def test_another_role_is_named_to_the_caller_and_in_the_log(
                         error = await call(connection, method)
                         assert error is not None, (role, method)
                         assert error.code().name == "PERMISSION_DENIED"
-                        assert f"the role {role} of this token does not allow" in describe(error)
+                        needed = " or ".join(sorted(METHODS[method]))
+                        said = f"the role {role} of this token does not allow this method (allowed:"
+                        assert f"{said} {needed})" in describe(error)
             assert one.reached.methods == []
 
     run(main)
