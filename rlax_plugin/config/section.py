@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,7 +17,6 @@ from rlax_plugin.config.base import (
     Seconds,
     Section,
     check_labels,
-    is_address,
 )
 from rlax_plugin.config.evaluation import Evaluation
 from rlax_plugin.config.network import Network
@@ -25,65 +24,10 @@ from rlax_plugin.config.objective import Objective
 from rlax_plugin.config.retention import Retention
 from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
 from rlax_plugin.config.speeds import Assume
+from rlax_plugin.config.weights import Weights
 from rlax_plugin.errors import ConfigError
 
 SINGLE_TURN = "single_turn"
-
-
-class Weights(Section):
-    """Transfer of weights from the trainer to the workers."""
-
-    store: Annotated[Choice, DefaultPart("orbax")] = Field(
-        default=Choice(name="orbax"), description="storage of weight versions"
-    )
-    path: PathText = Field(
-        default="",
-        description="directory of the weight versions, which every worker with transfer: path must "
-        "be able to read; empty: <run_dir>/weights",
-    )
-    keep: PositiveInt = Field(
-        default=2,
-        description="number of newest versions that are kept; older versions are deleted as soon "
-        "as no worker uses them",
-    )
-    parameter_server: str = Field(
-        default="embedded",
-        description="embedded: the parameter server, which tells workers which versions exist, "
-        "runs in the trainer process; host:port: address of a running rlax "
-        "parameter-server",
-    )
-    transfer: Literal["path", "stream"] = Field(
-        default="path",
-        description="way of the weights to a worker. path: the worker reads them from the "
-        "directory in which the trainer writes them; stream: the parameter server sends the files, "
-        "for workers on machines that do not see that directory. Workers of one run may differ",
-    )
-    stream_dir: PathText = Field(
-        default="",
-        description="local directory in which a worker keeps the files that it was sent, with "
-        "transfer: stream; it needs room for two versions. Empty: rlax/weights under "
-        "XDG_CACHE_HOME",
-    )
-    streams: PositiveInt = Field(
-        default=8,
-        description="number of workers to which the parameter server sends files at the same time; "
-        "others wait for their turn",
-    )
-
-    @field_validator("stream_dir")
-    @classmethod
-    def _local(cls, directory: str) -> str:
-        if "://" in directory:
-            raise ConfigError("rlax.weights.stream_dir", directory, "must be a local directory")
-        return directory
-
-    @model_validator(mode="after")
-    def _reachable(self) -> Weights:
-        server = self.parameter_server
-        if server != "embedded" and not is_address(server):
-            reason = "must be embedded, or host:port of a running rlax parameter-server"
-            raise ConfigError("rlax.weights.parameter_server", server, reason)
-        return self
 
 
 class Deadlines(Section):
