@@ -124,6 +124,7 @@ def stack() -> Iterator[ExitStack]:
     Run.end_all()
 
 
+@pytest.mark.long
 def test_samples_do_not_depend_on_how_the_weights_came(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
