@@ -37,12 +37,7 @@ from rlax_plugin.config.rollouts import (
     Stage,
     Staleness,
 )
-from rlax_plugin.config.section import (
-    SINGLE_TURN,
-    Deadlines,
-    Network,
-    RlaxSection,
-)
+from rlax_plugin.config.section import SINGLE_TURN, Deadlines, Network, RlaxSection
 from rlax_plugin.config.speeds import Assume
 from rlax_plugin.config.weights import Weights
 

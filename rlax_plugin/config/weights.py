@@ -1,4 +1,4 @@
-"""Options of the way of the weights from the trainer to the workers."""
+"""The storage of weight versions, and their way to the workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rlax_plugin.config.addresses import is_address
-from rlax_plugin.config.base import Choice, DefaultPart, PathText, PositiveInt, Section
+from rlax_plugin.config.base import (
+    Choice,
+    DefaultPart,
+    PathText,
+    PositiveInt,
+    Section,
+)
 from rlax_plugin.errors import ConfigError
 
 

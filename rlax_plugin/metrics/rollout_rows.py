@@ -7,19 +7,10 @@ from rlax_plugin.metrics.objective_rows import Row
 _STREAMED = "if workers receive weights"
 
 ROLLOUT_ROWS: tuple[Row, ...] = (
-    (
-        "tokens",
-        "tokens",
-        "number of tokens generated for groups scored since the last step",
-    ),
+    ("tokens", "tokens", "number of generated tokens of groups scored since the last step"),
     ("workers", "workers", "number of workers registered at the end of the step"),
-    (
-        "stream_bytes",
-        "bytes",
-        "bytes of their newest weights that workers received",
-        _STREAMED,
-    ),
-    ("stream_s", "s", "longest time in which a worker received them", _STREAMED),
+    ("stream_bytes", "bytes", "bytes of versions that workers received last", _STREAMED),
+    ("stream_s", "s", "longest time in which a worker received its own", _STREAMED),
     (
         "workers_wanted",
         "workers",

@@ -148,7 +148,7 @@ class ParameterServerClient:
                 log.info("a lease was left to expire: %s", why)
 
     async def files(self, held: Held, part: str) -> pb.FilesReply:
-        """The files of a part of a held version, as the server lists them. It is asked once.
+        """The files of a part of a held version, as the server lists them; one call.
 
         Raises:
           AioRpcError: the call failed.

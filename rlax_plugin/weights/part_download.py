@@ -27,7 +27,7 @@ from rlax_plugin.weights.part_streams import TURN_S
 log = logging.getLogger("rlax.worker")
 
 _MOST_WRONG = 3  # times in a row that the same bytes may arrive wrong
-_BACKOFF_S = (0.1, 1.0)  # first and longest pause before a server is asked again
+_BACKOFF_S = (0.1, 1.0)  # first and longest pause before a server is called again
 _ROOM_BYTES = 64 << 20  # of the disk, that stay free
 _PASSING = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,  # others have their turn
@@ -130,7 +130,7 @@ class PartDownload:
                 pause_s = _BACKOFF_S[0]
             # Those that were refused together do not ask together again.
             wait_s = min(random.uniform(0.5, 1.5) * pause_s, patience.left_s)
-            log.info("part %s is asked for again in %.2g s: %s", self._part.name, wait_s, why)
+            log.info("part %s is requested again in %.2g s: %s", self._part.name, wait_s, why)
             await asyncio.sleep(wait_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 

@@ -93,10 +93,15 @@ class PartStreams:
         except WeightsError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         finally:
-            self._open[request.lease] -= 1
-            self._open += Counter()  # drops those without streams
-            reader.submit(chunks.close)
+            # Where the disk hangs, the thread does too, and so long its place is taken.
+            closed = asyncio.wrap_future(reader.submit(chunks.close))
+            closed.add_done_callback(lambda _: self._ended(request.lease))
             reader.shutdown()
+
+    def _ended(self, lease: str) -> None:
+        self._open[lease] -= 1
+        if not self._open[lease]:
+            del self._open[lease]
 
     async def _part(self, lease: str, name: str, context: Context) -> VersionPart:
         try:

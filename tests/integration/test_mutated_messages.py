@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Awaitable, Callable
 
@@ -36,6 +37,7 @@ from rlax_plugin.weights.messages import version_to_proto
 MESSAGES = int(os.environ.get("RLAX_TEST_FUZZ", examples(500)))
 """To each method; more by hand."""
 WARM_UP = 100
+EVERYWHERE = ("Publish", "Latest", "Acquire", "Renew", "Release", "Watch")
 
 
 async def campaign(
@@ -102,10 +104,12 @@ def test_a_fleet_bears_every_message(start: Start, method: str):
 
 
 @pytest.mark.property
-@pytest.mark.parametrize("server", ["controller", "parameters"])
 @pytest.mark.parametrize(
-    "method",
-    ["Publish", "Latest", "Acquire", "Renew", "Release", "Watch", "Files", "Fetch"],
+    ("server", "method"),
+    [
+        *itertools.product(("controller", "parameters"), EVERYWHERE),
+        *(("parameters", method) for method in ("Files", "Fetch")),  # the same code in both
+    ],
 )
 def test_a_parameter_server_bears_every_message(start: Start, server: str, method: str):
     attacked = start(server)

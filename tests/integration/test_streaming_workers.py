@@ -14,8 +14,7 @@ from runs import DEADLINE_S, HELPERS, Run, digests, free_port, held
 from toy_versions import publish
 from worker_harness import Worker, run, section, trainer, until
 
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.section import Weights
+from rlax_plugin.config import RlaxSection, Weights
 from rlax_plugin.errors import ConfigError, WeightsError
 from rlax_plugin.testing import FakeEngine
 from rlax_plugin.testing.builders import make_version
@@ -125,6 +124,7 @@ def stack() -> Iterator[ExitStack]:
     Run.end_all()
 
 
+@pytest.mark.long
 def test_samples_do_not_depend_on_how_the_weights_came(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
