@@ -24,7 +24,7 @@ FROM_RUN = "the controller's config"
 # No worker needs them, and their values may be secrets.
 _KEPT_BACK_RLAX = ("trackers", "observers")
 # The rest is of the trainer's machine: its addresses, ports and files.
-_NETWORK_OF_ALL = ("serve_clients",)
+_NETWORK_OF_ALL = ("serve_clients", "allow_other_versions")
 
 
 def to_bytes(config: ResolvedConfig) -> bytes:

@@ -37,7 +37,10 @@ class FleetService(rpc.FleetServicer):
 
     async def Config(self, request: pb.ConfigRequest, context: Any) -> pb.ConfigReply:
         self._fleet.starting.note(request.worker, request.doing)
-        return await self._fleet.Config(request, context)
+        reply = await self._fleet.Config(request, context)
+        if self._versions is not None:
+            reply.versions.update(self._versions.run)
+        return reply
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         if (why := Secret(request.token, request.certificate).problem) is not None:

@@ -43,6 +43,9 @@ class PackageVersions:
       run: name -> version, see ``own_versions``.
       allow_others: True to accept other versions, with a note.
       note: shows one line to the user.
+
+    Attributes:
+      run: name -> version of the run's packages.
     """
 
     def __init__(
@@ -52,7 +55,8 @@ class PackageVersions:
         allow_others: bool = False,
         note: Callable[[str], None] = lambda line: None,
     ):
-        self._run, self._allow, self._note = dict(run), allow_others, note
+        self.run = dict(run)
+        self._allow, self._note = allow_others, note
         self._noted: set[str] = set()
 
     def rejection(self, worker: str, told: Mapping[str, str]) -> str | None:
@@ -86,7 +90,7 @@ class PackageVersions:
         """Returns name -> version of the run for each package in which a worker differs."""
         return {
             name: version
-            for name, version in self._run.items()
+            for name, version in self.run.items()
             if (name in told or name == PROJECT) and not _fits(name, version, told.get(name, ""))
         }
 

@@ -172,10 +172,19 @@ class ConfigRequest(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., doing: _Optional[str] = ...) -> None: ...
 
 class ConfigReply(_message.Message):
-    __slots__ = ("config",)
+    __slots__ = ("config", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     config: bytes
-    def __init__(self, config: _Optional[bytes] = ...) -> None: ...
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, config: _Optional[bytes] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class SideChannel(_message.Message):
     __slots__ = ("dtype", "trailing", "over")

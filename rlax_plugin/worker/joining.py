@@ -17,6 +17,7 @@ from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.handing import FROM_RUN, MAX_BYTES, of_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
+from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.ports.engine_abilities import PreparableEngine, PreparationReporter
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -126,7 +127,7 @@ async def join(
         what = f"cannot generate for this run: {one_line(reply.reason)}"
         raise ConfigError("rlax.rollouts.engine", engine, what)
     if reply.other_versions:
-        raise ConfigError("installed packages", None, one_line(reply.reason, _LONGEST_REASON))
+        raise _other_packages(reply.reason)
     if not reply.accepted:
         raise WorkerError(reply.reason)
     return reply
@@ -167,7 +168,7 @@ async def fetch_config(
 
     Raises:
       DeadlineError: no controller answered within ``startup_s``.
-      ConfigError: its answer is not a config.
+      ConfigError: its answer is not a config, or the run has other packages than this process.
     """
     path = token_path(controller) if token_file is None else Path(token_file)
 
@@ -186,7 +187,18 @@ async def fetch_config(
             raise ConfigError(FROM_RUN, None, f"takes more than {MAX_BYTES:,} bytes") from None
 
     reply, secret = await _answered(ask, startup_s)
-    return of_bytes(reply.config), secret
+    config = of_bytes(reply.config)
+    if reply.versions and not config.section.network.allow_other_versions:
+        # The controller would say the same, after the engine has been built.
+        own = own_versions(config.section.plugins)
+        why = PackageVersions(reply.versions).rejection(name or "of this process", own)
+        if why is not None:
+            raise _other_packages(why)
+    return config, secret
+
+
+def _other_packages(reason: str) -> ConfigError:
+    return ConfigError("installed packages", None, one_line(reason, _LONGEST_REASON))
 
 
 async def leave(fleet: rpc.FleetStub, request: pb.DeregisterRequest, rpc_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import doors
@@ -13,6 +14,9 @@ import pytest
 from dispatching import declared
 
 from rlax_plugin.config import Deadlines
+from rlax_plugin.config.handing import to_bytes
+from rlax_plugin.config.loading import resolved
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.fleet import fleet_service, identities
 from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.fleet_service import FleetService
@@ -22,6 +26,7 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Callers
 from rlax_plugin.rpc.doors import Connection, Door, connect
 from rlax_plugin.rpc.secret import new_token
+from rlax_plugin.worker.joining import fetch_config
 
 CERTIFICATE = doors.SECRETS.identity.certificate
 DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
@@ -200,8 +205,42 @@ def test_a_worker_with_other_packages_is_rejected_with_what_to_install() -> None
             reply = await one.register(new_token(), "b", versions=told)
             assert (reply.accepted, reply.other_versions, reply.name_taken) == (False, True, False)
         assert set(one.fleet.workers) == {"w"}
+        # A worker that asks for the config can see it before it builds its engine.
+        stub = rpc.FleetStub(one.connection)
+        reply = await stub.Config(pb.ConfigRequest(), timeout=60)
+        assert dict(reply.versions) == {"rlax-plugin": "0.1.0"}
 
     run(main, PackageVersions({"rlax-plugin": "0.1.0"}))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_worker_with_other_packages_builds_no_engine(allowed: bool, tmp_path: Path) -> None:
+    content = {
+        "rlax": {
+            "prompt_source": {"name": "numbers"},
+            "rewards": [{"name": "even"}],
+            "network": {"allow_other_versions": allowed},
+        }
+    }
+    config = to_bytes(resolved(content, arguments=frozenset(), source="run.yml"))
+    doors.SECRETS.of_worker.write(tmp_path / "token.json")
+
+    async def main() -> None:
+        callers = doors.SECRETS.callers()
+        server, address = doors.server(callers=callers)
+        fleet = Fleet(deadlines=Deadlines(), config_hash="a", parameter_server="h:1", config=config)
+        versions = PackageVersions({"rlax-plugin": "9.0"}, allow_others=allowed)
+        rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), server)
+        await server.start()
+        fetched = fetch_config(address, str(tmp_path / "token.json"), 60.0, "w")
+        if allowed:
+            await fetched
+        else:
+            with pytest.raises(ConfigError, match=r"^installed packages: .* rlax-plugin==9\.0"):
+                await fetched
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_token_of_another_registration_cannot_be_taken_over() -> None:
