@@ -113,6 +113,8 @@ class Manifests:
         command = ["rlax", "serve", "--controller", f"{self._name}-trainer:{self._options.port}"]
         command += ["--token-file", f"{SECRETS}/{TOKEN}", "--name", "$(POD_NAME)"]
         command += ["--host", "0.0.0.0", "--advertised-host", "$(POD_IP)"]
+        if self._places.streams_weights:
+            command.append(f"rlax.weights.stream_dir={WEIGHTS}")
         if self._options.metrics_secret:
             command += ["--prometheus-port", str(_METRICS["worker"])]
             command += ["--prometheus-token-file", f"{SECRETS}/{METRICS_TOKEN}"]
@@ -237,6 +239,8 @@ class Manifests:
         if self._places.shares_weights:
             read_only = {"readOnly": True} if role == "worker" else {}
             mounts.append({"name": "weights", "mountPath": WEIGHTS, **read_only})
+        elif self._places.streams_weights and role == "worker":
+            mounts.append({"name": "weights", "mountPath": WEIGHTS})
         return mounts
 
     def _volumes(self, role: str, secrets: Mapping[str, tuple[str, str]]) -> list[Manifest]:
@@ -254,6 +258,8 @@ class Manifests:
         if self._places.shares_weights:
             claim = {"claimName": self._options.weights_claim}
             volumes.append({"name": "weights", "persistentVolumeClaim": claim})
+        elif self._places.streams_weights and role == "worker":
+            volumes.append({"name": "weights", "emptyDir": {}})
         return volumes
 
 

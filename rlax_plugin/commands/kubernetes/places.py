@@ -36,6 +36,7 @@ class Places:
       run_directory: a path on the trainer's volume, or a URL.
       state: directory of the trainer's token file; on its volume.
       shares_weights: True if all pods mount the volume of the weights.
+      streams_weights: True if the trainer's pod sends the weights to the others.
       files: key of the config's Secret -> path below ``CONFIG``; the config and its functions.
     """
 
@@ -43,6 +44,7 @@ class Places:
     run_directory: str
     state: str
     shares_weights: bool
+    streams_weights: bool
     files: Mapping[str, str]
 
 
@@ -62,16 +64,20 @@ def places(config: ResolvedConfig, options: Options) -> Places:
     if section.state_dir or not is_local:
         state = keys["rlax.state_dir"] = f"{RUNS}/state/{run_name}"
     weights = section.weights.path or directory
-    shares = RunFiles(weights).is_local
+    is_stream = section.weights.transfer == "stream"
+    shares = RunFiles(weights).is_local and not is_stream
     if shares and not options.weights_claim:
         reason = (
             "must name a PersistentVolumeClaim that all pods can mount (ReadWriteMany), because "
-            "workers read the weights; or set rlax.weights.path to a URL, such as gs://bucket/weights"
+            "workers read the weights; or set rlax.weights.path to a URL, such as "
+            "gs://bucket/weights, or rlax.weights.transfer to stream, so that the trainer sends them"
         )
         raise ConfigError("--weights-claim", None, reason)
     if shares:
         keys["rlax.weights.path"] = f"{WEIGHTS}/{run_name}"
-    return Places(keys, directory, state, shares, _files(config))
+    elif is_stream and section.weights.path:
+        keys["rlax.weights.path"] = f"{RUNS}/weights/{run_name}"
+    return Places(keys, directory, state, shares, is_stream, _files(config))
 
 
 def _files(config: ResolvedConfig) -> dict[str, str]:

@@ -196,6 +196,16 @@ def test_the_volumes_of_a_local_run(tmp_path: Path) -> None:
     assert "Kubernetes starts the workers" in run.said
 
 
+def test_workers_that_are_sent_their_weights_share_no_volume(tmp_path: Path) -> None:
+    run = Rendered(tmp_path, "rlax.weights.transfer=stream", "rlax.weights.path=/somewhere")
+    assert run.keys()["rlax.weights.path"] == "/runs/weights/testing"
+    assert "rlax.weights.stream_dir=/weights" in run.container("worker")["command"]
+    assert {"name": "weights", "emptyDir": {}} in run.pod("worker")["volumes"]
+    mounts = {one["name"]: one for one in run.container("worker")["volumeMounts"]}
+    assert mounts["weights"] == {"name": "weights", "mountPath": "/weights"}
+    assert "weights" not in {one["name"] for one in run.container("trainer")["volumeMounts"]}
+
+
 def test_a_run_on_an_object_store_needs_only_a_state_directory(tmp_path: Path) -> None:
     run = Rendered(tmp_path, BUCKET)
     keys = run.keys()
