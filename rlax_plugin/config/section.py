@@ -75,8 +75,8 @@ class Deadlines(Section):
     batch_s: Seconds = Field(default=300.0, description="limit for the trainer's wait for a batch")
     weights_s: Seconds = Field(
         default=120.0,
-        description="limit for writing or loading one weight version; a store that fails, and a "
-        "parameter server that cannot be reached, are retried for this long",
+        description="limit for writing, receiving or loading one weight version; a store that "
+        "fails, and a parameter server that cannot be reached, are retried for this long",
     )
     lease_s: Seconds = Field(
         default=60.0,

@@ -186,3 +186,28 @@ def test_a_version_that_is_gone_is_unreadable(tmp_path: Path) -> None:
                     await copies.copy(client, one, Reading())
 
     run(main())
+
+
+def test_a_stream_that_stands_still_is_given_up_and_old_parts_are_deleted(tmp_path: Path) -> None:
+    """Nothing arrives for ``rpc_s``: the worker asks for the rest, or for a newer version."""
+
+    async def main() -> None:
+        with local_copies(settings(tmp_path, rpc_s=0.3)) as copies:
+            assert copies is not None
+            async with serves(tmp_path) as (service, address):
+                await service.publish(version(0, part(tmp_path, "0")))
+                service.most = 2
+                async with held(address) as (client, one):
+                    copying = asyncio.ensure_future(copies.copy(client, one, Reading()))
+                    await eventually(lambda: ("body", 4 * MIB) in service.asked)
+                    assert service.asked[:2] == [("body", 0), ("body", 2 * MIB)]
+                    copying.cancel()
+                    await asyncio.wait([copying])
+                (before,) = directories(tmp_path)
+                service.most = 10**9
+                await service.publish(version(1, part(tmp_path, "1")))
+                placed = await copy(copies, address)
+                assert content(placed.parts[0])["body"] == BODY
+                assert directories(tmp_path) == [Path(placed.paths[0]).name] != [before]
+
+    run(main())
