@@ -29,6 +29,7 @@ from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.tokens import byte_level
 
+_Options = Mapping[str, Any] | None
 _MOST_SLOTS = 256
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
 # What lets any preset train on samples of older weights.
@@ -155,7 +156,7 @@ def write(path: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def config_text(
-    path: Path, answers: Answers, source: Mapping[str, Any] | None = None
+    path: Path, answers: Answers, source: _Options = None
 ) -> tuple[str, tuple[str, ...]]:
     """Returns the commented config of a file, and sentences for the user.
 
@@ -234,9 +235,7 @@ def _check_model(name: str) -> None:
         raise ConfigError("--model", name, reason)
 
 
-def _task(
-    answers: Answers, model: ConvertedModel | None, source: Mapping[str, Any] | None
-) -> _Task:
+def _task(answers: Answers, model: ConvertedModel | None, source: _Options) -> _Task:
     """Returns the chosen task.
 
     Raises:
@@ -269,9 +268,7 @@ def _task(
     return task
 
 
-def _of_data(
-    answers: Answers, model: ConvertedModel | None, source: Mapping[str, Any] | None
-) -> _Task:
+def _of_data(answers: Answers, model: ConvertedModel | None, source: _Options) -> _Task:
     """Returns a task made of the user's own data and a reward.
 
     Raises:

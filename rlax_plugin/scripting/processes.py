@@ -53,9 +53,16 @@ class Started:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C is for this process, which then decides
             )
+        # A process that this one forks, such as a worker of a pool, may outlive it.
+        os.register_at_fork(after_in_child=self._let_go)
+        self._interrupted = False
         self.status: int | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._wait, name="rlax-run", daemon=True).start()
+
+    def _let_go(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _wait(self) -> None:
         self.status = self._process.wait()
@@ -68,11 +75,14 @@ class Started:
 
     def interrupt(self) -> None:
         if not self._ended.is_set():
+            self._interrupted = True
             self._process.send_signal(signal.SIGINT)
 
     @property
     def stopped(self) -> bool:
         """True if it was interrupted."""
+        if self.status == 1:  # of a Python that was starting, and had not imported ``site``
+            return self._interrupted and "\nKeyboardInterrupt\n" in self._output()
         return self.status in (_INTERRUPTED, -signal.SIGINT)
 
     def last_line(self) -> str:

@@ -193,7 +193,7 @@ def _on_a_config(
                 data, "exact_match", there.maxtext, reads_bytes, _reading(settings)
             )
         found |= {f"{_SOURCE}.{key}": value for key, value in read.prompt_source.items()}
-    return found | settings
+    return {**found, **settings}
 
 
 def _on_init(

@@ -253,3 +253,37 @@ def test_a_run_that_a_script_in_the_background_starts_can_be_interrupted(tmp_pat
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read() == b"default_int_handler\n"
+
+
+def test_a_forked_process_does_not_hold_the_run(tmp_path: Path) -> None:
+    """The run ends when its standard input does, which a fork would keep open."""
+    code = """if True:
+        import os
+        from pathlib import Path
+        from rlax_plugin.scripting.processes import Started
+
+        before = len(os.listdir("/proc/self/fd"))
+        started = Started(Path("no.yml"), Path("train.log"))
+        if (forked := os.fork()) == 0:
+            os._exit(len(os.listdir("/proc/self/fd")) - before)
+        print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), started.ended(60))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    assert subprocess.check_output(command, cwd=tmp_path, text=True) == "0 True\n"
+
+
+def test_a_run_that_is_stopped_while_its_python_starts_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\ntrap 'echo; echo KeyboardInterrupt; exit 1' INT\n"
+        "echo begun; while :; do sleep 0.1; done\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    started = Started(Path("no.yml"), tmp_path / "train.log")
+    while not started.last_line():
+        assert not started.ended(0.05)
+    started.interrupt()
+    assert started.ended(60) and started.status == 1 and started.stopped

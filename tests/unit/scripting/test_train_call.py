@@ -112,6 +112,9 @@ def test_the_columns_of_the_data_may_be_named_in_config() -> None:
         assert source.options["path"] == f"configs/a{number}/data.jsonl"
     with pytest.raises(ConfigError, match=r"must name the column.*'my text', 'right'"):
         rlax_plugin.train(data=rows)
+    rows = [{"question": "0+1"}, {"question": "1+1", "answer": 2}]
+    with pytest.raises(ConfigError, match="line 2, has a reference in 'answer', a column that"):
+        rlax_plugin.train(data=rows, rewards=["exact_match"])
 
 
 def test_options_of_the_data_are_kept_beside_those_of_a_config(tmp_path: Path) -> None:
