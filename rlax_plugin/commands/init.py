@@ -29,6 +29,7 @@ from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.tokens import byte_level
 
+_Options = Mapping[str, Any] | None
 _MOST_SLOTS = 256
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
 # What lets any preset train on samples of older weights.
@@ -154,8 +155,13 @@ def write(path: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
     return notes
 
 
-def config_text(path: Path, answers: Answers) -> tuple[str, tuple[str, ...]]:
+def config_text(
+    path: Path, answers: Answers, source: _Options = None
+) -> tuple[str, tuple[str, ...]]:
     """Returns the commented config of a file, and sentences for the user.
+
+    Args:
+      source: options with which the prompt source reads the data.
 
     Raises:
       ConfigError, PluginError: see ``write``.
@@ -164,7 +170,7 @@ def config_text(path: Path, answers: Answers) -> tuple[str, tuple[str, ...]]:
     model = converted.read(answers.model) if converted.is_directory(answers.model) else None
     if not tiny and model is None:
         _check_model(answers.model)
-    task = _task(answers, model)
+    task = _task(answers, model, source)
     keys = model.keys if model else model_keys(answers.model)
     size = Size(
         groups=answers.groups_per_step or (64 if tiny else 16),
@@ -229,7 +235,7 @@ def _check_model(name: str) -> None:
         raise ConfigError("--model", name, reason)
 
 
-def _task(answers: Answers, model: ConvertedModel | None) -> _Task:
+def _task(answers: Answers, model: ConvertedModel | None, source: _Options) -> _Task:
     """Returns the chosen task.
 
     Raises:
@@ -237,7 +243,7 @@ def _task(answers: Answers, model: ConvertedModel | None) -> _Task:
     """
     keys = model.keys if model else {}
     if answers.data:
-        return _of_data(answers, model)
+        return _of_data(answers, model, source)
     if answers.reward:
         raise ConfigError("--reward", answers.reward, "needs --data, which it is to score")
     name = answers.task or _usual_task(answers.model)
@@ -262,7 +268,7 @@ def _task(answers: Answers, model: ConvertedModel | None) -> _Task:
     return task
 
 
-def _of_data(answers: Answers, model: ConvertedModel | None) -> _Task:
+def _of_data(answers: Answers, model: ConvertedModel | None, source: _Options) -> _Task:
     """Returns a task made of the user's own data and a reward.
 
     Raises:
@@ -277,7 +283,7 @@ def _of_data(answers: Answers, model: ConvertedModel | None) -> _Task:
         )
         raise ConfigError("--data", answers.data, reason)
     keys = model.keys if model else {}
-    found = own_data.read(answers.data, answers.reward, keys, built_in=model is None)
+    found = own_data.read(answers.data, answers.reward, keys, model is None, source)
     problems = min(_PROBLEMS, found.test_prompts)
     return _Task(
         "",

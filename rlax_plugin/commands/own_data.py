@@ -65,7 +65,13 @@ class OwnData:
     notes: tuple[str, ...]
 
 
-def read(data: str, reward: str, maxtext: Mapping[str, Any], built_in: bool) -> OwnData:
+def read(
+    data: str,
+    reward: str,
+    maxtext: Mapping[str, Any],
+    built_in: bool,
+    options: Mapping[str, Any] | None = None,
+) -> OwnData:
     """Reads all of the data, as training will.
 
     Args:
@@ -75,14 +81,21 @@ def read(data: str, reward: str, maxtext: Mapping[str, Any], built_in: bool) -> 
         otherwise ``exact_match``.
       maxtext: the config's keys of the model.
       built_in: True for the built-in model, which reads bytes and learns from the answers first.
+      options: of the prompt source, such as the columns; None: the caller takes none.
 
     Raises:
       ConfigError: the data cannot be used, or has neither references nor a reward.
       RlaxError: the data cannot be prepared.
     """
-    source = _source(data) | ({"tokenizer": BYTES} if built_in else {})
+    source = _source(data) | ({"tokenizer": BYTES} if built_in else {}) | dict(options or {})
     shares = _shares(_FEW, built_in)
-    tables = _tables(source, shares, maxtext)
+    try:
+        tables = _tables(source, shares, maxtext)
+    except ConfigError as error:
+        if options is not None or error.key != "rlax.prompt_source.question":
+            raise
+        reason = f"{error.reason}. Rename the column, or write the config yourself, with this key"
+        raise ConfigError(error.key, error.value, reason) from None
     right = _shares(sum(map(len, tables.values())), built_in)
     if right != shares:
         tables = _tables(source, right, maxtext)

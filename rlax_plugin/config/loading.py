@@ -159,6 +159,8 @@ def check_run_name(value: Any) -> None:
         return
     if not isinstance(value, str):
         raise ConfigError("run_name", value, f"must be text: write run_name: '{value}'")
+    if not value.isprintable():
+        raise ConfigError("run_name", value, "must not contain control characters")
     if len(value.encode()) > _LONGEST_NAME:
         reason = f"must have at most {_LONGEST_NAME} bytes, but has {len(value.encode())}"
         raise ConfigError("run_name", value, reason)
@@ -167,8 +169,6 @@ def check_run_name(value: Any) -> None:
     if special:
         reason = f"must be the name of one directory, without {special[0]}"
         raise ConfigError("run_name", value, reason)
-    if not value.isprintable():
-        raise ConfigError("run_name", value, "must not contain control characters")
     if value != value.strip() or value.startswith("."):
         reason = "must begin with a letter, a digit or a sign, not with a dot or a space"
         raise ConfigError("run_name", value, f"{reason}, nor end with a space")

@@ -94,6 +94,11 @@ class Columns:
           BrokenRowError: a value in it is not valid.
         """
         question, text = self._question(row)
+        if not self.reference and (late := [one for one in REFERENCES if one in row]):
+            raise BrokenRowError(
+                f"has a reference in {late[0]!r}, a column that the first row lacks, so that no "
+                "row would have a reference: add it there"
+            )
         reference = _text_of(_column(row, self.reference), self.reference) if self.reference else ""
         wanted = self._config.metadata
         metadata = {

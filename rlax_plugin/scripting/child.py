@@ -22,6 +22,8 @@ def main() -> None:
     """Runs ``rlax train`` with the arguments of this process."""
     from rlax_plugin.cli import main as cli
 
+    # A shell that starts a script in the background has it ignore Ctrl-C, and the script this one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     held, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # for the processes of the run
     os.close(nothing)

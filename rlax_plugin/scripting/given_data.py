@@ -43,7 +43,10 @@ def given_data(given: Any) -> GivenData:
     if given is None:
         return GivenData()
     if isinstance(given, str | os.PathLike):
-        return GivenData(path=os.fspath(given))
+        path = os.fspath(given)
+        if not isinstance(path, str) or not path:
+            raise ConfigError("data", path, "must be the name of a file, as text")
+        return GivenData(path=path)
     library = sys.modules.get("datasets")
     if library is not None and isinstance(given, library.Dataset):
         return GivenData(name="data.parquet", content=_parquet(given))

@@ -25,7 +25,7 @@ from rlax_plugin.scripting.function_source import (
     check_code,
     plain_function,
 )
-from rlax_plugin.scripting.literals import described
+from rlax_plugin.scripting.literals import check_json, described
 
 Reward = str | Callable[..., Any] | Mapping[str, Any]
 """A reward as ``train`` takes it: a function, a name, or an entry of ``rlax.rewards``."""
@@ -85,6 +85,7 @@ class _Writer:
         options: dict[str, Any] = {}
         if isinstance(given, Mapping):
             options = dict(given)
+            check_json(key, {name: one for name, one in options.items() if name != _FUNCTION})
             if "name" in options and _FUNCTION not in options:
                 self._found.entries.append(options)
                 return
@@ -107,7 +108,8 @@ class _Writer:
                 self._collected.append(len(self._found.entries))
                 named = given.__name__
         except NoSourceError as error:
-            shown = getattr(given, "__qualname__", None) or described(given)
+            shown = given if isinstance(given, str) else getattr(given, "__qualname__", None)
+            shown = shown or described(given)
             raise ConfigError(key, shown, str(error)) from None
         self._found.entries.append({_FUNCTION: named, **options})
 

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import psutil
 
-from rlax_plugin.errors import CommandError
+from rlax_plugin.errors import CommandError, ConfigError
 
 _INTERRUPTED = 130
 _TAIL = 65_536  # bytes of a log that are read again
@@ -43,8 +43,8 @@ class Started:
     """
 
     def __init__(self, config: Path, log: Path):
-        self._log = log
-        with log.open("ab") as out:
+        self._log = log.absolute()  # the working directory may change
+        with _appended(log) as out:
             self._begin = out.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rlax_plugin.scripting.child", str(config)],
@@ -53,9 +53,16 @@ class Started:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C is for this process, which then decides
             )
+        # A process that this one forks, such as a worker of a pool, may outlive it.
+        os.register_at_fork(after_in_child=self._let_go)
+        self._interrupted = False
         self.status: int | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._wait, name="rlax-run", daemon=True).start()
+
+    def _let_go(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _wait(self) -> None:
         self.status = self._process.wait()
@@ -68,11 +75,14 @@ class Started:
 
     def interrupt(self) -> None:
         if not self._ended.is_set():
+            self._interrupted = True
             self._process.send_signal(signal.SIGINT)
 
     @property
     def stopped(self) -> bool:
         """True if it was interrupted."""
+        if self.status == 1:  # of a Python that was starting, and had not imported ``site``
+            return self._interrupted and "\nKeyboardInterrupt\n" in self._output()
         return self.status in (_INTERRUPTED, -signal.SIGINT)
 
     def last_line(self) -> str:
@@ -86,10 +96,21 @@ class Started:
         return CommandError("train", status, _reason(self._output(), status, str(self._log)))
 
     def _output(self) -> str:
-        with self._log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._begin, end - _TAIL))
-            return file.read().decode(errors="replace")
+        try:
+            with self._log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._begin, end - _TAIL))
+                return file.read().decode(errors="replace")
+        except OSError:  # it was removed, which is no reason to stop waiting for the run
+            return ""
+
+
+def _appended(log: Path) -> BinaryIO:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        reason = f"{log} cannot be written: {error.strerror}"
+        raise ConfigError("folder", str(log.parent), reason) from None
 
 
 class Elsewhere:

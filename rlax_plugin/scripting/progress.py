@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,7 +106,9 @@ class MetricsReader:
         whole, newline, _ = file.read().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
         for line in whole.splitlines():
-            self._add(json.loads(line))
+            # A damaged line is none, as in metrics/file.py; a step after it has its own.
+            with suppress(ValueError, LookupError, TypeError):
+                self._add(json.loads(line))
 
     def _add(self, metrics: dict[str, float]) -> None:
         self.step = int(metrics["step"])

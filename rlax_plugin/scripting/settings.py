@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlax_plugin.errors import ConfigError
@@ -37,14 +37,34 @@ def flat(config: Any, argument: str = "config") -> dict[str, Any]:
     return found
 
 
+def expanded(settings: Mapping[str, Any], sections: Iterable[str]) -> dict[str, Any]:
+    """Returns the same settings, in which no section is given as one mapping.
+
+    Args:
+      sections: dotted names, each after those that contain it.
+    """
+    found = dict(settings)
+    for section in sections:
+        if isinstance(inside := found.get(section), Mapping):
+            del found[section]
+            found |= {f"{section}.{key}": value for key, value in inside.items()}
+    return found
+
+
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the mapping of mappings that a config has, without dots in its keys."""
+    """Returns the mapping of mappings that a config has, without dots in its keys.
+
+    Raises:
+      ConfigError: a value that is no mapping is given together with a key inside it.
+    """
     found: dict[str, Any] = {}
     for key, value in settings.items():
         place = found
         *above, last = key.split(".")
-        for part in above:
+        for number, part in enumerate(above, 1):
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(".".join(above[:number]), place, "must be a mapping of keys")
         place[last] = value
     return found
 

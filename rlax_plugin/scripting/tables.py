@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.metrics import file
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.read_samples import rows_of
@@ -14,11 +14,21 @@ from rlax_plugin.records.samples import SCHEMA, SIDE
 _NEEDED = ("step", "state", "group")
 
 
-def metrics_table(text: str) -> pa.Table:
+def metrics_table(content: bytes) -> pa.Table:
     """Returns the metrics of a file ``metrics.jsonl``: a row for each step, a column for each.
 
     A value is null in a step that does not report the metric.
+
+    Raises:
+      RlaxError: the file is damaged.
     """
+    try:
+        return _metrics_table(content.decode())
+    except (ValueError, TypeError) as error:  # pyarrow's errors are among these
+        raise RlaxError(f"{file.NAME} is damaged: {error}") from None
+
+
+def _metrics_table(text: str) -> pa.Table:
     rows = [row for _, row in sorted(file.by_step(text).items())]
     names = sorted({name for row in rows for name in row} - {"step"})
     columns = {"step": pa.array([row["step"] for row in rows], pa.int64())}
@@ -42,8 +52,8 @@ def samples_table(
       RlaxError: a file is damaged.
     """
     for name in columns or ():
-        if name not in SCHEMA.names and not name.startswith(SIDE):
-            known = alternatives(name, SCHEMA.names)
+        if name not in SCHEMA.names and not str(name).startswith(SIDE):
+            known = alternatives(str(name), SCHEMA.names)
             raise ConfigError("columns", name, f"the samples have no such column; {known}")
     read = None if columns is None else sorted({*columns, *_NEEDED})
     tables = [

@@ -21,7 +21,7 @@ from rlax_plugin.scripting.given_rewards import GivenRewards, Reward, given_rewa
 from rlax_plugin.scripting.handle import Run
 from rlax_plugin.scripting.literals import described
 from rlax_plugin.scripting.processes import Started
-from rlax_plugin.scripting.settings import flat, nested
+from rlax_plugin.scripting.settings import expanded, flat, nested
 from rlax_plugin.scripting.written_config import FOLDERS, WrittenConfig, free_name
 from rlax_plugin.start.run_directory import run_directory
 from rlax_plugin.text.harmless import harmless
@@ -30,6 +30,8 @@ from rlax_plugin.tokens.byte_level import BYTES
 _INITIAL = "init.yml"  # what rlax init writes
 _LOG = "train.log"
 _STEPS, _PRESET, _OUTPUT = "steps", "rlax.objective.preset", "base_output_directory"
+_SOURCE = "rlax.prompt_source"
+_OF_DATA = tuple(f"{_SOURCE}.{key}" for key in ("name", "path", "dataset"))
 # Keys whose values rlax init asks for, because other keys depend on them.
 _ANSWERS = {
     _STEPS: "steps",
@@ -42,6 +44,8 @@ _ANSWERS = {
     "rlax.rollouts.max_new_tokens": "max_new_tokens",
 }
 _ARGUMENTS = {_STEPS: "steps", _PRESET: "preset"}
+# Sections whose keys are told apart even if they are given as one mapping.
+_SECTIONS = ("rlax", _SOURCE, *sorted({key.rpartition(".")[0] for key in _ANSWERS if "." in key}))
 
 
 def train(
@@ -80,12 +84,18 @@ def train(
       ConfigError: an argument is wrong; its ``key`` names the argument.
       PluginError: a plug-in cannot be loaded.
     """
-    settings = _settings(config or {}, {_STEPS: steps, _PRESET: preset})
+    settings = _settings({} if config is None else config, {_STEPS: steps, _PRESET: preset})
     rows, scored = given_data(data), given_rewards(rewards)
+    for key in _OF_DATA if data is not None else ():
+        if key in settings:
+            raise ConfigError(f"config[{key!r}]", settings[key], "is given together with data")
     if scored.entries and "rlax.rewards" in settings:
         raise ConfigError("config['rlax.rewards']", None, "is given together with rewards")
     base = _text("model", model)
     from_config = base.endswith((".yml", ".yaml"))
+    if _OUTPUT in settings and not settings[_OUTPUT]:
+        reason = "must be a path or URL, such as runs"
+        raise ConfigError(f"config[{_OUTPUT!r}]", settings[_OUTPUT], reason)
     output = str(settings.get(_OUTPUT) or (_output_directory(base) if from_config else "runs"))
     if name is None:
         name = free_name(Path(FOLDERS), output)
@@ -110,6 +120,7 @@ def train(
         with _as_rewards(scored):
             resolved = resolve(written.path)
             check.examine(resolved, registry_for(resolved.section))
+        directory = run_directory(resolved.maxtext)
         written.finish()
     except BaseException:
         written.discard()
@@ -118,15 +129,18 @@ def train(
         if note.startswith("warning: "):
             warnings.warn(note.removeprefix("warning: "), stacklevel=2)
     started = Started(written.path, place / _LOG)
-    return Run(run_directory(resolved.maxtext), config=resolved, path=written.path, started=started)
+    return Run(directory, config=resolved, path=written.path, started=started)
 
 
 def _settings(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all dotted keys that the call sets."""
-    found = flat(config)
+    found = flat(expanded(flat(config), _SECTIONS))
     for key, value in arguments.items():
         if value is None:
             continue
+        if type(value) is bool:  # which Python counts as a number
+            kind = "a whole number" if key == _STEPS else "text"
+            raise ConfigError(_ARGUMENTS[key], value, f"must be {kind}")
         if key in found:
             reason = f"is given together with {_ARGUMENTS[key]}: give one of them"
             raise ConfigError(f"config[{key!r}]", found[key], reason)
@@ -140,7 +154,8 @@ def _text(argument: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str | os.PathLike) or not (text := os.fspath(value)):
-        raise ConfigError(argument, described(value), "must be a name or a path")
+        shown = value if isinstance(value, str) else described(value)
+        raise ConfigError(argument, shown, "must be a name or a path")
     return str(text)
 
 
@@ -169,15 +184,16 @@ def _on_a_config(
     found: dict[str, Any] = {
         "base_config": os.path.relpath(base, written.folder),
         "run_name": written.path.stem,
-        **settings,
     }
     if data:
         there = resolve(base)
         reads_bytes = there.section.prompt_source.options.get("tokenizer") == BYTES
         with _as_arguments():
-            read = own_data.read(data, "exact_match", there.maxtext, reads_bytes)
-        found["rlax.prompt_source"] = dict(read.prompt_source)
-    return found
+            read = own_data.read(
+                data, "exact_match", there.maxtext, reads_bytes, _reading(settings)
+            )
+        found |= {f"{_SOURCE}.{key}": value for key, value in read.prompt_source.items()}
+    return {**found, **settings}
 
 
 def _on_init(
@@ -205,10 +221,17 @@ def _on_init(
             if value is not None and type(value) is not one.type:
                 kind = "a whole number" if one.type is int else "text"
                 raise ConfigError(one.name, value, f"must be {kind}")
-        text, notes = init.config_text(written.path, init.Answers(**answers))
+        text, notes = init.config_text(written.path, init.Answers(**answers), _reading(settings))
     written.put(_INITIAL, text.encode())
     others = {key: value for key, value in settings.items() if key not in _ANSWERS}
     return {"base_config": _INITIAL, **others}, notes
+
+
+def _reading(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that say how rows are read, and not which ones are trained on."""
+    start, others = f"{_SOURCE}.", ("held_out", "max_tokens", "weights")
+    found = {k.removeprefix(start): v for k, v in settings.items() if k.startswith(start)}
+    return {k: v for k, v in found.items() if k not in others}
 
 
 def _named(entry: Mapping[str, Any], folder: Path) -> str:

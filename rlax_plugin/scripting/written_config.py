@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from rlax_plugin.errors import ConfigError
@@ -89,7 +90,8 @@ class WrittenConfig:
             shutil.rmtree(self.folder, ignore_errors=True)
         elif self._digests:
             text = json.dumps({**self._before, **self._digests}, indent=2) + "\n"
-            (self.folder / _WRITTEN).write_text(text)
+            with suppress(OSError):  # on a full disk; the error that led here says so
+                (self.folder / _WRITTEN).write_text(text)
 
     def _check_no_results(self, name: str) -> None:
         if self._before and holds_results(RunFiles(self._run)):
@@ -100,12 +102,14 @@ class WrittenConfig:
         path = self.folder / _WRITTEN
         try:
             found = json.loads(path.read_bytes())
+            if not isinstance(found, dict):
+                raise ValueError("is no list of files")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             reason = f"{path} cannot be read: {error}; remove the folder or choose another name"
             raise ConfigError("name", self._name, reason) from None
-        return {str(name): str(digest) for name, digest in dict(found).items()}
+        return {str(name): str(digest) for name, digest in found.items()}
 
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError("folder", str(self.folder), f"cannot be written: {error.strerror}")

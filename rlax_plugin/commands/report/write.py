@@ -100,5 +100,5 @@ def _report_path(files: RunFiles, out: str | None) -> Path:
 def _put(path: Path, page: str) -> None:
     try:
         RunFiles(str(path.parent)).put(path.name, page.encode())
-    except RlaxError as error:
+    except (RlaxError, FileNotFoundError) as error:
         raise ConfigError("--out", str(path), str(error)) from error

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -17,6 +20,7 @@ from rlax_plugin.errors import CommandError, ConfigError, DeadlineError, RlaxErr
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.scripting import handle
+from rlax_plugin.scripting.processes import Started
 from rlax_plugin.scripting.progress import MetricsReader, Progress, _Lines
 from rlax_plugin.start.holder import LOCK, holder
 from rlax_plugin.start.run_directory import locked
@@ -187,3 +191,99 @@ def test_an_error_of_a_command_is_its_own_line(files: RunFiles) -> None:
         run.evaluate(config=["a"])  # pyright: ignore
     error = CommandError("eval", 2, "no")
     assert (error.status, str(error)) == (2, "rlax eval failed: no")
+
+
+def test_damaged_records_are_one_error_and_no_progress(files: RunFiles) -> None:
+    """A line that is damaged is left out of the progress, which ``wait`` shows."""
+    files.put("metrics.jsonl", b'{"step": 1}\n{"st\n[]\n\xff\n{"step": "x"}\n{"step": 3}\n')
+    run = rlax_plugin.open(files.url)
+    assert run.progress.step == 3 and run.wait(0, show=False) == "stopped"
+    for content in (b'{"step": 1, "a": "b"}\n', b'{"step": 1, "\xff": 1}\n', b'{"step": "x"}\n'):
+        files.put("metrics.jsonl", content)
+        with pytest.raises(RlaxError, match=r"^metrics.jsonl is damaged: "):
+            run.metrics()
+    files.put("summary.json", b"[1]")
+    assert run.status == "stopped"
+
+
+def test_wrong_arguments_of_a_handle_are_named(files: RunFiles) -> None:
+    run = rlax_plugin.open(files.url)
+    wrong: list[tuple[str, Callable[[Any], object], Any, str]] = [
+        ("directory", rlax_plugin.open, None, "must be the directory of a run"),
+        ("directory", rlax_plugin.open, b"runs/mine", "must be the directory of a run"),
+        ("columns", run.samples, 1, "must be a list of names"),
+        ("columns", run.samples, [1], "no such column"),
+        (
+            "steps",
+            lambda steps: run.samples(steps=steps),
+            5,
+            r"must be a range, such as range\(5, 5",
+        ),
+        ("k", lambda k: run.evaluate(k=k), 8, r"must be a list of numbers"),
+    ]
+    for key, call, value, reason in wrong:
+        with pytest.raises(ConfigError, match=reason) as caught:
+            call(value)
+        assert caught.value.key == key
+
+
+def test_a_log_that_is_gone_or_moved_away_from_does_not_end_the_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    started = Started(Path("no.yml"), Path("train.log"))
+    monkeypatch.chdir(tmp_path / "other")
+    assert started.ended(60)
+    assert "no.yml" in str(started.error()) and "no.yml" in started.last_line()
+    (tmp_path / "train.log").unlink()
+    assert started.last_line() == "" and "it ended with status" in str(started.error())
+    with pytest.raises(ConfigError, match=r"nowhere/train.log cannot be written: No such file"):
+        Started(Path("no.yml"), Path("nowhere/train.log"))
+
+
+def test_a_run_that_a_script_in_the_background_starts_can_be_interrupted(tmp_path: Path) -> None:
+    """A shell has such a script ignore SIGINT, and a child process inherits this."""
+    code = (
+        "import signal; from rlax_plugin import cli; "
+        "cli.main = lambda: print(signal.getsignal(signal.SIGINT).__name__); "
+        "from rlax_plugin.scripting import child; child.main()"
+    )
+    shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", code]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == b"default_int_handler\n"
+
+
+def test_a_forked_process_does_not_hold_the_run(tmp_path: Path) -> None:
+    """The run ends when its standard input does, which a fork would keep open."""
+    code = """if True:
+        import os
+        from pathlib import Path
+        from rlax_plugin.scripting.processes import Started
+
+        before = len(os.listdir("/proc/self/fd"))
+        started = Started(Path("no.yml"), Path("train.log"))
+        if (forked := os.fork()) == 0:
+            os._exit(len(os.listdir("/proc/self/fd")) - before)
+        print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), started.ended(60))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    assert subprocess.check_output(command, cwd=tmp_path, text=True) == "0 True\n"
+
+
+def test_a_run_that_is_stopped_while_its_python_starts_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\ntrap 'echo; echo KeyboardInterrupt; exit 1' INT\n"
+        "echo begun; while :; do sleep 0.1; done\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    started = Started(Path("no.yml"), tmp_path / "train.log")
+    while not started.last_line():
+        assert not started.ended(0.05)
+    started.interrupt()
+    assert started.ended(60) and started.status == 1 and started.stopped

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from documents import ROOT
@@ -94,6 +95,51 @@ def test_a_folder_of_other_files_keeps_them() -> None:
     assert Path("mine/a.yml").exists() and not Path("configs").exists()
 
 
+def test_the_columns_of_the_data_may_be_named_in_config() -> None:
+    rows = [{"my text": f"{number}+1", "right": number + 1, "level": 1} for number in range(12)]
+    options = {"question": "my text", "reference": "right", "metadata": ["level"]}
+    for number, config in enumerate(
+        (
+            {f"rlax.prompt_source.{key}": value for key, value in options.items()},
+            {"rlax.prompt_source": options},
+            {"rlax": {"prompt_source": options}},
+        )
+    ):
+        run = rlax_plugin.train(data=rows, config=config, name=f"a{number}")
+        assert run.config is not None
+        source = resolve(run.config).section.prompt_source
+        assert source.name == "jsonl" and options.items() <= source.options.items()
+        assert source.options["path"] == f"configs/a{number}/data.jsonl"
+    with pytest.raises(ConfigError, match=r"must name the column.*'my text', 'right'"):
+        rlax_plugin.train(data=rows)
+    rows = [{"question": "0+1"}, {"question": "1+1", "answer": 2}]
+    with pytest.raises(ConfigError, match="line 2, has a reference in 'answer', a column that"):
+        rlax_plugin.train(data=rows, rewards=["exact_match"])
+
+
+def test_options_of_the_data_are_kept_beside_those_of_a_config(tmp_path: Path) -> None:
+    Path("bytes.yml").write_text(
+        f"base_config: {TESTING}\n"
+        "rlax: {prompt_source: {name: jsonl, path: a, tokenizer: bytes}}\n"
+    )
+    rows = [{"question": f"{number}", "answer": number, "level": 1} for number in range(12)]
+    config = {"rlax.prompt_source.metadata": ["level"], "rlax.prompt_source.chat": False}
+    run = rlax_plugin.train(
+        model="bytes.yml", data=rows, config=config, rewards=["numeric"], name="a"
+    )
+    assert run.config is not None
+    options = resolve(run.config).section.prompt_source.options
+    assert (options["metadata"], options["chat"]) == (["level"], False)
+    assert options["path"] == "configs/a/data.jsonl"
+
+
+def test_a_list_of_files_that_is_damaged_is_one_error() -> None:
+    Path("configs/a").mkdir(parents=True)
+    Path("configs/a/written.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"written.json cannot be read: is no list of files"):
+        rlax_plugin.train(model=TESTING, name="a")
+
+
 @pytest.mark.parametrize(
     ("given", "key", "reason"),
     [
@@ -120,6 +166,40 @@ def test_a_folder_of_other_files_keeps_them() -> None:
         ({"config": {"run_name": "a"}}, r"config\['run_name'\]", "must be given as name"),
         ({"config": {"rlax.rollouts.group_size": 0}}, r"config\['rlax.rollouts.group_size'\]", "1"),
         ({"config": {"rlax.rollouts.group_sise": 4}}, "rlax.rollouts.group_sise", "did you mean"),
+        ({"data": ""}, "data", "name of a file"),
+        (
+            {"data": "a.jsonl", "config": {"rlax.prompt_source": {"name": "arithmetic"}}},
+            r"config\['rlax.prompt_source.name'\]",
+            "together with data",
+        ),
+        ({"model": TESTING, "steps": True}, "steps", "must be a whole number"),
+        (
+            {"rewards": ["even"], "config": {"rlax": {"rewards": []}}},
+            r"config\['rlax.rewards'\]",
+            "together",
+        ),
+        (
+            {"preset": "grpo", "config": {"rlax": {"objective": {"preset": "dapo"}}}},
+            r"config\['rlax.objective.preset'\]",
+            "together with preset",
+        ),
+        ({"model": TESTING, "preset": "grpo", "config": {"rlax": 3}}, "rlax", "must be a mapping"),
+        (
+            {"model": TESTING, "rewards": [{"name": "even", "weight": np.float64(0.5)}]},
+            r"rewards\[0\]\['weight'\]",
+            "must be None, a bool, int, float",
+        ),
+        (
+            {"rewards": ["no.py:correct"]},
+            r"rewards\[0\]",
+            "^rewards.0. = 'no.py:correct': needs no",
+        ),
+        (
+            {"model": TESTING, "config": {"base_output_directory": ""}},
+            r"config\['base_output_directory'\]",
+            "must be a path",
+        ),
+        ({"name": "\ud800"}, "name", "must not contain control characters"),
         ({"name": "a/b"}, "name", "the name of one directory"),
         ({"name": ""}, "name", "must be the name of a directory"),
         ({"folder": 3}, "folder", "must be a name or a path"),
