@@ -70,7 +70,7 @@ def places(config: ResolvedConfig, options: Options) -> Places:
         reason = (
             "must name a PersistentVolumeClaim that all pods can mount (ReadWriteMany), because "
             "workers read the weights; or set rlax.weights.path to a URL, such as "
-            "gs://bucket/weights, or rlax.weights.transfer to stream, so that the trainer sends them"
+            "gs://bucket/weights, or rlax.weights.transfer to stream, and the trainer sends them"
         )
         raise ConfigError("--weights-claim", None, reason)
     if shares:
