@@ -82,9 +82,7 @@ def serve(
     ] = "",
     port: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=65535, help="with RUN: port to listen on; 0, the default: any free port"
-        ),
+        typer.Option(min=0, max=65535, help="port to listen on; 0, the default: any free port"),
     ] = None,
     version: Annotated[
         int | None,
@@ -207,7 +205,7 @@ def serve(
         from rlax_plugin.worker.serve import serve as run
 
         _check_address("--controller", controller)
-        for option, value in (("--port", port), ("--version", version), ("--open", open_to_all)):
+        for option, value in (("--version", version), ("--open", open_to_all)):
             if value is not None and value is not False:
                 reason = "cannot be used with --controller, only with the directory of a run"
                 raise ConfigError(option, value, reason)
@@ -220,6 +218,7 @@ def serve(
             with_parent=with_parent,
             host=host or "",
             advertised_host=advertised_host,
+            port=port or 0,
             ca=ca,
             incarnation=incarnation or 0,
             prometheus_port=prometheus_port,

@@ -144,10 +144,11 @@ class Connection:
 
 
 class Proxy:
-    """Listens on loopback inside ``async with``, and passes each connection on to its target.
+    """Listens inside ``async with``, and passes each connection on to its target.
 
     Args:
       target: host:port; may be changed, for new connections.
+      host: address to listen on; loopback unless it is given.
       port: 0 takes any free one.
       seed: of jitter and resets, together with the number of the connection.
 
@@ -158,11 +159,19 @@ class Proxy:
       accepted: number of all connections so far.
     """
 
-    def __init__(self, target: str, conditions: Conditions = FINE, *, port: int = 0, seed: int = 0):
+    def __init__(
+        self,
+        target: str,
+        conditions: Conditions = FINE,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        seed: int = 0,
+    ):
         self.target, self.conditions = target, conditions
         self.address, self.accepted = "", 0
         self.connections: list[Connection] = []
-        self._port, self._seed = port, seed
+        self._listens, self._seed = (host, port), seed
 
     def change(self, **changes: Any) -> None:
         """Changes conditions of all open and all new connections."""
@@ -171,7 +180,7 @@ class Proxy:
             connection.change(**changes)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._accept, *self._listens)
         self.address = "{}:{}".format(*self._server.sockets[0].getsockname())
         return self
 

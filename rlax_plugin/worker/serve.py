@@ -59,6 +59,7 @@ async def work(
     terminated: asyncio.Event,
     scrapes: Scrapes = Scrapes(),  # noqa: B008  it is frozen
     place: Place = Place(),  # noqa: B008  it is frozen
+    port: int = 0,
     incarnation: int = 0,
 ) -> None:
     """Runs a worker on the event loop until its run ends, it fails, or it has drained.
@@ -66,6 +67,7 @@ async def work(
     Args:
       terminated: once set, the worker drains and leaves.
       place: the hosts to listen on and to be reached at by the controller.
+      port: 0 takes any free one.
       incarnation: see ``Member``.
 
     Raises:
@@ -75,7 +77,7 @@ async def work(
     clients: Clients = "token" if section.network.serve_clients else "none"
     with (
         local_copies(section) as copies,
-        Endpoint(place, engine, name=name, scrapes=scrapes, clients=clients) as endpoint,
+        Endpoint(place, engine, name=name, port=port, scrapes=scrapes, clients=clients) as endpoint,
     ):
         if endpoint.clients_file is not None:
             log.info("clients of %s find its token in %s", endpoint.address, endpoint.clients_file)
@@ -153,6 +155,7 @@ def serve(
     with_parent: bool,
     host: str = "",
     advertised_host: str = "",
+    port: int = 0,
     ca: str = "",
     incarnation: int = 0,
     prometheus_port: int | None = None,
@@ -174,6 +177,7 @@ def serve(
       ca: file with the authority's certificate, which verifies the controller and the parameter
         server; "": as the token file says.
       advertised_host: host by which the controller reaches this worker; "": ``host``.
+      port: to listen on, and to be reached at; 0 takes any free one.
       incarnation: see ``Member``.
       prometheus_port: 0 takes any free one; None: no page.
       prometheus_token: token that a scrape must have; "" if none is required.
@@ -206,6 +210,7 @@ def serve(
                 terminated=terminated,
                 scrapes=Scrapes(prometheus_port, prometheus_token),
                 place=place,
+                port=port,
                 incarnation=incarnation,
             )
         except RlaxError:

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from namespaces import Machine
+
 from rlax_plugin.testing.network import FINE, Conditions, Proxy
 
 _PROGRAM = str(Path(__file__).with_name("proxied_worker.py"))
@@ -47,17 +49,31 @@ class ThreadedProxy:
 
 
 @contextmanager
-def threaded(target: str, conditions: Conditions = FINE, seed: int = 0) -> Iterator[ThreadedProxy]:
-    """A proxy, until the end of the block."""
+def threaded(
+    target: str,
+    conditions: Conditions = FINE,
+    seed: int = 0,
+    *,
+    machine: Machine | None = None,
+    port: int = 0,
+) -> Iterator[ThreadedProxy]:
+    """A proxy, until the end of the block.
+
+    Args:
+      machine: the one that it is on, at that machine's address; None: this one, on loopback.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
     thread.start()
-    proxy = Proxy(target, conditions, seed=seed)
+    host = "127.0.0.1" if machine is None else machine.address
+    proxy = Proxy(target, conditions, host=host, port=port, seed=seed)
 
     def wait(coroutine: Any) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, loop).result(_LIMIT_S)
 
     try:
+        if machine is not None:
+            wait(machine.enter_network())
         wait(proxy.__aenter__())
         yield ThreadedProxy(proxy, loop)
         wait(proxy.__aexit__(None, None, None))

@@ -22,9 +22,11 @@ async def eventually(condition: Callable[[], object], what: str = "") -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-def wait_until(condition: Callable[[], object], what: str = "") -> None:
+def wait_until(
+    condition: Callable[[], object], what: str = "", *, limit_s: float = LIMIT_S
+) -> None:
     """``eventually`` without an event loop."""
-    end_s = time.monotonic() + LIMIT_S
+    end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s, what or "what is waited for does not happen"
         time.sleep(_LOOK_S)

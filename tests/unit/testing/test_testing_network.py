@@ -77,6 +77,15 @@ async def echoed(streams: Streams, data: bytes) -> bytes:
 # Delivery times, which are pure arithmetic.
 
 
+def test_it_listens_where_it_is_told_to() -> None:
+    async def main() -> None:
+        async with proxied() as (inner, _), Proxy(inner.address, host="127.0.0.3") as outer:
+            assert outer.address.startswith("127.0.0.3:")
+            assert await echoed(await connected(outer), b"abc") == b"abc"
+
+    run(main)
+
+
 def test_delay_adds_to_the_time_that_the_throughput_takes() -> None:
     pace, conditions = Pace(random.Random(0)), Conditions(delay_s=0.5, bytes_per_s=100)
     # 50 bytes take 0.5 s to send, and the next ones begin when those have been sent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import rlax
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.network import Place
@@ -50,6 +51,18 @@ def test_a_worker_listens_as_its_command_line_says(
 def test_hosts_that_are_none(host: str, advertised: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         worker_place(host, advertised, [], HERE)
+
+
+def test_the_port_of_a_worker_is_that_of_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr("rlax_plugin.worker.serve.serve", lambda *a, **known: given.append(known))
+    serve = ["serve", "--controller", "10.0.0.7:4711", "--advertised-host", "gateway"]
+    for arguments in (["--port", "4712"], []):
+        assert rlax(*serve, *arguments).exit_code == 0
+    assert [(one["port"], one["advertised_host"]) for one in given] == [
+        (4712, "gateway"),
+        (0, "gateway"),
+    ]
 
 
 def test_a_worker_that_the_controller_could_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:

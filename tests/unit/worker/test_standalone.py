@@ -126,8 +126,8 @@ def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
         (["--open", "--controller", "127.0.0.1:1"], "--open = True: cannot be used with"),
         (["a.b[0]=1", "--controller", "127.0.0.1:1"], "must be key=value"),
         (
-            ["run.yml", "--controller", "127.0.0.1:1", "--name", "w", "--port", "0"],
-            "--port = 0: cannot be used with --controller",
+            ["run.yml", "--controller", "127.0.0.1:1", "--name", "w", "--version", "0"],
+            "--version = 0: cannot be used with --controller",
         ),
         (
             ["nowhere", "--prometheus-token-file", "token"],
