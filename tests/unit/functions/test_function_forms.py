@@ -283,8 +283,9 @@ def test_columns_are_checked_against_the_first_prompts(monkeypatch) -> None:
     with pytest.raises(ConfigError) as caught:
         check_columns(choices, "reward", "rlax.rewards", {}, [PROMPT], (), 1.0)
     assert caught.value.key == "rlax.rewards.0.function"
-    assert "has a parameter 'levle', but the prompts have no such column; did you mean 'level'?" in str(
-        caught.value
+    assert (
+        "has a parameter 'levle', but the prompts have no such column; did you mean 'level'?"
+        in str(caught.value)
     )
     with pytest.raises(ConfigError, match=r"rlax.prompt_source.metadata: \[\w.*levle\b.*keeps its"):
         check_columns(choices, "reward", "rlax.rewards", {}, [PROMPT], ("levle",), 1.0)
