@@ -93,7 +93,6 @@ from rlax_plugin.ports.environment import (
     Session,
 )
 from rlax_plugin.ports.hookspecs import hookimpl
-
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import (

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.fleet.fleet import Worker
@@ -28,7 +29,7 @@ class Backlog:
         self._waited_s, self._waiting = 0.0, 0
         self._counted_to_s = self._since_s = self._clock.now_s()
 
-    def watch(self, samples: int, done: asyncio.Future[object]) -> None:
+    def watch(self, samples: int, done: asyncio.Future[Any]) -> None:
         """Counts the samples of a request until its future is done."""
         self.samples += samples
 
