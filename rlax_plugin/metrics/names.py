@@ -10,13 +10,12 @@ import functools
 import re
 from dataclasses import dataclass
 
+from rlax_plugin.metrics.measure_rows import EVALUATED, MEASURES
 from rlax_plugin.metrics.objective_rows import OBJECTIVE_ROWS, Row
 from rlax_plugin.metrics.rollout_rows import ROLLOUT_ROWS
 
 _GAP = "steps with such tokens"
-_EVALUATED = "steps in which an evaluation ends"
 _IN_STEP = "steps in which groups were scored"
-_SCORED = f"{_EVALUATED}, unless every reward failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +71,6 @@ class Stage:
             for row in self.rows
         )
 
-
-_MEASURES: tuple[Row, ...] = (
-    (
-        "pass_at_<k>",
-        "fraction",
-        "pass@k: share of problems for which at least one of k samples is right",
-    ),
-    (
-        "majority_at_<k>",
-        "fraction",
-        "majority@k: share of problems for which the most frequent of k answers is right",
-    ),
-    ("reward_mean", "reward", "mean over samples whose reward did not fail", _SCORED),
-    (
-        "reward_errors",
-        "fraction",
-        "fraction of the samples whose reward raised an error or took too long",
-    ),
-    ("length_mean", "tokens", "mean length of completions"),
-    ("length_p95", "tokens", "95th percentile of the length of completions"),
-    ("truncated", "fraction", "fraction of the samples that were cut at `max_new_tokens`"),
-)
 
 STAGES: tuple[Stage, ...] = (
     Stage(
@@ -333,22 +310,22 @@ STAGES: tuple[Stage, ...] = (
         "Results of the evaluations during training. One evaluation starts every "
         "`rlax.evaluation.every` steps and measures one weight version. Confidence intervals are "
         "in `evaluation/*.json` in the run's directory.",
-        _EVALUATED,
+        EVALUATED,
         (
             (
                 "version",
                 "version",
                 "number of the evaluated weight version, which is the step that produced it",
             ),
-            *_MEASURES,
+            *MEASURES,
         ),
     ),
     Stage(
         "evaluation_<set>",
         "The same measures for a further evaluation set; `<set>` is its name in "
         "`rlax.evaluation.sets`.",
-        _EVALUATED,
-        _MEASURES,
+        EVALUATED,
+        MEASURES,
     ),
 )
 
