@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 test test-long lint bench screenshots lock maxtext-check proto clean
+.PHONY: help install demo demo-smollm2 test test-long lint bench screenshots lock maxtext-check proto clean
 
 SEED ?= 0
 export PYTHON VERSION
@@ -18,6 +18,9 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  Start with make demo. To run your own: $(BIN)/rlax --help"
+
+install: $(READY) ## only what every target does first: .venv with all packages; minutes
+	@echo "installed: source .venv/bin/activate puts rlax on PATH"
 
 demo: $(READY) ## a tiny model learns arithmetic by RL; before/after table (SEED=0)
 	@$(BIN)/rlax train configs/demo.yml run_name=demo-seed$(SEED) rlax.seed=$(SEED) init_weights_seed=$(SEED)

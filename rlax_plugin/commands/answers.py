@@ -45,6 +45,13 @@ class Answers:
         "numeric, exact_match or math_verify; empty: numeric if the references are numbers, else "
         "exact_match",
     ] = ""
+    question: Annotated[
+        str,
+        "column of the question in this data; empty: the one named question, prompt or the like",
+    ] = ""
+    reference: Annotated[
+        str, "column of the right answer in this data; empty: the one named answer or the like"
+    ] = ""
     preset: Annotated[str, "preset of the objective; rlax objective lists them"] = "dapo"
     steps: Annotated[int, "number of RL steps"] = STEPS
     workers: Annotated[int, "number of rollout worker processes"] = 2

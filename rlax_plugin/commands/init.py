@@ -30,6 +30,7 @@ from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.tokens import byte_level
 
 _Options = Mapping[str, Any] | None
+_COLUMNS = ("question", "reference")  # options of the prompt source too
 _MOST_SLOTS = 256
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
 # What lets any preset train on samples of older weights.
@@ -103,6 +104,8 @@ def questions(answers: Mapping[str, Any]) -> Iterator[Question]:
     for one in declared():
         if one.name == "task":
             yield Question(one.name, one.text, _usual_task(str(answers["model"])))
+        elif one.name in _COLUMNS:
+            continue  # nearly all data has columns with the usual names
         elif (one.name == "data" and not _can_read(str(answers["model"]))) or (
             one.name == "reward" and not answers.get("data")
         ):
@@ -246,6 +249,9 @@ def _task(answers: Answers, model: ConvertedModel | None, source: _Options) -> _
         return _of_data(answers, model, source)
     if answers.reward:
         raise ConfigError("--reward", answers.reward, "needs --data, which it is to score")
+    for name in _COLUMNS:
+        if column := getattr(answers, name):
+            raise ConfigError(f"--{name}", column, "needs --data, of which it is a column")
     name = answers.task or _usual_task(answers.model)
     if name in _NUMBERS:
         task = replace(_of(_NUMBERS[1], keys, "exact_answer"), max_new_tokens=_NUMBER_TOKENS)
@@ -283,7 +289,16 @@ def _of_data(answers: Answers, model: ConvertedModel | None, source: _Options) -
         )
         raise ConfigError("--data", answers.data, reason)
     keys = model.keys if model else {}
-    found = own_data.read(answers.data, answers.reward, keys, model is None, source)
+    columns = {name: column for name in _COLUMNS if (column := getattr(answers, name))}
+    try:
+        options = columns if source is None else source
+        found = own_data.read(answers.data, answers.reward, keys, model is None, options)
+    except ConfigError as error:
+        option = error.key.removeprefix("rlax.prompt_source.")
+        if source is not None or option not in _COLUMNS:
+            raise
+        reason = f"{error.reason}. --{option} COLUMN names it"
+        raise ConfigError(error.key, error.value, reason, error.others) from None
     problems = min(_PROBLEMS, found.test_prompts)
     return _Task(
         "",

@@ -70,7 +70,7 @@ def read(
     reward: str,
     maxtext: Mapping[str, Any],
     built_in: bool,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any],
 ) -> OwnData:
     """Reads all of the data, as training will.
 
@@ -81,27 +81,21 @@ def read(
         otherwise ``exact_match``.
       maxtext: the config's keys of the model.
       built_in: True for the built-in model, which reads bytes and learns from the answers first.
-      options: of the prompt source, such as the columns; None: the caller takes none.
+      options: of the prompt source, such as the columns.
 
     Raises:
       ConfigError: the data cannot be used, or has neither references nor a reward.
       RlaxError: the data cannot be prepared.
     """
-    source = _source(data) | ({"tokenizer": BYTES} if built_in else {}) | dict(options or {})
+    source = _source(data) | ({"tokenizer": BYTES} if built_in else {}) | dict(options)
     shares = _shares(_FEW, built_in)
-    try:
-        tables = _tables(source, shares, maxtext)
-    except ConfigError as error:
-        if options is not None or error.key != "rlax.prompt_source.question":
-            raise
-        reason = f"{error.reason}. Rename the column, or write the config yourself, with this key"
-        raise ConfigError(error.key, error.value, reason) from None
+    tables = _tables(source, shares, maxtext)
     right = _shares(sum(map(len, tables.values())), built_in)
     if right != shares:
         tables = _tables(source, right, maxtext)
     source |= {"held_out": right} if right else {}
     kept, test = tables["train"], len(tables.get("test", ()))
-    notes: list[str] = []
+    notes = _without_references(kept)
     if not reward:
         reward = _reward(kept, data)
         are = "numbers" if reward == "numeric" else "texts"
@@ -125,6 +119,18 @@ def _shares(questions: int, built_in: bool) -> dict[str, float]:
     return ({"validation": 0.1 if few else 0.05} if built_in else {}) | {
         "test": 0.2 if few else 0.05
     }
+
+
+def _without_references(kept: PromptTable) -> list[str]:
+    """Returns a note if no question has a reference, perhaps because its column is unknown."""
+    if any(prompt.reference for prompt in kept[:_LOOKED_AT]):
+        return []
+    columns = ", ".join(map(repr, sorted(kept[0].metadata))) or "none"
+    return [
+        "warning: no column was recognised as the right answers, so rewards get an empty "
+        f"reference. Columns beside the question: {columns}; rlax.prompt_source.reference names "
+        "the one with the answers (rlax init: --reference)"
+    ]
 
 
 def _commonest(kept: PromptTable) -> list[str]:
@@ -244,7 +250,8 @@ def _reward(prompts: PromptTable, data: str) -> str:
     if not any(references):
         reason = (
             f"must name a reward: {data} has no column of references, such as answer, that a "
-            "completion could be compared with"
+            "completion could be compared with, and rlax.prompt_source.reference (rlax init: "
+            "--reference) names no other"
         )
         raise ConfigError("--reward", "", reason)
     return "numeric" if all(map(_NUMBER.fullmatch, references)) else "exact_match"

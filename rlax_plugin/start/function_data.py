@@ -24,7 +24,9 @@ def check_data(section: RlaxSection, functions: Mapping[str, str], prompts: RunP
     if len(prompts.train):
         filters, key = section.curation.filters, "rlax.curation.filters"
         startup_s = section.deadlines.startup_s
-        check_columns(filters, "filter", key, functions, prompts.train, REFERENCES, startup_s)
+        check_columns(
+            filters, "filter", key, functions, prompts.train, _references(section), startup_s
+        )
     for one in prompts.asked:
         own = f"rlax.evaluation.sets.{one.name}.rewards"
         key = own if _has_own(one) else "rlax.rewards"
@@ -40,4 +42,10 @@ def _check(
 ) -> None:
     if len(prompts):
         choices, startup_s = section.function_lists[key], section.deadlines.startup_s
-        check_columns(choices, "reward", key, functions, prompts, REFERENCES, startup_s)
+        check_columns(choices, "reward", key, functions, prompts, _references(section), startup_s)
+
+
+def _references(section: RlaxSection) -> tuple[str, ...]:
+    """Names of columns that may be the references; the configured one alone, if there is one."""
+    configured = section.prompt_source.options.get("reference")
+    return (str(configured),) if configured else REFERENCES

@@ -130,6 +130,27 @@ def test_unusual_data_have_a_rule(
     assert bool(section.prompt_source.options.get("held_out")) == (len(rows) > 1)
 
 
+def test_options_name_columns_with_unusual_names(folder: Path) -> None:
+    rows = [{"ask": f"Spell {n}.", "level": n, "right": str(n)} for n in range(100)]
+    columns = ("--question", "ask", "--reference", "right")
+    section, _, said = written(folder, rows, *columns)
+    options = section.prompt_source.options
+    assert (options["question"], options["reference"]) == ("ask", "right")
+    assert section.rewards[0].name == "numeric" and "no column was recognised" not in said
+    _, _, said = written(folder, rows, *columns[:2], "--reward", "length", "--force")
+    found = "Columns beside the question: 'level', 'right'; rlax.prompt_source.reference names"
+    assert found in " ".join(said.split())
+    for given, expected in {
+        (): "there are: 'ask', 'level', 'right'. --question COLUMN names it",
+        ("--question", "asks"): "has no column 'asks'; did you mean 'ask'?",
+        ("--question", "ask", "--reference", "rihgt"): "did you mean 'right'?",
+    }.items():
+        result = rlax("init", "other.yml", "--data", "mine.jsonl", *given)
+        assert result.exit_code == 2 and expected in " ".join(result.stderr.split())
+    result = rlax("init", "other.yml", "--reference", "right")
+    assert "--reference = 'right': needs --data" in result.stderr
+
+
 def test_without_answers_a_reward_has_to_be_named(folder: Path) -> None:
     rows = [{"question": f"Say {n}."} for n in range(100)]
     section, _, said = written(folder, rows, "--reward", "length")
