@@ -240,20 +240,20 @@ def causes(figures: Figures, change: Change) -> tuple[str, ...]:
     return tuple(one for one in found if one is not None)[:MOST_CAUSES]
 
 
-def verdict(figures: Figures, change: Change, held_out: str) -> str | None:
-    """Returns the sentence on a run that did not get better; None if it did.
+def verdict(figures: Figures, change: Change, held_out: str) -> str:
+    """Returns the sentence on a run; it names likely causes if the run did not get better.
 
     Args:
       held_out: name of the evaluation set.
     """
-    if change.outcome == "better":
-        return None
     low, high = (100 * end for end in change.ci95)
     measured = (
         f"pass@1 on {held_out} went from {change.before:.3f} to {change.after:.3f} "
         f"({100 * (change.after - change.before):+.1f} points; 95 % interval of the difference, "
         f"paired by problem: {low:+.1f} to {high:+.1f})"
     )
+    if change.outcome == "better":
+        return f"The run got better: {measured}."
     begins = "The run ended below its beginning"
     if change.outcome == "unchanged":
         begins = "The evaluation does not show that anything was learned"

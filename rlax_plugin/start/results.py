@@ -71,7 +71,7 @@ def too_few_steps(files: RunFiles, last_step: int, updates: int) -> str:
 
 
 def recorded_verdict(files: RunFiles) -> str | None:
-    """Returns the sentence on a run that did not get better; None: it did, or has no verdict."""
+    """Returns the sentence with the verdict on a run; None: it has no verdict."""
     document = files.get_json("summary.json")
     found = document.get("verdict") if isinstance(document, dict) else None
     sentence = found.get("sentence") if isinstance(found, dict) else None

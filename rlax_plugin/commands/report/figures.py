@@ -27,7 +27,7 @@ def state(run: RunData) -> str:
 
 
 def verdict(run: RunData) -> str:
-    """Returns the sentence on a run that did not get better; empty if it did, or is not judged."""
+    """Returns the sentence with the verdict on a run; empty if it has none."""
     found = run.summary.get("verdict")
     sentence = found.get("sentence") if isinstance(found, dict) else None
     return sentence if isinstance(sentence, str) else ""

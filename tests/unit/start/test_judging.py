@@ -58,10 +58,12 @@ def test_a_run_that_got_worse_says_so_with_its_figures(tmp_path: Path) -> None:
     assert recorded_verdict(files) is None
 
 
-def test_a_run_that_got_better_has_no_sentence() -> None:
+def test_a_run_that_got_better_says_by_how_much() -> None:
     before, after = evaluated(0, (1,) * 40, 0.0), evaluated(60, (2,) * 40, 0.0)
     found = verdict_of(before, after, RunStats(), SECTION, MAXTEXT, 60)
-    assert found is not None and found["outcome"] == "better" and found["sentence"] is None
+    assert found is not None and found["outcome"] == "better"
+    assert found["sentence"].startswith("The run got better: pass@1 on ")
+    assert "likely cause" not in found["sentence"]
 
 
 def test_a_run_without_counts_of_each_problem_is_not_judged(tmp_path: Path) -> None:
