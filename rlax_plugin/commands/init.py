@@ -30,7 +30,6 @@ from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.tokens import byte_level
 
 _Options = Mapping[str, Any] | None
-_COLUMNS = ("question", "reference")  # options of the prompt source too
 _MOST_SLOTS = 256
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
 # What lets any preset train on samples of older weights.
@@ -104,7 +103,7 @@ def questions(answers: Mapping[str, Any]) -> Iterator[Question]:
     for one in declared():
         if one.name == "task":
             yield Question(one.name, one.text, _usual_task(str(answers["model"])))
-        elif one.name in _COLUMNS:
+        elif one.name in own_data.COLUMNS:
             continue  # nearly all data has columns with the usual names
         elif (one.name == "data" and not _can_read(str(answers["model"]))) or (
             one.name == "reward" and not answers.get("data")
@@ -247,11 +246,7 @@ def _task(answers: Answers, model: ConvertedModel | None, source: _Options) -> _
     keys = model.keys if model else {}
     if answers.data:
         return _of_data(answers, model, source)
-    if answers.reward:
-        raise ConfigError("--reward", answers.reward, "needs --data, which it is to score")
-    for name in _COLUMNS:
-        if column := getattr(answers, name):
-            raise ConfigError(f"--{name}", column, "needs --data, of which it is a column")
+    own_data.check_absent(answers)
     name = answers.task or _usual_task(answers.model)
     if name in _NUMBERS:
         task = replace(_of(_NUMBERS[1], keys, "exact_answer"), max_new_tokens=_NUMBER_TOKENS)
@@ -289,16 +284,7 @@ def _of_data(answers: Answers, model: ConvertedModel | None, source: _Options) -
         )
         raise ConfigError("--data", answers.data, reason)
     keys = model.keys if model else {}
-    columns = {name: column for name in _COLUMNS if (column := getattr(answers, name))}
-    try:
-        options = columns if source is None else source
-        found = own_data.read(answers.data, answers.reward, keys, model is None, options)
-    except ConfigError as error:
-        option = error.key.removeprefix("rlax.prompt_source.")
-        if source is not None or option not in _COLUMNS:
-            raise
-        reason = f"{error.reason}. --{option} COLUMN names it"
-        raise ConfigError(error.key, error.value, reason, error.others) from None
+    found = own_data.of_answers(answers, keys, model is None, source)
     problems = min(_PROBLEMS, found.test_prompts)
     return _Task(
         "",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.build import registry_of
+from rlax_plugin.commands.answers import Answers
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
@@ -22,6 +23,9 @@ from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.tokens.byte_level import BYTES
 from rlax_plugin.types import Prompt
+
+COLUMNS = ("question", "reference")
+"""Columns that ``rlax init`` can be told; options of the prompt source too."""
 
 _FILES = {
     "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".jsonl.zst"),
@@ -63,6 +67,45 @@ class OwnData:
     test_prompts: int
     warm_start: Mapping[str, Any]
     notes: tuple[str, ...]
+
+
+def check_absent(answers: Answers) -> None:
+    """Checks answers without data.
+
+    Raises:
+      ConfigError: they name a reward or a column of it.
+    """
+    if answers.reward:
+        raise ConfigError("--reward", answers.reward, "needs --data, which it is to score")
+    for name in COLUMNS:
+        if column := getattr(answers, name):
+            raise ConfigError(f"--{name}", column, "needs --data, of which it is a column")
+
+
+def of_answers(
+    answers: Answers,
+    maxtext: Mapping[str, Any],
+    built_in: bool,
+    options: Mapping[str, Any] | None = None,
+) -> OwnData:
+    """Reads the data that ``rlax init`` was given; see ``read``.
+
+    Args:
+      options: of the prompt source; None: those that the answers name.
+
+    Raises:
+      ConfigError, RlaxError: see ``read``.
+    """
+    named = {name: column for name in COLUMNS if (column := getattr(answers, name))}
+    given = named if options is None else options
+    try:
+        return read(answers.data, answers.reward, maxtext, built_in, given)
+    except ConfigError as error:
+        option = error.key.removeprefix("rlax.prompt_source.")
+        if options is not None or option not in COLUMNS:
+            raise
+        reason = f"{error.reason}. --{option} COLUMN names it"
+        raise ConfigError(error.key, error.value, reason, error.others) from None
 
 
 def read(

@@ -110,7 +110,8 @@ def test_a_running_process_is_stopped_as_by_ctrl_c(
     files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = (
-        "import sys, time; from pathlib import Path\n"
+        "import signal, sys, time; from pathlib import Path\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # the tests may ignore it
         "from rlax_plugin.start.run_directory import locked\n"
         "try:\n"
         "    with locked(Path(sys.argv[1])):\n"
@@ -277,8 +278,9 @@ def test_a_run_that_is_stopped_while_its_python_starts_has_not_failed(
 ) -> None:
     python = tmp_path / "python"
     python.write_text(
-        "#!/bin/sh\ntrap 'echo; echo KeyboardInterrupt; exit 1' INT\n"
-        "echo begun; while :; do sleep 0.1; done\n"
+        f"#!{sys.executable}\nimport signal, sys, time\n"
+        "def end(*_):\n    print('\\nKeyboardInterrupt', flush=True)\n    sys.exit(1)\n"
+        "signal.signal(signal.SIGINT, end)\nprint('begun', flush=True)\ntime.sleep(100)\n"
     )
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
