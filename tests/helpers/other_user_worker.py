@@ -56,6 +56,7 @@ class Hostile:
             "worker": self.name,
             "address": f"127.0.0.1:{self.order['nobody_listens']}",
             "config_hash": self.order["config_hash"],
+            "versions": self.order["versions"],
             "version": -1,
             "process": self.process,
             "token": self.own,

@@ -40,6 +40,7 @@ from waiting import wait_until
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.config.identity import sample_hash
 from rlax_plugin.fleet.capabilities import to_proto
+from rlax_plugin.fleet.package_versions import own_versions
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.callers import METHODS
 from rlax_plugin.rpc.certificate import new_identity
@@ -230,6 +231,7 @@ def play_a_worker(found: Attacked, told: Path, processes: list[psutil.Process]) 
         certificate=secret.certificate,
         token=secret.token,
         config_hash=sample_hash(config.content),
+        versions=own_versions(config.section.plugins),
         capabilities=MessageToDict(to_proto(has), preserving_proto_field_name=True),
         own_certificate=new_identity().certificate,
         nobody_listens=free_port(),
