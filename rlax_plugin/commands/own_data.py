@@ -166,7 +166,7 @@ def _shares(questions: int, built_in: bool) -> dict[str, float]:
 
 def _without_references(kept: PromptTable) -> list[str]:
     """Returns a note if no question has a reference, perhaps because its column is unknown."""
-    if any(prompt.reference for prompt in kept[:_LOOKED_AT]):
+    if not len(kept) or any(prompt.reference for prompt in kept[:_LOOKED_AT]):
         return []
     columns = ", ".join(map(repr, sorted(kept[0].metadata))) or "none"
     return [

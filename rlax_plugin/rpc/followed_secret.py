@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.rpc.private_files import signature
 from rlax_plugin.rpc.secret import Secret, read_secret
 
 log = logging.getLogger("rlax.rpc")
@@ -34,7 +34,7 @@ class FollowedSecret:
 
     def __init__(self, path: Path, key: str, authority: str = ""):
         self._path, self._key = path, key
-        self._signature = self._signs()
+        self._signature = signature(path)
         self._secret = read_secret(path, key)
         self.certificate = self._secret.certificate
         self.authority = authority or self._secret.authority
@@ -42,17 +42,10 @@ class FollowedSecret:
     @property
     def token(self) -> str:
         """The token that the file has now."""
-        if (signature := self._signs()) not in (None, self._signature):
-            self._signature = signature
+        if (found := signature(self._path)) not in (None, self._signature):
+            self._signature = found
             self._reread()
         return self._secret.token
-
-    def _signs(self) -> object:
-        try:
-            status = os.stat(self._path)
-        except OSError:
-            return None
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
 
     def _reread(self) -> None:
         try:

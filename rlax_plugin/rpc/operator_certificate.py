@@ -21,7 +21,12 @@ from rlax_plugin.config.network import Tls
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.authority import names_in
 from rlax_plugin.rpc.certificate import Identity
-from rlax_plugin.rpc.private_files import PrivacyError, read_ordinary, read_private
+from rlax_plugin.rpc.private_files import (
+    PrivacyError,
+    read_ordinary,
+    read_private,
+    signature,
+)
 from rlax_plugin.rpc.secret import authority_problem
 from rlax_plugin.text.harmless import one_line
 
@@ -103,21 +108,21 @@ class OperatorIdentity:
         If the new files cannot be used, the log says why, and the earlier ones are returned.
         """
         with self._lock:
-            signature = self._signs()
-            if signature not in (self._signature, self._rejected[0]):
-                self._reread(signature)
+            found = self._signs()
+            if found not in (self._signature, self._rejected[0]):
+                self._reread(found)
             return self._identity
 
-    def _reread(self, signature: object) -> None:
+    def _reread(self, found: object) -> None:
         try:
             identity, until = self._read()
         except ConfigError as error:
             if str(error) != self._rejected[1]:
                 log.error("the certificate before stays in use: %s", error)
             # A key and a certificate are two files: half of a change is not the end of it.
-            self._rejected = signature, str(error)
+            self._rejected = found, str(error)
             return
-        self._signature, self._rejected = signature, (None, "")
+        self._signature, self._rejected = found, (None, "")
         self._identity, self._until = identity, until
         log.warning("%s has changed: it is used from now on, until %s", TLS, f"{until:%Y-%m-%d}")
 
@@ -139,15 +144,7 @@ class OperatorIdentity:
 
     def _signs(self) -> object:
         """Returns a value that changes with the files."""
-        found = []
-        for path in (self._tls.certificate, self._tls.key):
-            try:
-                status = os.stat(path)
-            except OSError as error:
-                found.append(error.errno)
-            else:
-                found.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode))
-        return tuple(found)
+        return tuple(map(signature, (self._tls.certificate, self._tls.key)))
 
     def _read(self) -> tuple[Identity, datetime.datetime]:
         tls = self._tls

@@ -70,6 +70,15 @@ def _read(path: Path, *, links: bool, private: bool) -> bytes:
     return data
 
 
+def signature(path: str | os.PathLike[str]) -> object:
+    """Returns a value that changes with a file; None if the file cannot be looked at."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
+
+
 def read_private_json(path: Path, *, links: bool = False) -> Any:
     """Reads a JSON document; see ``read_private``.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from rlax_plugin.rpc.callers import Callers
 from rlax_plugin.rpc.certificate import Identity
 from rlax_plugin.rpc.operator_certificate import OperatorIdentity
+from rlax_plugin.rpc.private_files import signature
 from rlax_plugin.rpc.run_secrets import RunSecrets, known_secrets, secrets_file
 
 log = logging.getLogger("rlax.rpc")
@@ -58,8 +58,9 @@ class Upkeep:
 
     def look(self) -> None:
         """Looks at everything once."""
-        if (signature := self._signs()) not in (None, self._signature):
-            self._signature = signature
+        found = signature(secrets_file(self._state_dir))
+        if found not in (None, self._signature):
+            self._signature = found
             self._reread()
         now = self._clock()
         for token in [token for token, until in self._ending.items() if until <= now]:
@@ -71,13 +72,6 @@ class Upkeep:
             if line := self._identity.warning():
                 log.warning("%s", line)
                 self._note(line)
-
-    def _signs(self) -> object:
-        try:
-            status = os.stat(secrets_file(self._state_dir))
-        except OSError:
-            return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def _reread(self) -> None:
         found = known_secrets(self._state_dir, self._secrets.authority)
