@@ -161,7 +161,7 @@ def answer(connection: Connection) -> Any:
 
 
 def measure(server: Connection, workers: list[Connection], how: str, rest_s: float) -> dict:
-    """What one download by all workers takes, and the trainer's figures meanwhile."""
+    """The duration of one download by all workers, and the trainer's figures meanwhile."""
     server.send("measure")
     answer(server)
     began_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the weight store writes can be sent file by file, and is read from the copies."""
+"""The files of the weight store can be sent one by one, and are read from the copies."""
 
 from __future__ import annotations
 

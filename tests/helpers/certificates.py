@@ -33,7 +33,7 @@ def identity_of(directory: Path) -> Identity:
 
 @contextmanager
 def days_ago(days: float) -> Iterator[None]:
-    """What is made inside was made then."""
+    """Has certificates that are made inside begin at that time."""
     then = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     then -= datetime.timedelta(days=days)
     with pytest.MonkeyPatch.context() as patch:

@@ -108,7 +108,7 @@ class Machine:
         return known | {"HOME": str(self.home)} | dict(more)
 
     def run(self, *words: str, timeout_s: float = _COMMAND_S, **environment: str) -> str:
-        """What a command prints, which must succeed."""
+        """Returns the output of a command, which must succeed."""
         done = subprocess.run(
             self.command(*words), env=self._environment(environment), capture_output=True,
             text=True, timeout=timeout_s,

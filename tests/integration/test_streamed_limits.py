@@ -1,4 +1,4 @@
-"""What is not sent, not written and not waited for when weights are streamed; turns of readers."""
+"""Limits of streamed weights: on names, sizes, disks and waits; and the turns of readers."""
 
 from __future__ import annotations
 

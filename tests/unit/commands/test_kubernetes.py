@@ -38,7 +38,7 @@ ALL_OPTIONS = (
 
 
 class Rendered:
-    """What a command has written."""
+    """The files that a command has written."""
 
     def __init__(self, directory: Path, *arguments: str, config: str = TESTING):
         self.directory = directory / "out"
@@ -60,7 +60,7 @@ class Rendered:
         return found
 
     def keys(self) -> dict[str, str]:
-        """What the trainer's command sets."""
+        """The keys that the trainer's command sets."""
         command = self.container("trainer")["command"]
         assert command[:3] == ["rlax", "train", "/etc/rlax/config.yml"]
         return dict(word.split("=", 1) for word in command[3:])

@@ -1,4 +1,4 @@
-"""How many workers a run needs: a table of loads, and no change and back under noise."""
+"""The number of workers that a run needs: a table of loads, and no change and back."""
 
 from __future__ import annotations
 
