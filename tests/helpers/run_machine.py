@@ -13,7 +13,6 @@ Batches are of a number of groups or of tokens, and packed into more or fewer ro
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -65,7 +64,8 @@ class Run(RuleBasedStateMachine):
         removes=st.booleans(),
     )
     def begin(self, bounds, oversample, deterministic, batches, screening, removes):
-        self.directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.exists() else None))
+        self.kept = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.exists() else None)
+        self.directory = Path(self.kept.name)
         self.loop = asyncio.new_event_loop()
         self.settings = {
             "j": bounds[0],
@@ -376,24 +376,24 @@ class Run(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "loop"):
             return
-        if self.waiting is None and self.run_.flow.live:
-            self.do(self.run_.flow.commit())
-        self.end(killed=False)
-        self.loop.close()
-        if not self.run_.files.names("journal"):
-            return  # it died before it had anything to write down
-        report = audit(self.run_.files)
-        assert report.violation is None, report.violation
-        issued = [
-            prompt
-            for segment, _ in journal.read(self.run_.files)
-            for event in segment.events
-            if isinstance(event, ev.Issued)
-            for prompt in event.prompts
-        ]
-        rng = np.random.default_rng([0, 1])
-        assert issued == [f"p{i}" for i in InOrder().choose(range(10), None, rng, len(issued))]
-        shutil.rmtree(self.directory)
+        with self.kept:
+            if self.waiting is None and self.run_.flow.live:
+                self.do(self.run_.flow.commit())
+            self.end(killed=False)
+            self.loop.close()
+            if not self.run_.files.names("journal"):
+                return  # it died before it had anything to write down
+            report = audit(self.run_.files)
+            assert report.violation is None, report.violation
+            issued = [
+                prompt
+                for segment, _ in journal.read(self.run_.files)
+                for event in segment.events
+                if isinstance(event, ev.Issued)
+                for prompt in event.prompts
+            ]
+            rng = np.random.default_rng([0, 1])
+            assert issued == [f"p{i}" for i in InOrder().choose(range(10), None, rng, len(issued))]
 
 
 class RunOfEpisodes(Run):
