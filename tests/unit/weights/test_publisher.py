@@ -63,24 +63,33 @@ class Failures:
         self.told.set()
 
 
-def make(loop, store, announce=None, deadline_s=60.0):
-    seen: list[WeightVersion] = []
-    failures = Failures()
+@pytest.fixture
+def make(loop):
+    """Makes publishers, which are closed at the end: their threads wait for work until then."""
+    made: list[Publisher] = []
 
-    publisher = Publisher(
-        loop=loop,
-        store=store,
-        directory="/weights/",
-        announcer=announce if isinstance(announce, Announcer) else Announcer(announce),
-        on_published=seen.append,
-        failures=failures,
-        deadline_s=deadline_s,
-    )
-    return publisher, seen, failures.errors, failures.told
+    def make(store, announce=None, deadline_s=60.0):
+        seen: list[WeightVersion] = []
+        failures = Failures()
+        publisher = Publisher(
+            loop=loop,
+            store=store,
+            directory="/weights/",
+            announcer=announce if isinstance(announce, Announcer) else Announcer(announce),
+            on_published=seen.append,
+            failures=failures,
+            deadline_s=deadline_s,
+        )
+        made.append(publisher)
+        return publisher, seen, failures.errors, failures.told
+
+    yield make
+    for publisher in made:
+        publisher.close()
 
 
-def test_versions_are_visible_in_order_with_their_fingerprints(loop):
-    publisher, seen, errors, _ = make(loop, Store())
+def test_versions_are_visible_in_order_with_their_fingerprints(make):
+    publisher, seen, errors, _ = make(Store())
     publisher.publish(weights(0))
     publisher.publish(weights(1))  # waits for 0
     assert [v.version for v in seen][:1] == [0]
@@ -93,14 +102,14 @@ def test_versions_are_visible_in_order_with_their_fingerprints(loop):
 
 
 @pytest.mark.parametrize("where", ["store", "announce"])
-def test_a_failure_reaches_the_run_and_the_trainer(loop, where):
+def test_a_failure_reaches_the_run_and_the_trainer(make, where):
     error = WeightsError("no space left")
 
     async def reject(version, restart):
         raise error
 
     store = Store(error=error if where == "store" else None)
-    publisher, seen, errors, told = make(loop, store, reject)
+    publisher, seen, errors, told = make(store, reject)
     publisher.publish(weights(0))
     with pytest.raises(WeightsError, match="no space left"):
         publisher.publish(weights(1))
@@ -110,44 +119,44 @@ def test_a_failure_reaches_the_run_and_the_trainer(loop, where):
     publisher.close()
 
 
-def test_an_announcement_that_hangs_has_a_deadline(loop):
+def test_an_announcement_that_hangs_has_a_deadline(make):
     async def hang(version, restart):
         await asyncio.Event().wait()
 
-    publisher, seen, errors, told = make(loop, Store(), hang, deadline_s=0.05)
+    publisher, seen, errors, told = make(Store(), hang, deadline_s=0.05)
     publisher.publish(weights(0))
     assert told.wait(60) and not seen
     assert isinstance(errors[0], DeadlineError) and errors[0].key == "rlax.deadlines.weights_s"
 
 
-def test_a_store_that_hangs_keeps_nobody(loop):
-    gate = threading.Event()
-    publisher, *_ = make(loop, Store(gate), deadline_s=0.05)
+def test_a_store_that_hangs_keeps_nobody(make):
+    gate, before = threading.Event(), set(threading.enumerate())
+    publisher, *_ = make(Store(gate), deadline_s=0.05)
     publisher.publish(weights(0))
     with pytest.raises(DeadlineError, match="weights_s"):
         publisher.wait()
     publisher.close()  # returns, and the thread is a daemon
-    left = [t for t in threading.enumerate() if t.name == "publish"]
-    assert left and all(t.daemon for t in left)
+    (left,) = set(threading.enumerate()) - before
+    assert left.name == "publish" and left.daemon
     gate.set()
-    for thread in left:  # it still needs this test's event loop
-        thread.join(60)
+    left.join(60)  # it still needs this test's event loop
+    assert not left.is_alive()
 
 
-def test_only_the_first_version_of_a_process_is_a_restart(loop):
+def test_only_the_first_version_of_a_process_is_a_restart(make):
     told = []
 
     async def announce(version, restart):
         told.append((version.version, restart))
 
-    publisher, _, errors, _ = make(loop, Store(), announce)
+    publisher, _, errors, _ = make(Store(), announce)
     for step in (5, 6, 7):
         publisher.publish(weights(step))
     publisher.wait()
     assert told == [(5, True), (6, False), (7, False)] and not errors
 
 
-def test_a_canary_is_fetched_from_the_device_and_travels_with_its_version(loop):
+def test_a_canary_is_fetched_from_the_device_and_travels_with_its_version(make):
     class OnDevice:
         """Like a JAX array; where it is fetched is what matters."""
 
@@ -156,7 +165,7 @@ def test_a_canary_is_fetched_from_the_device_and_travels_with_its_version(loop):
             return np.array([-0.5, -2.25], np.float64)
 
     fetched_by = []
-    publisher, seen, errors, _ = make(loop, Store())
+    publisher, seen, errors, _ = make(Store())
     tokens = np.array([3, 1, 2], np.int32)
     publisher.publish(weights(1, Canary(tokens, OnDevice(), 1e-4)))
     publisher.publish(weights(2))
@@ -169,8 +178,8 @@ def test_a_canary_is_fetched_from_the_device_and_travels_with_its_version(loop):
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_a_canary_that_is_not_finite_is_not_announced(loop, wrong):
-    publisher, seen, _, told = make(loop, store := Store())
+def test_a_canary_that_is_not_finite_is_not_announced(make, wrong):
+    publisher, seen, _, told = make(store := Store())
     logprobs = np.array([-1.0, wrong, wrong], np.float32)
     publisher.publish(weights(4, Canary(np.arange(4, dtype=np.int32), logprobs, 1e-4)))
     with pytest.raises(WeightsError, match="version 4: 2 of 3 log-probs of its canary are not"):
@@ -178,14 +187,14 @@ def test_a_canary_that_is_not_finite_is_not_announced(loop, wrong):
     assert told.wait(60) and not seen and not store.paths
 
 
-def test_faults_may_strike_when_bytes_are_written_and_when_workers_may_pull_them(loop, monkeypatch):
+def test_faults_may_strike_when_bytes_are_written_and_when_workers_may_pull_them(make, monkeypatch):
     seen_at = []
 
     def reached(point):
         seen_at.append((point, len(store.paths), [v.version for v in seen]))
 
     monkeypatch.setattr("rlax_plugin.records.faults.reached", reached)
-    publisher, seen, *_ = make(loop, store := Store())
+    publisher, seen, *_ = make(store := Store())
     publisher.publish(weights(3))
     publisher.wait()
     assert seen_at == [
@@ -219,9 +228,9 @@ def short(monkeypatch):
 @pytest.mark.parametrize(
     "error", [WeightsUnwritableError("reset"), OSError(errno.EACCES, "denied")]
 )
-def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, short, error):
+def test_a_save_is_repeated_at_another_path_while_the_store_is_away(make, short, error):
     server = Announcer(None)
-    publisher, seen, errors, _ = make(loop, store := failing(3, error), server)
+    publisher, seen, errors, _ = make(store := failing(3, error), server)
     listed = server.paths
     publisher.publish(weights(0))
     publisher.wait()
@@ -229,9 +238,9 @@ def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, short,
     assert store.tried == listed and len(set(listed)) == 4  # each was listed before it was tried
 
 
-def test_a_save_that_fails_for_weights_s_says_so(loop, short):
+def test_a_save_that_fails_for_weights_s_says_so(make, short):
     store = failing(10**9, WeightsUnwritableError("cannot write /weights: denied"))
-    publisher, seen, errors, told = make(loop, store, deadline_s=0.4)
+    publisher, seen, errors, told = make(store, deadline_s=0.4)
     publisher.publish(weights(7))
     with pytest.raises(DeadlineError, match="version 7"):
         publisher.wait()
@@ -242,24 +251,24 @@ def test_a_save_that_fails_for_weights_s_says_so(loop, short):
     )
 
 
-def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(loop):
+def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(make):
     error = TimeoutError("the list of versions could not be written")
 
     async def announce(version, restart):
         raise error
 
-    publisher, seen, errors, told = make(loop, Store(), announce)
+    publisher, seen, errors, told = make(Store(), announce)
     publisher.publish(weights(0))
     with pytest.raises(TimeoutError, match="the list of versions"):
         publisher.wait()
     assert told.wait(60) and not seen and [str(one) for one in errors] == [str(error)]
 
 
-def test_closing_repeats_no_save(loop, monkeypatch):
+def test_closing_repeats_no_save(make, monkeypatch):
     long = functools.partial(Pauses, first_s=60, longest_s=60)
     monkeypatch.setattr("rlax_plugin.weights.publisher.Pauses", long)
     store = failing(10**9, WeightsUnwritableError("away"))
-    publisher, *_ = make(loop, store, deadline_s=600.0)
+    publisher, *_ = make(store, deadline_s=600.0)
     publisher.publish(weights(7))
     publisher.close()  # returns long before the first pause is over
     assert len(store.tried) == 1
