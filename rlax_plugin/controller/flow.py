@@ -17,6 +17,7 @@ from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.fleet.scaling import Decision
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.advantages import AdvantageSlot
@@ -68,7 +69,7 @@ class Flow:
         self._recorded: RecordedBatches | None = None  # by ``start``
         self.live, self._ended = False, False
         self.show_first: Callable[[str], None] | None = None
-        self._published: list[ev.Published] = []  # before this was live
+        self._early: list[ev.Published | ev.Resized] = []  # before this was live
         self._distrusted: set[str] = set()  # workers that were quarantined before this was live
 
     @property
@@ -92,7 +93,7 @@ class Flow:
             self._buffer.drop_samples_of(worker)
         if recorded.resumed_from is not None:
             self._history.note(ev.Resumed(recorded.resumed_from))
-        for event in self._published:
+        for event in self._early:
             self._history.note(event)
         self.wake()
 
@@ -104,12 +105,18 @@ class Flow:
 
     def published(self, version: int, digest: str) -> None:
         """Called when a weight version is visible to workers."""
-        event = ev.Published(version, digest)
+        self._note(ev.Published(version, digest))
+
+    def resized(self, before: int, decision: Decision) -> None:
+        """Called when the number of workers is changed."""
+        self._note(ev.Resized(before, decision.workers, decision.reason))
+
+    def _note(self, event: ev.Published | ev.Resized) -> None:
         if self.live:
             self._history.note(event)
             self.wake()
         else:
-            self._published.append(event)  # recorded after what is recorded already
+            self._early.append(event)  # recorded after what is recorded already
 
     def distrust(self, worker: str) -> None:
         """Drops a worker's samples, except those in batches that are already recorded."""

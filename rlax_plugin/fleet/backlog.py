@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.fleet.fleet import Worker
-from rlax_plugin.fleet.scaling import FleetLoad, Scaler
+from rlax_plugin.fleet.scaling import Decision, FleetLoad, Scaler
 from rlax_plugin.ports.scaling import ScalingLauncher
-
-log = logging.getLogger("rlax.controller")
 
 
 class Backlog:
@@ -76,12 +73,12 @@ async def scale(
     backlog: Backlog,
     workers: Mapping[str, Worker],
     every_s: float,
-    note: Callable[[str], None],
+    decided: Callable[[int, Decision], None],
 ) -> None:
     """Has the number of a launcher's workers follow their load, until this is cancelled.
 
     Args:
-      note: shows the user one line.
+      decided: receives the number of workers before a decision, and the decision.
     """
     backlog.load(workers)  # what was before counts for nothing
     while True:
@@ -89,6 +86,4 @@ async def scale(
         before = scaler.wanted
         if decision := scaler.add(backlog.load(workers)):
             launcher.resize(decision.workers)
-            said = f"from {before} to {decision.workers} workers: {decision.reason}"
-            log.info("%s", said)
-            note(said)
+            decided(before, decision)

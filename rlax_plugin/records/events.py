@@ -140,14 +140,34 @@ class Resumed:
     step: int
 
 
-Event = Issued | Reissued | Generated | Discarded | Scored | Trained | Dropped | Published | Resumed
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The number of workers was changed, with the reason, in words."""
+
+    before: int
+    workers: int
+    reason: str
+
+
+Event = (
+    Issued
+    | Reissued
+    | Generated
+    | Discarded
+    | Scored
+    | Trained
+    | Dropped
+    | Published
+    | Resumed
+    | Resized
+)
 
 _JSON = json.JSONEncoder(separators=(",", ":"))  # made once: dumps would make one for each event
 _KINDS: dict[str, Any] = {
     cls.__name__.lower(): cls
     for cls in (
         *(Issued, Reissued, Generated, Discarded, Scored),
-        *(Trained, Dropped, Published, Resumed),
+        *(Trained, Dropped, Published, Resumed, Resized),
     )
 }
 _DEFAULTS = {

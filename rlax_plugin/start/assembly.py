@@ -147,6 +147,7 @@ class _Assembly:
             observers=self._observers,
             supervision=self._supervision,
         )
+        start.resized = flow.resized
         reader = ParameterServerClient(
             start.parameter_server,
             start.secrets.of_trainer,

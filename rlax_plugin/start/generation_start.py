@@ -26,7 +26,7 @@ from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sampling_params
-from rlax_plugin.fleet.scaling import Scaler
+from rlax_plugin.fleet.scaling import Decision, Scaler
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Launcher, TimedLauncher
 from rlax_plugin.ports.scaling import ScalingLauncher
@@ -64,6 +64,7 @@ class GenerationStart:
       parameter_server: host:port.
       secrets: of the run.
       made: the parts that generate and score.
+      resized: receives a number of workers, and the decision to change it.
 
     Raises:
       ConfigError: a part of the config cannot be built, or the port is taken.
@@ -81,6 +82,7 @@ class GenerationStart:
         training: RequestRefresher | None = None,
         newest: NewestVersion | None = None,
     ):
+        self.resized: Callable[[int, Decision], None] = lambda before, decision: None
         self._run_dir, self._running, self._note = builder.context.run_dir, running, note
         self._functions = builder.context.functions
         section, source = builder.section, prompts.source
@@ -187,8 +189,14 @@ class GenerationStart:
         spawn(made.fleet.watch())
         if isinstance(launcher, ScalingLauncher) and made.scaler is not None:
             seen = made.dispatcher.backlog, made.fleet.workers
-            spawn(scale(launcher, made.scaler, *seen, deadlines.heartbeat_s, self._note))
+            spawn(scale(launcher, made.scaler, *seen, deadlines.heartbeat_s, self._decided))
         spawn(self._upkeep.run(deadlines.heartbeat_s))
+
+    def _decided(self, before: int, decision: Decision) -> None:
+        said = f"from {before} to {decision.workers} workers: {decision.reason}"
+        log.info("%s", said)
+        self._note(said)
+        self.resized(before, decision)
 
     def _rotated(self, secrets: RunSecrets) -> None:
         if self._ring is not None:

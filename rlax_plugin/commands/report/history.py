@@ -47,6 +47,7 @@ class History:
       dropped: group -> reason why it was accepted but not trained.
       groups: the scored groups.
       resumed: steps after which the run was resumed.
+      resized: steps before which the number of workers was changed, and the change in words.
       problems: sentences about records that could not be read.
     """
 
@@ -56,6 +57,7 @@ class History:
     dropped: dict[int, str] = field(default_factory=dict)
     groups: ScoredGroups = field(default_factory=ScoredGroups)
     resumed: list[int] = field(default_factory=list)
+    resized: list[tuple[int, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, event: ev.Event, step: int) -> None:
@@ -92,6 +94,8 @@ class History:
                     self.generated_with[worker] = max(newest, event.newest_version)
             case ev.Resumed():
                 self.resumed.append(event.step)
+            case ev.Resized():
+                self.resized.append((step, f"{event.before} to {event.workers} workers"))
 
 
 def read_history(files: RunFiles, progress: Callable[[str, int, int], object]) -> History | None:

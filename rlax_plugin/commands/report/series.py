@@ -198,7 +198,7 @@ def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
     else:
         told = cut_off(figure, points_of(runs, found))
     if len(runs) == 1:
-        mark_resumes(figure, runs[0])
+        mark_changes(figure, runs[0])
     return Chart(lines.key, lines.title, f"{lines.caption} {told}".strip(), figure)
 
 
@@ -213,12 +213,15 @@ def points_of(
     ]
 
 
-def mark_resumes(figure: go.Figure, run: RunData) -> None:
-    """Adds a vertical line at each step after which the run was resumed."""
-    for step in sorted(set(run.history.resumed)) if run.history else ():
+def mark_changes(figure: go.Figure, run: RunData) -> None:
+    """Adds a vertical line at each step after which the run was resumed, or its workers changed."""
+    if run.history is None:
+        return
+    marks = [(step + 0.5, "resumed") for step in sorted(set(run.history.resumed))]
+    for x, text in (*marks, *((step - 0.5, text) for step, text in run.history.resized)):
         figure.add_vline(
-            x=step + 0.5, line={"dash": "dot", "width": 1, "color": NEUTRAL},
-            annotation={"text": "resumed", "font": {"size": 10}},
+            x=x, line={"dash": "dot", "width": 1, "color": NEUTRAL},
+            annotation={"text": text, "font": {"size": 10}},
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from rlax_plugin.commands.report.series import (
     legend,
     line,
     lines_of,
-    mark_resumes,
+    mark_changes,
     points_of,
     style,
     thinned,
@@ -164,7 +164,7 @@ def phases(run: RunData) -> Chart | None:
         )
     whole = thinned(np.sum([seconds for _, seconds in spent], axis=0))
     told = cut_off(figure, [(thinned(run.steps), whole)], from_zero=True)
-    mark_resumes(figure, run)
+    mark_changes(figure, run)
     caption = (
         "Time of the training loop. It waits if generating and scoring take longer than training."
     )

@@ -126,14 +126,15 @@ def test_the_launcher_and_the_user_learn_of_decisions():
         done = asyncio.get_running_loop().create_future()
         backlog.watch(40, done)
         scaler = Scaler(launcher.scaling)
-        seen = fleet.workers, 0.01, said.append
+        seen = fleet.workers, 0.01, lambda *decided: said.append(decided)
         scaling = asyncio.ensure_future(scale(launcher, scaler, backlog, *seen))
         with backlog.waited_for():
             await eventually(lambda: launcher.sizes == [2])
         done.set_result(None)
         await eventually(lambda: launcher.sizes == [2, 1] and backlog.samples == 0)
         assert scaler.wanted == 1
-        assert said[0].startswith("from 1 to 2 workers: the trainer waited for samples 100% of")
+        assert said[0][0] == 1 and said[0][1].workers == 2
+        assert said[0][1].reason.startswith("the trainer waited for samples 100% of")
         scaling.cancel()
         await dispatcher.close()
         await fleet.close()

@@ -31,7 +31,7 @@ def _normal(requirement: str) -> str:
 def test_imported_packages_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    optional = [one for name in ("mlflow", "reasoning-gym", "wandb") for one in extras[name]]
+    optional = [one for name in ("mlflow", "ray", "reasoning-gym", "wandb") for one in extras[name]]
     declared = {_normal(one) for one in (*project["dependencies"], *optional)}
     own = {*CODE, *(path.stem for path in (ROOT / "plugins").iterdir())}
     providers = metadata.packages_distributions()

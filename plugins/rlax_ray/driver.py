@@ -1,0 +1,218 @@
+"""The process that holds the connection to a Ray cluster: ``python -m rlax_ray.driver``.
+
+It is a process of its own because Ray replaces signal handlers and starts many threads. It reads
+requests and writes events, JSON objects in lines, on standard input and output; the first request
+is the plan. When its input ends, it ends all workers, and the cluster if it has started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlax_ray.keeper import Keeper
+from rlax_ray.options import LOCAL
+from rlax_ray.workers import Lost, Workers
+
+_TICK_S = 0.25
+_OBJECTS = 100 << 20  # bytes for objects of Ray in a cluster of one's own: there are hardly any
+_DRAINING_S = 1.0  # between two questions for nodes that are being drained
+_THREADS = 8  # calls of an actor beside each other: ``serve`` lasts
+_KILLED_S = 10.0  # beyond a grace, for the ends of workers to be noticed
+
+
+class RayCall:
+    """See ``workers.Call``."""
+
+    def __init__(self, reference: Any):
+        self._reference = reference
+
+    def done(self) -> bool:
+        import ray
+
+        return bool(ray.wait([self._reference], timeout=0, fetch_local=False)[0])
+
+    def result(self) -> Any:
+        import ray
+        from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
+
+        try:
+            return ray.get(self._reference, timeout=_KILLED_S)
+        except RayError as error:
+            gone = isinstance(error, ActorDiedError | ActorUnschedulableError)
+            raise Lost(_first_line(error), gone) from error
+
+
+class RayActor:
+    """See ``workers.Actor``."""
+
+    def __init__(self, handle: Any):
+        self._handle = handle
+
+    def call(self, method: str, *args: Any) -> RayCall:
+        return RayCall(getattr(self._handle, method).remote(*args))
+
+    def kill(self) -> None:
+        import ray
+
+        ray.kill(self._handle)
+
+
+class RayCluster:
+    """See ``workers.Cluster``."""
+
+    def __init__(self, logs: str):
+        self._logs, self._asked_s = Path(logs), 0.0
+        self._draining: dict[str, float] = {}
+
+    def actor(self, name: str, pool: Mapping[str, Any]) -> RayActor:
+        import ray
+
+        resources = dict(pool["resources"])
+        options = {
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "resources": resources,
+            "max_restarts": -1,  # elsewhere, if the process or the node ends
+            "max_task_retries": 0,  # each start gets a number of its own
+            "max_concurrency": _THREADS,
+        }
+        if pool["labels"]:
+            options["label_selector"] = dict(pool["labels"])
+        handle = ray.remote(Keeper).options(**options).remote(str(self._logs / f"{name}.log"))
+        return RayActor(handle)
+
+    def draining(self) -> Mapping[str, float]:
+        from ray._private.state import state
+
+        now_s = time.monotonic()
+        if now_s - self._asked_s >= _DRAINING_S:
+            self._asked_s = now_s
+            at_ms: Mapping[str, int] = state.get_draining_nodes()
+            self._draining = {
+                node: ms / 1000 - time.time() if ms else float("inf") for node, ms in at_ms.items()
+            }
+        return self._draining
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _requests(lines: TextIO) -> queue.SimpleQueue[dict[str, Any] | None]:
+    """Reads requests on a thread; the last one, None, is the end of the input."""
+    found: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in lines:
+            found.put(json.loads(line))
+        found.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return found
+
+
+def _connect(plan: Mapping[str, Any], directory: Path) -> None:
+    import ray
+
+    local = plan["address"] == LOCAL
+    ray.init(
+        address="local" if local else plan["address"],
+        include_dashboard=False if local else None,
+        log_to_driver=False,
+        configure_logging=False,
+        namespace=f"rlax-{os.getpid()}",
+        **({"_temp_dir": str(directory)} if local else {}),
+        **({"num_cpus": plan["cpus"], "object_store_memory": _OBJECTS} if local else {}),
+    )
+
+
+def _keep(plan: Mapping[str, Any], requests: queue.SimpleQueue[Any], report: Any) -> None:
+    """Keeps the workers until the run ends or the input does."""
+    token = Path(plan["token_file"])
+    workers = Workers(
+        cluster=RayCluster(plan["logs"]),
+        pools=plan["pools"],
+        token=token.read_text,
+        report=report,
+        max_restarts=plan["max_restarts"],
+        drain_s=plan["drain_s"],
+        last_incarnation=plan["last_incarnation"],
+    )
+    workers.resize(plan["workers"])
+    ends_s = float("inf")
+    while time.monotonic() < ends_s:
+        workers.tick()
+        if ends_s < float("inf") and not workers.all:
+            break
+        try:
+            request = requests.get(timeout=_TICK_S)
+        except queue.Empty:
+            continue
+        if request is None or "stop_s" in request:
+            grace_s = plan["stop_s"] if request is None else request["stop_s"]
+            workers.stop(grace_s)
+            ends_s = min(ends_s, time.monotonic() + grace_s + _KILLED_S)
+        else:
+            workers.resize(request["workers"])
+    for worker in workers.all:
+        worker.actor.kill()
+
+
+def main() -> None:
+    # A Ctrl-C and a SIGTERM are for the trainer, whose request or end comes through the input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever Ray prints must not come between the events
+
+    def report(event: str, **fields: Any) -> None:
+        out.write(json.dumps({"event": event, **fields}) + "\n")
+
+    requests = _requests(sys.stdin)
+    plan = requests.get()
+    if plan is None:
+        return
+    # Short, because Ray makes sockets below it, whose names have at most 107 characters.
+    directory = Path(tempfile.mkdtemp(prefix="rlax-ray-", dir="/tmp"))
+    try:
+        own_token = directory / "token"
+        own_token.touch(0o600)
+        own_token.write_text(os.urandom(32).hex())
+        if plan["address"] == LOCAL:
+            os.environ["RAY_AUTH_TOKEN_PATH"] = str(own_token)
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            _connect(plan, directory)
+        except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+            report("failed", text=f"cannot {_what(plan)}: {_first_line(error)}")
+            return
+        report("ready")
+        try:
+            _keep(plan, requests, report)
+        finally:
+            ray.shutdown()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    report("stopped")
+
+
+def _what(plan: Mapping[str, Any]) -> str:
+    if plan["address"] == LOCAL:
+        return "start a Ray cluster on this machine"
+    return f"join the Ray cluster at {plan['address']}"
+
+
+if __name__ == "__main__":
+    main()

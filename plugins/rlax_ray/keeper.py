@@ -1,0 +1,93 @@
+"""The actor that runs one worker: ``rlax serve`` as a child, which ends with it.
+
+Arguments and results are text and numbers. Ray imports this class by its name on each node, so the
+package must be installed there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+_REAPED_S = 10.0  # for a process that was killed to be gone
+_LAST = 4096  # bytes of a log in which its last line is looked for
+
+
+class Keeper:
+    """Keeps the process of one worker; its methods may run beside each other."""
+
+    def __init__(self, log: str) -> None:
+        """Takes the path of the worker's log, if its directory is on this machine too."""
+        self._directory = Path(tempfile.mkdtemp(prefix="rlax-ray-worker-"))  # mode 0700
+        self._token = self._directory / "worker-token.json"
+        wanted = Path(log)
+        self._log = wanted if wanted.parent.is_dir() else self._directory / wanted.name
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def place(self) -> str:
+        """Returns the id of this node."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    def renew(self, token: str) -> None:
+        """Replaces the token file, which the worker reads again."""
+        beside = self._directory / "renewed"
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(token)
+        beside.replace(self._token)
+
+    def serve(self, name: str, arguments: list[str], token: str) -> tuple[int, str]:
+        """Runs the worker until it ends; returns its exit status and the last line of its log."""
+        self.renew(token)
+        command = [sys.executable, "-m", "rlax_plugin", "serve", "--with-parent"]
+        command += ["--token-file", str(self._token), *arguments]
+        # The token of the cluster is none of a worker's business.
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        with self._log.open("ab") as out:
+            with self._lock:
+                if self._stopped:
+                    return 0, "it was told to end before it began"
+                self._child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env={**environ, "RLAX_PARENT_PID": str(os.getpid())},
+                    start_new_session=True,
+                )
+            status = self._child.wait()  # its end is the worker's own, or that of ``stop``
+        return status, self._last_line()
+
+    def stop(self, grace_s: float) -> None:
+        """Ends the worker: by SIGTERM, which drains it, and after ``grace_s`` by SIGKILL."""
+        with self._lock:
+            self._stopped, child = True, self._child
+        if child is not None and child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait(_REAPED_S)
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._log.parent != self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        else:
+            self._token.unlink(missing_ok=True)
+
+    def _last_line(self) -> str:
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - _LAST))
+            lines = file.read().decode(errors="replace").split("\n")
+        said = (line.strip() for line in reversed(lines) if line.strip())
+        return f"{next(said, 'it printed nothing')} (see {self._log})"

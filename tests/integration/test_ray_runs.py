@@ -1,0 +1,139 @@
+"""Runs whose workers are actors of a Ray cluster, of which nodes end, freeze and leave."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from ray_nodes import RESOURCE, RayNodes, ray_nodes
+from runs import HELPERS, Run, command, held
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+
+ENDLESS = (
+    "steps=100000",
+    "rlax.evaluation.problems=0",
+    "rlax.curation.filters=[]",  # what it learns too well is no end
+)
+SLOW = "rlax.rollouts.engine.token_s=0.01"
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+    with ray_nodes(tmp_path_factory.mktemp("r"), 3) as nodes:
+        yield nodes
+
+
+def launcher(nodes: RayNodes, pool: str, least: int, most: int) -> str:
+    pools = [{"name": pool, "min": least, "max": most, "resources": {RESOURCE: 1}}]
+    options = {
+        "name": "ray",
+        "address": nodes.address,
+        "token_file": str(nodes.token_file),
+        "pools": pools,
+        "scale_up_s": 1.0,
+        "scale_down_s": 1.0,
+    }
+    return f"rlax.launcher={json.dumps(options)}"
+
+
+def workers(pool: str) -> dict[str, psutil.Process]:
+    """The newest process of each worker of a pool, by its name."""
+    found: dict[str, psutil.Process] = {}
+    for process in psutil.process_iter():
+        words = command(process)
+        if "serve" in words and "--incarnation" in words:
+            name = words[words.index("--name") + 1]
+            newer = name not in found or process.create_time() > found[name].create_time()
+            if name.startswith(f"{pool}-") and newer:
+                found[name] = process
+    return found
+
+
+def joined(run: Run, name: str) -> int:
+    """The number of processes of a worker that have received weights."""
+    log = run.dir / "logs" / f"{name}.log"
+    return log.read_text().count(f"worker {name} serves on") if log.exists() else 0
+
+
+def elsewhere_s(run: Run, name: str, before: int) -> float:
+    """Waits until a worker has registered once more and a step was trained; returns the seconds."""
+    began = time.monotonic()
+    run.until(lambda: joined(run, name) > before, f"worker {name} again")
+    took = time.monotonic() - began
+    steps = len(run.steps())
+    run.until(lambda: len(run.steps()) > steps + 1, "further steps")
+    return took
+
+
+def ended(run: Run) -> None:
+    """Ends a run by Ctrl-C, and checks its records."""
+    run.process.send_signal(signal.SIGINT)
+    status, out = run.end()
+    assert status == 130, out
+    report = audit(RunFiles(run.dir))
+    assert report.violation is None, report.violation
+
+
+def test_nodes_end_freeze_and_leave_while_the_trainer_goes_on(nodes, tmp_path, capfd):
+    run = Run(tmp_path, *ENDLESS, SLOW, launcher(nodes, "moved", 2, 2))
+    run.until(lambda: len(run.steps()) > 2 and len(workers("moved")) == 2, "steps with two workers")
+    took: dict[str, float] = {}
+
+    nodes.kill(workers("moved")["moved-0"].pid)
+    took["killed"] = elsewhere_s(run, "moved-0", 1)
+    nodes.add()
+
+    frozen = nodes.freeze(workers("moved")["moved-1"].pid)
+    twin = next(one for one in frozen if "serve" in command(one))
+    took["frozen"] = elsewhere_s(run, "moved-1", 1)
+    for process in frozen:
+        process.send_signal(signal.SIGCONT)
+    run.until(lambda: not twin.is_running() or twin.status() == psutil.STATUS_ZOMBIE, "its end")
+    nodes.add()
+
+    left = nodes.drain(workers("moved")["moved-0"].pid, 60)
+    took["drained"] = elsewhere_s(run, "moved-2", 0)
+    run.until(lambda: "moved-0" not in workers("moved"), "the end of the drained worker")
+    for process in workers("moved").values():
+        assert nodes.under(process.pid)[0].node_id != left
+    assert run.process.poll() is None
+    ended(run)
+    assert not workers("moved")
+    with capfd.disabled():
+        print("seconds until a worker runs elsewhere:", {k: round(v, 1) for k, v in took.items()})
+
+
+def test_workers_follow_the_load(nodes, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HELPERS)
+    released = tmp_path / "released"
+    run = Run(
+        tmp_path,
+        *ENDLESS,
+        "rlax.rollouts.engine.token_s=0.05",
+        "rlax.rollouts.slots=4",
+        launcher(nodes, "scaled", 1, 3),
+        *held({40: released}),
+    )
+    run.until(lambda: len(workers("scaled")) == 3, "three workers")
+    run.until(lambda: len(workers("scaled")) == 1, "one worker again")
+    released.touch()
+    run.until(lambda: len(run.steps()) > 42, "steps with one worker")
+    ended(run)
+    changes = [
+        event
+        for segment, _ in journal.read(RunFiles(run.dir))
+        for event in segment.events
+        if isinstance(event, ev.Resized)
+    ]
+    sizes = [(one.before, one.workers) for one in changes]
+    assert sizes[:2] == [(1, 2), (2, 3)] and sizes[-1] == (2, 1), sizes
+    assert all("samples were under way for" in one.reason for one in changes), changes

@@ -1,0 +1,85 @@
+"""The options of the launcher ``ray``, wrong ones, and what its driver is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+from rlax_ray.launcher import RayLauncher, _local_cpus, _plan
+from rlax_ray.options import RayConfig
+
+from rlax_plugin.api import ConfigError, ScalingLauncher, TimedLauncher
+
+
+def of(**options) -> RayConfig:
+    return RayConfig.model_validate(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"pools": [{"name": "a"}, {"name": "a"}]}, "two pools have the name a"),
+        ({"pools": [{"min": 3, "max": 2}]}, "max = 2 must be at least min = 3"),
+        ({"pools": [{"min": 0, "max": 2}]}, "at least one pool needs a min of at least 1"),
+        ({"pools": [{"min": 0}]}, "max must be at least 1"),
+        ({"pools": []}, "at least 1 item"),
+        ({"pools": [{"name": "A b"}]}, "should match pattern"),
+        ({"pools": [{"resources": {"memory": 1}}]}, "memory is a resource that Ray gives out"),
+        ({"pools": [{"resources": {"GPU": -1}}]}, "greater than or equal to 0"),
+        ({"pools": [{"rollouts": {"temperature": 0}}]}, "temperature"),
+        ({"pools": [{"maxtext": {"learning_rate": 1}}]}, "learning_rate must be the run's"),
+        ({"scale_waits": 1.0}, "less than 1"),
+    ],
+)
+def test_wrong_options_are_errors_that_name_them(options, reason):
+    with pytest.raises((ValidationError, ConfigError), match=reason):
+        of(**options)
+
+
+def test_a_cluster_of_others_needs_a_token(tmp_path):
+    away = of(address="head:6379")
+    with pytest.raises(ConfigError, match=r"token_file: must name the file with the token"):
+        away.check({})
+    with pytest.raises(ConfigError, match=r"must be a file that you can read"):
+        away.check({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
+    (token := tmp_path / "token").write_text("x")
+    away.check({"RAY_AUTH_TOKEN_PATH": str(token)})
+    of(address="head:6379", allow_unauthenticated=True).check({})
+    of().check({})
+
+
+def test_the_driver_gets_no_other_setting_of_ray_and_the_token_as_a_path(tmp_path):
+    (token := tmp_path / "token").write_text("secret")
+    environ = {"RAY_AUTH_TOKEN": "secret", "RAY_ADDRESS": "other:1", "HOME": "/home/me"}
+    given = of(address="head:6379", token_file=str(token)).environment(environ)
+    assert given == {
+        "HOME": "/home/me",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+    }
+
+
+def test_pools_become_arguments_of_workers():
+    options = {
+        "min": 1,
+        "max": 3,
+        "resources": {"GPU": 1, "CPU": 4},
+        "labels": {"zone": "b"},
+        "rollouts": {"slots": 8, "engine": {"name": "scripted", "token_s": 0.5}},
+        "maxtext": {"hardware": "gpu", "ici_tensor_parallelism": 2},
+    }
+    config = of(pools=[{"name": "big", **options}, {"name": "small", "min": 2}])
+    plan = _plan(config.pools[0], "host:1")
+    assert plan["arguments"] == [
+        *("--controller", "host:1", "rlax.rollouts.slots=8"),
+        'rlax.rollouts.engine={"name": "scripted", "token_s": 0.5}',
+        *('hardware="gpu"', "ici_tensor_parallelism=2"),
+    ]
+    assert plan["needs"] == "1 GPU, 4 CPU, label zone = b"
+    assert json.loads(json.dumps(plan)) == plan
+    launcher = RayLauncher(config, 30.0)
+    assert isinstance(launcher, ScalingLauncher) and isinstance(launcher, TimedLauncher)
+    assert (config.workers, launcher.scaling.least, launcher.scaling.most) == (3, 3, 5)
+    assert _local_cpus(config) == 3 * 4 + 2
