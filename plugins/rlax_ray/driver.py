@@ -13,7 +13,6 @@ import queue
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -182,8 +181,7 @@ def main() -> None:
     plan = requests.get()
     if plan is None:
         return
-    # Short, because Ray makes sockets below it, whose names have at most 107 characters.
-    directory = Path(tempfile.mkdtemp(prefix="rlax-ray-", dir="/tmp"))
+    directory = Path(plan["directory"])
     try:
         own_token = directory / "token"
         own_token.touch(0o600)

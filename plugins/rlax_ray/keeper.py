@@ -6,14 +6,18 @@ package must be installed there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
+_PREFIX = "rlax-ray-worker-"  # of a directory, before the process id of its actor
 _REAPED_S = 10.0  # for a process that was killed to be gone
 _LAST = 4096  # bytes of a log in which its last line is looked for
 
@@ -23,10 +27,11 @@ class Keeper:
 
     def __init__(self, log: str) -> None:
         """Takes the path of the worker's log, if its directory is on this machine too."""
-        self._directory = Path(tempfile.mkdtemp(prefix="rlax-ray-worker-"))  # mode 0700
-        self._token = self._directory / "worker-token.json"
-        wanted = Path(log)
-        self._log = wanted if wanted.parent.is_dir() else self._directory / wanted.name
+        _sweep()
+        self._log = Path(log)
+        if not self._log.parent.is_dir():
+            self._log = Path(tempfile.mkdtemp(prefix="rlax-ray-log-")) / self._log.name
+        self._token: Path | None = None  # as long as the child lives
         self._child: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._lock = threading.Lock()
@@ -39,31 +44,24 @@ class Keeper:
 
     def renew(self, token: str) -> None:
         """Replaces the token file, which the worker reads again."""
-        beside = self._directory / "renewed"
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(token)
-        beside.replace(self._token)
+        with self._lock:
+            if self._token is not None:
+                _write(self._token, token)
 
     def serve(self, name: str, arguments: list[str], token: str) -> tuple[int, str]:
         """Runs the worker until it ends; returns its exit status and the last line of its log."""
-        self.renew(token)
-        command = [sys.executable, "-m", "rlax_plugin", "serve", "--with-parent"]
-        command += ["--token-file", str(self._token), *arguments]
-        # The token of the cluster is none of a worker's business.
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        with self._log.open("ab") as out:
-            with self._lock:
+        directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")  # mode 0700
+        try:
+            _write(path := Path(directory) / "worker-token.json", token)
+            with self._log.open("ab") as out, self._lock:
                 if self._stopped:
                     return 0, "it was told to end before it began"
-                self._child = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env={**environ, "RLAX_PARENT_PID": str(os.getpid())},
-                    start_new_session=True,
-                )
+                self._token, self._child = path, _started(path, arguments, out)
             status = self._child.wait()  # its end is the worker's own, or that of ``stop``
+        finally:
+            with self._lock:
+                self._token = None
+            shutil.rmtree(directory, ignore_errors=True)
         return status, self._last_line()
 
     def stop(self, grace_s: float) -> None:
@@ -77,13 +75,6 @@ class Keeper:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait(_REAPED_S)
-        self._remove()
-
-    def _remove(self) -> None:
-        if self._log.parent != self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
-        else:
-            self._token.unlink(missing_ok=True)
 
     def _last_line(self) -> str:
         with self._log.open("rb") as file:
@@ -91,3 +82,33 @@ class Keeper:
             lines = file.read().decode(errors="replace").split("\n")
         said = (line.strip() for line in reversed(lines) if line.strip())
         return f"{next(said, 'it printed nothing')} (see {self._log})"
+
+
+def _started(token: Path, arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "rlax_plugin", "serve", "--with-parent"]
+    # The token of the cluster is none of a worker's business.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return subprocess.Popen(
+        [*command, "--token-file", str(token), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        env={**environ, "RLAX_PARENT_PID": str(os.getpid())},
+        start_new_session=True,
+    )
+
+
+def _write(path: Path, token: str) -> None:
+    beside = path.with_suffix(".new")
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(token)
+    beside.replace(path)
+
+
+def _sweep() -> None:
+    """Removes the token files that actors of this user have left here when they were killed."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = directory.name.removeprefix(_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if directory.lstat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(directory)

@@ -7,8 +7,10 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ class RayLauncher(Launcher):
         self._watcher: asyncio.Task[None] | None = None
         self._restarts = 0
         self._last_incarnation = 0
+        self._directory = ""  # of the driver
         self._stopping = False
 
     @property
@@ -82,6 +85,8 @@ class RayLauncher(Launcher):
         environment = self._config.environment(os.environ)
         while True:
             began = loop.time()
+            # Short, because Ray makes sockets below it, whose names have at most 107 characters.
+            self._directory = tempfile.mkdtemp(prefix="rlax-ray-", dir="/tmp")
             with log_path.open("ab") as out:
                 process = self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "rlax_ray.driver"),
@@ -93,9 +98,10 @@ class RayLauncher(Launcher):
                     start_new_session=True,  # a Ctrl-C is for the trainer
                 )
             latest = {"workers": self._workers, "last_incarnation": self._last_incarnation}
-            self._tell({**plan, **latest})
+            self._tell({**plan, **latest, "directory": self._directory})
             await self._hear(process, log_path)
             status = await process.wait()
+            self._clear()  # after a driver that was killed
             failures = 0 if loop.time() - began > 60 else failures + 1
             log.warning("the driver of Ray ended with status %d; see %s", status, log_path)
             if failures > self._config.max_restarts:
@@ -147,6 +153,16 @@ class RayLauncher(Launcher):
 
     async def stop(self) -> None:
         self._stopping = True
+        try:
+            await self._stop()
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _stop(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
