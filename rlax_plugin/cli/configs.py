@@ -17,6 +17,7 @@ from rlax_plugin.cli.common import (
     AsJson,
     Config,
     Overrides,
+    app,
     command,
     exit_status,
 )
@@ -300,3 +301,19 @@ def version() -> None:
             typer.echo(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             typer.echo(f"{name} not installed")
+
+
+def _print_and_exit(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback(help=str(app.info.help))
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_and_exit, is_eager=True, help="see rlax version"),
+    ] = False,
+) -> None:
+    pass

@@ -16,9 +16,10 @@ from rlax_plugin.metrics.file import NAME
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.scripting.literals import described
 from rlax_plugin.scripting.processes import Elsewhere, RunProcess, Started, command
-from rlax_plugin.scripting.progress import MetricsReader, Progress, display, in_notebook
+from rlax_plugin.scripting.progress import MetricsReader, Progress, display, in_notebook, show_once
 from rlax_plugin.start.holder import holder
 from rlax_plugin.start.run_directory import state_directory
+from rlax_plugin.text.harmless import harmless
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,7 +95,7 @@ class Run:
         return Progress(self.name, status, metrics.step, steps, rewards, metrics.step_s, note)
 
     def wait(self, timeout_s: float | None = None, *, show: bool = True) -> Status:
-        """Waits until the run has ended, and shows its progress meanwhile.
+        """Waits until the run has ended, and shows its progress meanwhile, and its result.
 
         In a notebook, an interrupt ends the waiting, and the run goes on. Elsewhere Ctrl-C stops a
         run that ``train`` has started, as if it were a command of the shell: after the current
@@ -113,6 +114,8 @@ class Run:
         """
         try:
             self._wait(timeout_s, show)
+            if show and self.status == "complete":
+                self._show_results()
         except KeyboardInterrupt:
             if in_notebook() or self._started is None:
                 raise
@@ -265,6 +268,12 @@ class Run:
         finally:
             if shown is not None:
                 shown.close()
+
+    def _show_results(self) -> None:
+        from rlax_plugin.start.results import before_and_after
+
+        for one in before_and_after(self._files):
+            show_once(harmless(one) if isinstance(one, str) else one)
 
     def _stop_and_wait(self) -> None:
         """Stops the run; each further interrupt is passed on to it."""

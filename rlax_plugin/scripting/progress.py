@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -132,6 +132,14 @@ def display() -> Display:
         return _Notebook(shown)
     console = HarmlessConsole(file=sys.stdout)
     return _Terminal(console) if console.is_terminal else _Lines(print)
+
+
+def show_once(result: RenderableType) -> None:
+    """Shows a table or a sentence where ``display`` shows progress, to stay there."""
+    if (shown := _notebook_display()) is not None:
+        shown(Panel(result))
+    else:
+        HarmlessConsole(file=sys.stdout).print(result)
 
 
 def in_notebook() -> bool:

@@ -43,6 +43,8 @@ _ANSWERS = {
     "rlax.rollouts.groups_per_step": "groups_per_step",
     "rlax.rollouts.max_new_tokens": "max_new_tokens",
 }
+# Options of sources of rows that say how a row is read, and hold for other rows too.
+_OF_ROWS = ("question", "reference", "metadata", "domain", "chat", "system", "template_arguments")
 _ARGUMENTS = {_STEPS: "steps", _PRESET: "preset"}
 # Sections whose keys are told apart even if they are given as one mapping.
 _SECTIONS = ("rlax", _SOURCE, *sorted({key.rpartition(".")[0] for key in _ANSWERS if "." in key}))
@@ -187,11 +189,11 @@ def _on_a_config(
     }
     if data:
         there = resolve(base)
-        reads_bytes = there.section.prompt_source.options.get("tokenizer") == BYTES
+        theirs = there.section.prompt_source.options
+        options = {key: theirs[key] for key in _OF_ROWS if key in theirs} | _reading(settings)
+        reads_bytes = theirs.get("tokenizer") == BYTES
         with _as_arguments():
-            read = own_data.read(
-                data, "exact_match", there.maxtext, reads_bytes, _reading(settings)
-            )
+            read = own_data.read(data, "exact_match", there.maxtext, reads_bytes, options)
         found |= {f"{_SOURCE}.{key}": value for key, value in read.prompt_source.items()}
     return {**found, **settings}
 

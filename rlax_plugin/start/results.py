@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.evaluation.result import Evaluated, recorded, steps_evaluated
@@ -25,12 +25,10 @@ def print_results(
     Args:
       updates: MaxText updates per step; its key ``steps`` counts updates.
     """
-    before, after = recorded(files, "before"), recorded(files, "after", version=steps)
-    if before is not None and after is not None:
-        out.print(before_after_table(before, after))
-        if sentence := recorded_verdict(files):
-            out.print(sentence)
-    elif before is not None:
+    if found := before_and_after(files, steps):
+        for one in found:
+            out.print(one)
+    elif recorded(files, "before") is not None:
         out.print("the evaluation after training was interrupted")
     for what, name in (
         ("summary", "summary.json"),
@@ -50,6 +48,22 @@ def print_results(
     out.print(f"check the records:   {pasteable('rlax', 'audit', files.url)}")
     if files.exists("tensorboard"):
         out.print(f"look at the curves:  {pasteable('tensorboard', '--logdir', _shown(files))}")
+
+
+def before_and_after(files: RunFiles, steps: int | None = None) -> list[RenderableType]:
+    """Returns the table of the evaluations before and after training, and the run's verdict.
+
+    Args:
+      steps: those after which the last evaluation must have been made; None: any number.
+
+    Returns:
+      Nothing if one of the evaluations is missing.
+    """
+    before, after = recorded(files, "before"), recorded(files, "after", version=steps)
+    if before is None or after is None:
+        return []
+    sentence = recorded_verdict(files)
+    return [before_after_table(before, after), *([sentence] if sentence else ())]
 
 
 def too_few_steps(files: RunFiles, last_step: int, updates: int) -> str:

@@ -46,10 +46,14 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_watched_and_read() -> None:
+def test_a_run_is_watched_and_read(capsys: pytest.CaptureFixture[str]) -> None:
     run = rlax_plugin.train(model=CONFIG, steps=5)
     assert run.status == "starting" and run.progress.steps == 5
-    assert run.wait(DEADLINE_S, show=False) == "complete"
+    assert run.wait(DEADLINE_S, show=False) == "complete" and capsys.readouterr().out == ""
+    assert run.wait(DEADLINE_S) == "complete"
+    shown, summary = capsys.readouterr().out, Path(run.directory, "summary.json").read_text()
+    assert "held-out evaluation" in shown and "pass@2" in shown
+    assert " ".join(shown.split()).endswith(json.loads(summary)["verdict"]["sentence"])
     metrics = run.metrics()
     assert metrics["step"].to_pylist() == list(range(1, 6))
     rows = run.samples(["state", "reward"], steps=range(5, 6)).to_pylist()

@@ -259,3 +259,8 @@ def test_a_parameter_server_keeps_its_index_where_no_other_user_writes(folder: P
     result = rlax("parameter-server", str(folder / "run.yml"), "--index", f"{shared}/index.json")
     assert result.exit_code == 2
     assert f"--index = '{shared}/index.json': {shared} has mode 1777, so other" in result.stderr
+
+
+def test_the_version_is_a_command_and_an_option():
+    said = [rlax(word).stdout for word in ("version", "--version")]
+    assert said[0] == said[1] and said[0].startswith("rlax-plugin 0.")

@@ -120,16 +120,16 @@ def test_the_columns_of_the_data_may_be_named_in_config() -> None:
 def test_options_of_the_data_are_kept_beside_those_of_a_config(tmp_path: Path) -> None:
     Path("bytes.yml").write_text(
         f"base_config: {TESTING}\n"
-        "rlax: {prompt_source: {name: jsonl, path: a, tokenizer: bytes}}\n"
+        "rlax: {prompt_source: {name: jsonl, path: a, tokenizer: bytes, question: q}}\n"
     )
-    rows = [{"question": f"{number}", "answer": number, "level": 1} for number in range(12)]
+    rows = [{"q": f"{number}", "answer": number, "level": 1} for number in range(12)]
     config = {"rlax.prompt_source.metadata": ["level"], "rlax.prompt_source.chat": False}
     run = rlax_plugin.train(
         model="bytes.yml", data=rows, config=config, rewards=["numeric"], name="a"
     )
     assert run.config is not None
     options = resolve(run.config).section.prompt_source.options
-    assert (options["metadata"], options["chat"]) == (["level"], False)
+    assert (options["metadata"], options["chat"], options["question"]) == (["level"], False, "q")
     assert options["path"] == "configs/a/data.jsonl"
 
 
