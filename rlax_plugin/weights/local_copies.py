@@ -36,6 +36,18 @@ _MOST_WORK = 1000  # pieces of work on files that may wait
 _END_S = 10.0  # for a write that is under way when the worker ends
 
 
+def unseen(version: WeightVersion) -> str:
+    """Returns advice if this machine has no directory of the run's weights; otherwise ""."""
+    places = {Path(path).parent for path in version.paths if "://" not in path}
+    if missing := sorted(str(place) for place in places if not place.is_dir()):
+        return (
+            f". This machine has no directory {missing[0]}: if the trainer's machine has it, start "
+            "this worker with rlax.weights.transfer=stream, or set rlax.weights.path to a path "
+            "that both see"
+        )
+    return ""
+
+
 class LocalCopies:
     """The parts that a worker has received, and those on their way.
 

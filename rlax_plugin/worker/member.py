@@ -32,7 +32,7 @@ from rlax_plugin.rpc.doors import connect
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import Held, ParameterServerClient
-from rlax_plugin.weights.local_copies import LocalCopies
+from rlax_plugin.weights.local_copies import LocalCopies, unseen
 from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.following import Following
 from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
@@ -323,14 +323,14 @@ class Member:
                         await self._copies.load(client, held, reading, self._load_once)
                     return version.version
                 except WeightsUnreadableError as error:
+                    problem = f"{error}{unseen(version)}"  # its traceback would keep the weights
                     if pauses.over:
                         raise DeadlineError(
                             f"reading version {version.version} ({tries} failed attempts, the last "
-                            f"with: {error})",
+                            f"with: {problem})",
                             self._deadlines.weights_s,
                             "rlax.deadlines.weights_s",
                         ) from error
-                    problem = str(error)  # its traceback would keep the weights
                 except WeightsError as error:
                     damaged += 1
                     if damaged == _MAX_DAMAGED or isinstance(error, WeightsMismatchError):
