@@ -19,6 +19,7 @@ from rlax_plugin.api import (
 )
 
 KEY = "rlax.launcher"
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # if it is 0, Ray listens on loopback alone
 LOCAL = "local"
 _OF_A_WORKER = ("hardware", "ici_", "dcn_")  # keys of MaxText that a worker may set
 _RESERVED = {"memory", "object_store_memory", "node:__internal_head__"}
@@ -199,7 +200,7 @@ class RayConfig(Section):
         own = {k: v for k, v in environ.items() if not k.startswith("RAY_")}
         own |= {"RAY_USAGE_STATS_ENABLED": "0"}
         if self.address == LOCAL:  # the driver makes a token
-            return own | {"RAY_AUTH_MODE": "token"}
+            return own | {"RAY_AUTH_MODE": "token", _LOOPBACK: "0"}
         if not (path := self._token(environ)):
             return own
         return own | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": os.path.abspath(path)}

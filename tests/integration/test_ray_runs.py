@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import grpc
 import psutil
 import pytest
 from ray_nodes import RESOURCE, RayNodes, ray_nodes
@@ -113,6 +114,7 @@ def test_nodes_end_freeze_and_leave_while_the_trainer_goes_on(nodes, tmp_path, c
 
 
 def test_workers_follow_the_load(nodes, tmp_path, monkeypatch):
+    nodes.add(2)  # the test before has left some that take no worker
     monkeypatch.setenv("PYTHONPATH", HELPERS)
     released = tmp_path / "released"
     run = Run(
@@ -135,5 +137,29 @@ def test_workers_follow_the_load(nodes, tmp_path, monkeypatch):
         if isinstance(event, ev.Resized)
     ]
     sizes = [(one.before, one.workers) for one in changes]
-    assert sizes[:2] == [(1, 2), (2, 3)] and sizes[-1] == (2, 1), sizes
+    assert sizes[:4] == [(1, 2), (2, 3), (3, 2), (2, 1)], sizes
     assert all("samples were under way for" in one.reason for one in changes), changes
+
+
+def test_a_cluster_of_its_own_is_of_this_machine_takes_a_token_and_ends_with_its_trainer(tmp_path):
+    run = Run(tmp_path, *ENDLESS, SLOW, "rlax.launcher={name: ray, pools: [{name: own, min: 2}]}")
+    run.until(lambda: len(run.steps()) > 2 and len(workers("own")) == 2, "steps with two workers")
+    below = psutil.Process(run.process.pid).children(recursive=True)
+    listening = [
+        (one.laddr.ip, one.laddr.port, process.name())
+        for process in below
+        for one in process.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN
+    ]
+    assert {ip.removeprefix("::ffff:") for ip, _, _ in listening} == {"127.0.0.1"}, listening
+    (port,) = [port for _, port, name in listening if name == "gcs_server"]
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")
+        with pytest.raises(grpc.RpcError) as refused:
+            ask(b"", timeout=60)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    run.process.kill()
+    run.process.wait(60)
+    _, left = psutil.wait_procs(below, 60)
+    assert not left
+    assert audit(RunFiles(run.dir)).violation is None

@@ -61,6 +61,12 @@ def test_the_driver_gets_no_other_setting_of_ray_and_the_token_as_a_path(tmp_pat
     }
 
 
+def test_a_cluster_of_its_own_listens_on_loopback():
+    given = of().environment({"RAY_AUTH_TOKEN_PATH": "/other", "RAY_AUTH_MODE": "disabled"})
+    assert given.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0"  # so Ray takes 127.0.0.1
+    assert given == {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
 def test_pools_become_arguments_of_workers():
     options = {
         "min": 1,
