@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-smollm2 test test-long lint bench screenshots lock maxtext-check proto clean
+.PHONY: help install demo demo-smollm2 test test-long lint lint-style bench screenshots lock maxtext-check proto clean
 
 SEED ?= 0
 export PYTHON VERSION
@@ -11,6 +11,7 @@ READY := .venv/.complete
 PROTO := rlax_plugin/rpc/rlax.proto
 # Three on the usual two cores: a fifth of the time, tests wait for processes that they started.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 15
+TYPES := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 help: ## this list
 	@echo "rlax_plugin: reinforcement learning for language models on MaxText, as plug-ins"
@@ -32,18 +33,25 @@ demo-smollm2: $(READY) ## SmolLM2-135M, pretrained, learns a task by RL; minutes
 	@rm -rf runs/smollm2-largest-seed$(SEED)/huggingface
 	@$(BIN)/rlax export runs/smollm2-largest-seed$(SEED) --out runs/smollm2-largest-seed$(SEED)/huggingface
 
-test: lint ## everything that must pass before a change lands: lint, then pytest
+# pyright computes on one core only, as long as a twentieth of the tests: it does so beside them.
+test: $(READY) lint-style ## everything that must pass before a change lands: lint and pytest
 	@.ci/browser
-	@$(PYTEST) -m "not long"
+	@said=$$(mktemp); $(TYPES) > "$$said" 2>&1 & types=$$!; \
+	trap 'kill $$types 2> /dev/null || true; rm -f "$$said"' EXIT; \
+	status=0; $(PYTEST) -m "not long" || status=$$?; \
+	wait $$types || status=$$?; \
+	echo "pyright:" && cat "$$said"; exit $$status
 
 test-long: $(READY) ## permutations of kills, all model families, ten times the examples; minutes
 	@.ci/browser
 	@RLAX_TEST_EXAMPLES_TIMES=10 $(PYTEST) -m "long or property"
 
-lint: $(READY) ## ruff, import rules, types; seconds
+lint: lint-style ## ruff, import rules, types; seconds
+	@echo "pyright:" && $(TYPES)
+
+lint-style: $(READY)
 	@echo "ruff:" && $(BIN)/ruff check --no-cache && $(BIN)/ruff format --no-cache --check
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports --no-cache
-	@echo "pyright:" && PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 bench: $(READY) ## the whole system beside a bare JAX loop; minutes (see benchmarks/)
 	@$(BIN)/python benchmarks/bench.py

@@ -98,18 +98,18 @@ def test_a_folder_of_other_files_keeps_them() -> None:
 def test_the_columns_of_the_data_may_be_named_in_config() -> None:
     rows = [{"my text": f"{number}+1", "right": number + 1, "level": 1} for number in range(12)]
     options = {"question": "my text", "reference": "right", "metadata": ["level"]}
-    for number, config in enumerate(
-        (
-            {f"rlax.prompt_source.{key}": value for key, value in options.items()},
-            {"rlax.prompt_source": options},
-            {"rlax": {"prompt_source": options}},
-        )
-    ):
-        run = rlax_plugin.train(data=rows, config=config, name=f"a{number}")
-        assert run.config is not None
-        source = resolve(run.config).section.prompt_source
-        assert source.name == "jsonl" and options.items() <= source.options.items()
-        assert source.options["path"] == f"configs/a{number}/data.jsonl"
+    ways: tuple[dict[str, Any], ...] = (
+        {f"rlax.prompt_source.{key}": value for key, value in options.items()},
+        {"rlax.prompt_source": options},
+        {"rlax": {"prompt_source": options}},
+    )
+    first, *others = (training._settings(config, {}) for config in ways)
+    assert others == [first, first]  # of which train knows nothing else
+    run = rlax_plugin.train(data=rows, config=ways[-1], name="a")
+    assert run.config is not None
+    source = resolve(run.config).section.prompt_source
+    assert source.name == "jsonl" and options.items() <= source.options.items()
+    assert source.options["path"] == "configs/a/data.jsonl"
     with pytest.raises(ConfigError, match=r"must name the column.*'my text', 'right'"):
         rlax_plugin.train(data=rows)
     rows = [{"question": "0+1"}, {"question": "1+1", "answer": 2}]
