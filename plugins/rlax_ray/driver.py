@@ -7,15 +7,17 @@ is the plan. When its input ends, it ends all workers, and the cluster if it has
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -49,7 +51,7 @@ class RayCall:
             return ray.get(self._reference, timeout=_KILLED_S)
         except RayError as error:
             gone = isinstance(error, ActorDiedError | ActorUnschedulableError)
-            raise Lost(_first_line(error), gone) from error
+            raise Lost(_reason(error), gone) from error
 
 
 class RayActor:
@@ -72,7 +74,7 @@ class RayCluster:
 
     def __init__(self, logs: str):
         self._logs, self._asked_s = Path(logs), 0.0
-        self._draining: dict[str, float] = {}
+        self._ends_ms: dict[str, int] = {}  # node -> time at which it ends; 0: unknown
 
     def actor(self, name: str, pool: Mapping[str, Any]) -> RayActor:
         import ray
@@ -93,19 +95,38 @@ class RayCluster:
 
     def draining(self) -> Mapping[str, float]:
         from ray._private.state import state
+        from ray.exceptions import RayError
 
         now_s = time.monotonic()
         if now_s - self._asked_s >= _DRAINING_S:
             self._asked_s = now_s
-            at_ms: Mapping[str, int] = state.get_draining_nodes()
-            self._draining = {
-                node: ms / 1000 - time.time() if ms else float("inf") for node, ms in at_ms.items()
-            }
-        return self._draining
+            # The head may be away for a while; then nothing is known anew.
+            with contextlib.suppress(RayError):
+                self._ends_ms = dict(state.get_draining_nodes())
+        return {
+            node: ms / 1000 - time.time() if ms else float("inf")
+            for node, ms in self._ends_ms.items()
+        }
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _reason(error: Exception) -> str:
+    """Returns the line that says why: the last one of a traceback, otherwise the first one."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if "Error: " in lines[-1] else lines[0]
+
+
+def _reader(path: Path) -> Callable[[], str]:
+    """Returns a function that reads the token file; while that cannot be read, its last content."""
+    last = ""
+
+    def read() -> str:
+        nonlocal last
+        with contextlib.suppress(OSError):
+            last = path.read_text()
+        return last
+
+    return read
 
 
 def _requests(lines: TextIO) -> queue.SimpleQueue[dict[str, Any] | None]:
@@ -138,11 +159,10 @@ def _connect(plan: Mapping[str, Any], directory: Path) -> None:
 
 def _keep(plan: Mapping[str, Any], requests: queue.SimpleQueue[Any], report: Any) -> None:
     """Keeps the workers until the run ends or the input does."""
-    token = Path(plan["token_file"])
     workers = Workers(
         cluster=RayCluster(plan["logs"]),
         pools=plan["pools"],
-        token=token.read_text,
+        token=_reader(Path(plan["token_file"])),
         report=report,
         max_restarts=plan["max_restarts"],
         drain_s=plan["drain_s"],
@@ -194,7 +214,7 @@ def main() -> None:
         try:
             _connect(plan, directory)
         except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-            report("failed", text=f"cannot {_what(plan)}: {_first_line(error)}")
+            report("failed", text=f"cannot {_what(plan)}: {_reason(error)}")
             return
         report("ready")
         try:

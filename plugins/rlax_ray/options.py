@@ -19,6 +19,8 @@ from rlax_plugin.api import (
 )
 
 KEY = "rlax.launcher"
+_NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
+_REPLACED = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # if it is 0, Ray listens on loopback alone
 LOCAL = "local"
 _OF_A_WORKER = ("hardware", "ici_", "dcn_")  # keys of MaxText that a worker may set
@@ -197,10 +199,11 @@ class RayConfig(Section):
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the environment of the driver, with the authentication of the cluster."""
-        own = {k: v for k, v in environ.items() if not k.startswith("RAY_")}
-        own |= {"RAY_USAGE_STATS_ENABLED": "0"}
         if self.address == LOCAL:  # the driver makes a token
-            return own | {"RAY_AUTH_MODE": "token", _LOOPBACK: "0"}
+            own = {k: v for k, v in environ.items() if not k.startswith("RAY_")}
+            return own | _NO_STATISTICS | {"RAY_AUTH_MODE": "token", _LOOPBACK: "0"}
+        # Others may be needed, such as those of TLS.
+        own = {k: v for k, v in environ.items() if k not in _REPLACED} | _NO_STATISTICS
         if not (path := self._token(environ)):
             return own
         return own | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": os.path.abspath(path)}

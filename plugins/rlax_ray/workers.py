@@ -66,7 +66,7 @@ class Worker:
     """A worker of a pool, in whatever process it runs at present.
 
     Attributes:
-      placing: the call that tells the node of its actor, until that is there.
+      placing: the call that tells the node of its actor; None: another actor is to be made.
       node: the node of its actor; empty: it has none at present.
       since_s: time since which it has no node.
       serving: the call that lasts as long as its process; None: it is to be started.
@@ -80,7 +80,7 @@ class Worker:
     pool: int
     name: str
     actor: Actor
-    placing: Call
+    placing: Call | None
     since_s: float
     node: str = ""
     serving: Call | None = None
@@ -184,39 +184,46 @@ class Workers:
 
     def _place(self, worker: Worker, now: float) -> None:
         """Learns whether the actor of a worker is there; before that it is not called."""
-        if worker.placing.done():
+        if worker.placing is None:
+            if now >= worker.next_s and not worker.given_up:
+                worker.actor = self.cluster.actor(worker.name, self.pools[worker.pool])
+                worker.placing = worker.actor.call("place")
+        elif worker.placing.done():
             try:
                 worker.node = str(worker.placing.result())
             except Lost as error:
-                self._ask_again(worker, error.gone)
+                worker.placing = None if error.gone else worker.actor.call("place")
+                if error.gone:  # it could not be made, which Ray does not try again
+                    self._failed(worker, f"could not be started by Ray: {error}", now)
         elif not worker.said and now - worker.since_s > _WAITS_S:
             worker.said = True
             needs = self.pools[worker.pool]["needs"]
             self._log(f"worker {worker.name} waits for a node that has {needs}")
-
-    def _ask_again(self, worker: Worker, gone: bool) -> None:
-        if gone:
-            worker.actor = self.cluster.actor(worker.name, self.pools[worker.pool])
-        worker.placing = worker.actor.call("place")
 
     def _ended(self, worker: Worker, serving: Call, now: float) -> None:
         worker.serving = None
         try:
             status, last = serving.result()
         except Lost as error:  # Ray starts its actor again, on another node if need be
-            text = f"was lost with its process or node: {error}"
             worker.node, worker.since_s, worker.said = "", now, False
-            self._ask_again(worker, error.gone)
-        else:
-            text = f"ended with status {status}: {last}"
-            worker.failures = 0 if now - worker.began_s > _LONG_S else worker.failures + 1
-            worker.next_s = now + min(_SLOWEST_S, 0.1 * 2**worker.failures)
-            if worker.failures > self.max_restarts or status == _BAD_CONFIG:
-                worker.given_up = f"worker {worker.name} {text}"
-        if worker.leaves_s is not None:
+            worker.placing = None if error.gone else worker.actor.call("place")
+            if worker.leaves_s is None:
+                self._log(f"worker {worker.name} was lost with its process or node: {error}")
+                self.report("restarted")
             return
+        if worker.leaves_s is None:
+            if now - worker.began_s > _LONG_S:
+                worker.failures = 0
+            text = f"ended with status {status}: {last}"
+            self._failed(worker, text, now, for_good=status == _BAD_CONFIG)
+
+    def _failed(self, worker: Worker, text: str, now: float, *, for_good: bool = False) -> None:
+        """Has a worker started again after a while, or gives it up."""
+        worker.failures += 1
+        worker.next_s = now + min(_SLOWEST_S, 0.1 * 2**worker.failures)
         self._log(f"worker {worker.name} {text}")
-        if worker.given_up:
+        if for_good or worker.failures > self.max_restarts:
+            worker.given_up = f"worker {worker.name} {text}"
             self._log(f"worker {worker.name} is not started again", "error")
         else:
             self.report("restarted")

@@ -51,10 +51,16 @@ def test_a_cluster_of_others_needs_a_token(tmp_path):
 
 def test_the_driver_gets_no_other_setting_of_ray_and_the_token_as_a_path(tmp_path):
     (token := tmp_path / "token").write_text("secret")
-    environ = {"RAY_AUTH_TOKEN": "secret", "RAY_ADDRESS": "other:1", "HOME": "/home/me"}
+    environ = {
+        "RAY_AUTH_TOKEN": "secret",
+        "RAY_ADDRESS": "other:1",
+        "HOME": "/home/me",
+        "RAY_USE_TLS": "1",
+    }
     given = of(address="head:6379", token_file=str(token)).environment(environ)
     assert given == {
         "HOME": "/home/me",
+        "RAY_USE_TLS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),

@@ -142,6 +142,17 @@ def test_a_lost_actor_is_called_again_and_one_that_is_gone_is_replaced():
     assert [event for event, _ in kept.events].count("restarted") == 2
 
 
+def test_an_actor_that_cannot_be_made_is_made_again_a_few_times():
+    kept = Kept(pool("a", 1, 1), wanted=1, max_restarts=2)
+    for _ in range(20):
+        kept.tick()
+        kept.cluster.actors[-1].last("place").answer = Lost("No module named 'rlax_ray'", gone=True)
+    assert len(kept.cluster.actors) == 3
+    line = "worker a-0 could not be started by Ray: No module named 'rlax_ray'"
+    assert kept.said() == [line, line, line, "worker a-0 is not started again"]
+    assert kept.events[-1] == ("failed", {"text": line})
+
+
 @pytest.mark.parametrize("status", [1, 2])
 def test_a_worker_that_cannot_start_is_given_up_and_the_last_one_ends_the_run(status):
     kept = Kept(pool("a", 2, 2), wanted=2, max_restarts=2)
