@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,21 @@ def write_nothing(config: pytest.Config) -> None:
     elsewhere = tempfile.TemporaryDirectory(prefix="rlax-collecting-")
     config.add_cleanup(elsewhere.cleanup)
     set_hypothesis_home_dir(elsewhere.name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No garbage is collected meanwhile, and what there is by then is not looked through again.
+
+    These are millions of objects, of imported modules and of thousands of tests: looking through
+    them again and again takes a third of the time of collecting tests, and a tenth of theirs.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
