@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 
 NAME = "metrics.jsonl"
+_SHOWN = 5  # numbers of lines in a message
+
+log = logging.getLogger("rlax.controller")
 
 
-def by_step(text: str) -> dict[int, dict[str, float]]:
-    """Parses a file's text into step -> metrics; the last line of a step counts."""
-    found: dict[int, dict[str, float]] = {}
-    for line in text.splitlines():
+class Recorded(NamedTuple):
+    """The content of a file of metrics.
+
+    Attributes:
+      by_step: step -> its metrics; the last line of a step counts.
+      damaged: numbers of the lines that cannot be read, from 1. The last line of a killed run may
+        be a part of one and is not among them.
+    """
+
+    by_step: dict[int, dict[str, Any]]
+    damaged: list[int]
+
+    def __str__(self) -> str:
+        lines = ", ".join(map(str, self.damaged[:_SHOWN])) + ", ..." * (len(self.damaged) > _SHOWN)
+        return f"{NAME}: {len(self.damaged)} damaged lines are left out (line {lines})"
+
+
+def read(content: bytes) -> Recorded:
+    """Reads a file's content; each line counts for itself."""
+    found = Recorded({}, [])
+    *whole, cut = content.split(b"\n")
+    for number, line in enumerate([*whole, cut], 1):
         try:
             metrics = json.loads(line)
-            found[metrics["step"]] = metrics
-        except (ValueError, LookupError, TypeError):
-            break  # the last line of a killed run may be a part of one: nothing after it counts
+            step = metrics["step"]
+            if type(step) is not int:
+                raise TypeError
+        except (ValueError, LookupError, TypeError, RecursionError):
+            if number <= len(whole):
+                found.damaged.append(number)
+        else:
+            found.by_step[step] = metrics
     return found
 
 
@@ -56,10 +83,15 @@ class MetricsFile:
         The run may have continued elsewhere since the local file was written, and the copy may end
         with the last checkpoint, so each may lack steps.
         """
-        texts = [self._path.read_text()] if self._path.exists() else []
+        contents = [self._path.read_bytes()] if self._path.exists() else []
         if not self._files.is_local and self._files.exists(NAME):
-            texts.append(self._files.get(NAME).decode())
-        return {step: line for text in texts for step, line in by_step(text).items()}
+            contents.append(self._files.get(NAME))
+        known: dict[int, dict[str, Any]] = {}
+        for recorded in map(read, contents):
+            known |= recorded.by_step
+            if recorded.damaged:
+                log.warning("%s", recorded)
+        return known
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         assert self._file is not None, "rewind opens the file"

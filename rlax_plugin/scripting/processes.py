@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol
 
 import psutil
 
-from rlax_plugin.errors import CommandError, ConfigError
+from rlax_plugin.errors import CommandError, ConfigError, RlaxError
 
 _INTERRUPTED = 130
 _TAIL = 65_536  # bytes of a log that are read again
@@ -55,7 +55,7 @@ class Started:
             )
         # A process that this one forks, such as a worker of a pool, may outlive it.
         os.register_at_fork(after_in_child=self._let_go)
-        self._interrupted = False
+        self._starter, self._interrupted = os.getpid(), False
         self.status: int | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._wait, name="rlax-run", daemon=True).start()
@@ -70,10 +70,20 @@ class Started:
             self._process.stdin.close()
         self._ended.set()
 
+    def _check_process(self) -> None:
+        """A forked process has no thread that waits for the run, and the run is not its child."""
+        if os.getpid() != self._starter:
+            raise RlaxError(
+                f"the run was started by process {self._starter}, from which this one was forked: "
+                "in this process use rlax_plugin.open"
+            )
+
     def ended(self, timeout_s: float) -> bool:
+        self._check_process()
         return self._ended.wait(timeout_s)
 
     def interrupt(self) -> None:
+        self._check_process()
         if not self._ended.is_set():
             self._interrupted = True
             self._process.send_signal(signal.SIGINT)

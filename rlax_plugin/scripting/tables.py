@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,14 +25,17 @@ def metrics_table(content: bytes) -> pa.Table:
     Raises:
       RlaxError: the file is damaged.
     """
+    recorded = file.read(content)
+    if recorded.damaged:
+        raise RlaxError(f"{file.NAME} is damaged: line {recorded.damaged[0]} cannot be read")
     try:
-        return _metrics_table(content.decode())
+        return _metrics_table(recorded.by_step)
     except (ValueError, TypeError) as error:  # pyarrow's errors are among these
         raise RlaxError(f"{file.NAME} is damaged: {error}") from None
 
 
-def _metrics_table(text: str) -> pa.Table:
-    rows = [row for _, row in sorted(file.by_step(text).items())]
+def _metrics_table(by_step: Mapping[int, Mapping[str, Any]]) -> pa.Table:
+    rows = [row for _, row in sorted(by_step.items())]
     names = sorted({name for row in rows for name in row} - {"step"})
     columns = {"step": pa.array([row["step"] for row in rows], pa.int64())}
     for name in names:

@@ -112,7 +112,7 @@ def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
     with run.noting():
         run.started_from = str(descent.recorded(files) or "")
     with run.noting():
-        run.metrics = _read_metrics(files)
+        run.metrics = _read_metrics(files, run.missing)
     with run.noting():
         run.summary = files.get_json("summary.json") or {}
         if not run.summary:
@@ -140,11 +140,14 @@ def _read_config(files: RunFiles) -> dict[str, Any]:
     return document
 
 
-def _read_metrics(files: RunFiles) -> dict[str, list[float]]:
+def _read_metrics(files: RunFiles, missing: list[str]) -> dict[str, list[float]]:
     try:
-        rows = file.by_step(files.get(file.NAME).decode())
+        recorded = file.read(files.get(file.NAME))
     except FileNotFoundError:
         raise RlaxError("metrics.jsonl does not exist: no step has ended yet") from None
+    if recorded.damaged:
+        missing.append(str(recorded))
+    rows = recorded.by_step
     ordered = [rows[step] for step in sorted(rows)]
     names = {name for row in ordered for name in row} | {"step"}
     return {name: [_number(row.get(name)) for row in ordered] for name in sorted(names)}

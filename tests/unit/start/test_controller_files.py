@@ -133,3 +133,20 @@ def test_a_run_without_batches_is_not_replayed_and_left_alone(tmp_path: Path) ->
     with raises(ConfigError, match=f"^RUN = '{tmp_path}': cannot be replayed yet"):
         replay(str(tmp_path))
     assert RunFiles(tmp_path).names("") == ["config.yml"]
+
+
+def test_damaged_lines_of_metrics_cost_no_other_steps(tmp_path, caplog):
+    lines = [b'{"step": 1, "a": 1.5}', b'{"step": 2, "a": \xff}', b'{"step": "3"}', b"[4]"]
+    lines += [b"[" * 100_000, b'{"step": 6, "a": 2.5}', b'{"step": 7, "a"']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    metrics = MetricsFile(RunFiles(tmp_path), tmp_path)
+    assert metrics.rewind(6) == [{"step": 1, "a": 1.5}, {"step": 6, "a": 2.5}]
+    metrics.add(7, {"a": 3.5})
+    metrics.close()
+    assert [row["step"] for row in map(json.loads, (tmp_path / "metrics.jsonl").open())] == [
+        1,
+        6,
+        7,
+    ]
+    said = "metrics.jsonl: 4 damaged lines are left out (line 2, 3, 4, 5)"
+    assert caplog.messages == [said]
