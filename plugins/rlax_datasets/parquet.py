@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlax_datasets.files import FilesConfig, FilesSource
-from rlax_plugin.api import BrokenRow, opened
+from rlax_plugin.api import BrokenRow, ConfigError, opened
 
 _TOGETHER = 256
 
@@ -27,7 +27,12 @@ class ParquetSource(FilesSource):
         for path in self.files(split):
             number = 0
             with opened(path, key) as file:
-                for batch in pq.ParquetFile(file).iter_batches(_TOGETHER):
+                table = pq.ParquetFile(file)
+                names = table.schema_arrow.names
+                # As a mapping, a row would keep the last of them only.
+                if twice := sorted({name for name in names if names.count(name) > 1}):
+                    raise ConfigError(key, path, f"has two columns with the name {twice[0]!r}")
+                for batch in table.iter_batches(_TOGETHER):
                     for row in batch.to_pylist():
                         number += 1
                         yield f"{path}, row {number},", row

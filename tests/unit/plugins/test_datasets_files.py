@@ -113,6 +113,9 @@ def test_broken_parquet_files(tmp_path: Path) -> None:
     data[len(data) // 2 : len(data) // 2 + 400] = b"\xff" * 400
     path.write_bytes(data)
     assert f"path = '{path}': cannot be read: " in refusal(parquet(path, metadata=[]))
+    columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["2"])]
+    pq.write_table(pa.table(columns, names=["prompt", "answer", "answer"]), path)
+    assert refusal(parquet(path)).endswith("has two columns with the name 'answer'")
 
 
 GOOD = json.dumps(ROWS[0]).encode()
