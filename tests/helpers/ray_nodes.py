@@ -94,7 +94,11 @@ class RayNodes:
 
 @contextmanager
 def ray_nodes(directory: Path, count: int) -> Iterator[RayNodes]:
-    """A cluster with a head, on which no worker fits, and nodes for one worker each."""
+    """A cluster with a head, on which no worker fits, and nodes for one worker each.
+
+    Args:
+      directory: with a short name, because Ray makes sockets below it.
+    """
     token_file = directory / "ray-token"
     token_file.touch(0o600)
     token_file.write_text(os.urandom(32).hex())

@@ -61,8 +61,10 @@ def test_a_notebook_trains_and_shows_its_run(
     monkeypatch.delenv("MPLBACKEND", raising=False)  # a kernel chooses its own
     start, wait, metrics, plot, samples, report, handle, status = executed(tmp_path, *CELLS)
     assert "cells: starting, step 0 of 30" in start[0].data["text/html"]
-    # One display, which was updated until the end, and the value of the cell.
-    progress, value = wait
+    # One display, which was updated until the end, the results, and the value of the cell.
+    progress, table, verdict, value = wait
+    assert "held-out evaluation" in table.data["text/plain"]
+    assert "pass@1 on test went from" in " ".join(verdict.data["text/plain"].split())
     assert progress.output_type == "display_data"
     assert "cells: complete, step 30 of 30, reward 0." in progress.data["text/plain"]
     assert value.data["text/plain"] == "'complete'"

@@ -246,7 +246,9 @@ def test_a_run_outlives_its_parameter_server_killed_at_random_moments(
     assert [step["step"] for step in run.steps()] == list(range(1, steps + 1))
     summary = run.summary()
     assert summary["worker_restarts"] == 0
-    # One that waits for the server may still be running when the next one is due.
-    assert summary["evaluation"]["skipped"] == out.count("is still running")
+    # One that waits for the server may still be running when the next one is due, or no worker has
+    # had its weights by then.
+    delayed = out.count("is still running") + out.count("no second worker was ready")
+    assert summary["evaluation"]["skipped"] == delayed, out
     report = audit(RunFiles(run.dir))
     assert report.clean, report.violation

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import psutil
@@ -28,8 +30,11 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
-    with ray_nodes(tmp_path_factory.mktemp("r"), 3) as nodes:
+def nodes() -> Iterator[RayNodes]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rlax-", dir="/tmp", ignore_cleanup_errors=True) as own,
+        ray_nodes(Path(own), 3) as nodes,
+    ):
         yield nodes
 
 
