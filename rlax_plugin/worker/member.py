@@ -323,7 +323,8 @@ class Member:
                         await self._copies.load(client, held, reading, self._load_once)
                     return version.version
                 except WeightsUnreadableError as error:
-                    problem = f"{error}{unseen(version)}"  # its traceback would keep the weights
+                    # As text, because its traceback would keep the weights.
+                    problem = str(error) + (unseen(version) if self._copies is None else "")
                     if pauses.over:
                         raise DeadlineError(
                             f"reading version {version.version} ({tries} failed attempts, the last "
