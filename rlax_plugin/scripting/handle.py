@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.text import Text
+
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml
 from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
 from rlax_plugin.metrics.file import NAME
@@ -273,7 +275,7 @@ class Run:
         from rlax_plugin.start.results import before_and_after
 
         for one in before_and_after(self._files):
-            show_once(harmless(one) if isinstance(one, str) else one)
+            show_once(Text(harmless(one)) if isinstance(one, str) else one)  # a text has no markup
 
     def _stop_and_wait(self) -> None:
         """Stops the run; each further interrupt is passed on to it."""
