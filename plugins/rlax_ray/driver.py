@@ -146,14 +146,14 @@ def _connect(plan: Mapping[str, Any], directory: Path) -> None:
     import ray
 
     local = plan["address"] == LOCAL
+    own = {"_temp_dir": str(directory), "num_cpus": plan["cpus"], "object_store_memory": _OBJECTS}
     ray.init(
         address="local" if local else plan["address"],
         include_dashboard=False if local else None,
         log_to_driver=False,
         configure_logging=False,
         namespace=f"rlax-{os.getpid()}",
-        **({"_temp_dir": str(directory)} if local else {}),
-        **({"num_cpus": plan["cpus"], "object_store_memory": _OBJECTS} if local else {}),
+        **(own if local else {}),
     )
 
 

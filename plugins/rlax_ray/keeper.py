@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from rlax_launchers import last_line
+
 _PREFIX = "rlax-ray-worker-"  # of a directory, before the process id of its actor
 _REAPED_S = 10.0  # for a process that was killed to be gone
-_LAST = 4096  # bytes of a log in which its last line is looked for
 
 
 class Keeper:
@@ -48,7 +49,7 @@ class Keeper:
             if self._token is not None:
                 _write(self._token, token)
 
-    def serve(self, name: str, arguments: list[str], token: str) -> tuple[int, str]:
+    def serve(self, arguments: list[str], token: str) -> tuple[int, str]:
         """Runs the worker until it ends; returns its exit status and the last line of its log."""
         directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")  # mode 0700
         try:
@@ -62,7 +63,7 @@ class Keeper:
             with self._lock:
                 self._token = None
             shutil.rmtree(directory, ignore_errors=True)
-        return status, self._last_line()
+        return status, f"{last_line(self._log)} (see {self._log})"
 
     def stop(self, grace_s: float) -> None:
         """Ends the worker: by SIGTERM, which drains it, and after ``grace_s`` by SIGKILL."""
@@ -75,13 +76,6 @@ class Keeper:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait(_REAPED_S)
-
-    def _last_line(self) -> str:
-        with self._log.open("rb") as file:
-            file.seek(max(0, self._log.stat().st_size - _LAST))
-            lines = file.read().decode(errors="replace").split("\n")
-        said = (line.strip() for line in reversed(lines) if line.strip())
-        return f"{next(said, 'it printed nothing')} (see {self._log})"
 
 
 def _started(token: Path, arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -39,7 +39,6 @@ class RayLauncher(Launcher):
         self._restarts = 0
         self._last_incarnation = 0
         self._directory = ""  # of the driver
-        self._stopping = False
 
     @property
     def scaling(self) -> ScalingRule:
@@ -141,7 +140,7 @@ class RayLauncher(Launcher):
                 self._restarts += 1
             case "started":
                 self._last_incarnation = max(self._last_incarnation, event["incarnation"])
-            case "failed" if not self._stopping:
+            case "failed":
                 raise WorkerError(f"{event['text']} (see {log_path})")
 
     def _given_up(self, watcher: asyncio.Task[None]) -> None:
@@ -152,7 +151,6 @@ class RayLauncher(Launcher):
         watcher.get_loop().call_exception_handler({"message": str(error), "exception": error})
 
     async def stop(self) -> None:
-        self._stopping = True
         try:
             await self._stop()
         finally:
@@ -202,6 +200,4 @@ def _plan(pool: Pool, controller: str) -> dict[str, Any]:
 
 def _local_cpus(config: RayConfig) -> float:
     """Returns the number of CPUs that a cluster of one's own must have for all workers."""
-    if config.address != LOCAL:
-        return 0
     return sum(pool.most * pool.resources.get("CPU", 0.0) for pool in config.pools)

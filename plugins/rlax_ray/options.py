@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ _NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 _REPLACED = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # if it is 0, Ray listens on loopback alone
 LOCAL = "local"
-_OF_A_WORKER = ("hardware", "ici_", "dcn_")  # keys of MaxText that a worker may set
+_OF_A_WORKER = re.compile(r"hardware|(ici|dcn)_\w+")  # keys of MaxText that a worker may set
 _RESERVED = {"memory", "object_store_memory", "node:__internal_head__"}
 Amount = Annotated[float, Field(ge=0, le=1e6)]
 
@@ -82,7 +83,7 @@ class Pool(Section):
     @field_validator("maxtext")
     @classmethod
     def _local(cls, keys: dict[str, Any]) -> dict[str, Any]:
-        if others := sorted(key for key in keys if not key.startswith(_OF_A_WORKER)):
+        if others := sorted(key for key in keys if not _OF_A_WORKER.fullmatch(key)):
             reason = "must be the run's in all workers: a pool may set hardware, ici_* and dcn_*"
             raise ValueError(f"{others[0]} {reason}")
         return keys

@@ -234,7 +234,7 @@ class Workers:
         arguments = [*self.pools[worker.pool]["arguments"], "--name", worker.name]
         arguments += ["--incarnation", str(self.last_incarnation)]
         worker.began_s = now
-        worker.serving = worker.actor.call("serve", worker.name, arguments, self._token)
+        worker.serving = worker.actor.call("serve", arguments, self._token)
         self.report("started", incarnation=self.last_incarnation)
 
     def _move(self, worker: Worker, left_s: float) -> None:
