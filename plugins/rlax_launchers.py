@@ -108,7 +108,7 @@ class Local(Launcher):
             if failures > self._config.max_restarts or status == _BAD_CONFIG:
                 raise WorkerError(
                     f"worker {name} ended {failures} times in a row, the last time with status "
-                    f"{status}: {last_line(log_path)} (see {log_path})"
+                    f"{status}: {_last_line(log_path)} (see {log_path})"
                 )
             self._restarts += 1
             await asyncio.sleep(min(5.0, 0.1 * 2**failures))
@@ -139,8 +139,7 @@ class Local(Launcher):
             wait.cancel()
 
 
-def last_line(path: Path, most: int = 4096) -> str:
-    """Returns the last line of a log that is not empty, looked for in its last bytes."""
+def _last_line(path: Path, most: int = 4096) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - most))
         lines = file.read().decode(errors="replace").split("\n")

@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from rlax_launchers import last_line
-
 _PREFIX = "rlax-ray-worker-"  # of a directory, before the process id of its actor
 _REAPED_S = 10.0  # for a process that was killed to be gone
+_LAST = 4096  # bytes of a log in which its last line is looked for
 
 
 class Keeper:
@@ -63,7 +62,7 @@ class Keeper:
             with self._lock:
                 self._token = None
             shutil.rmtree(directory, ignore_errors=True)
-        return status, f"{last_line(self._log)} (see {self._log})"
+        return status, f"{_last_line(self._log)} (see {self._log})"
 
     def stop(self, grace_s: float) -> None:
         """Ends the worker: by SIGTERM, which drains it, and after ``grace_s`` by SIGKILL."""
@@ -90,6 +89,13 @@ def _started(token: Path, arguments: Sequence[str], out: IO[bytes]) -> subproces
         env={**environ, "RLAX_PARENT_PID": str(os.getpid())},
         start_new_session=True,
     )
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LAST))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 def _write(path: Path, token: str) -> None:

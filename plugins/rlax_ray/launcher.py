@@ -183,7 +183,7 @@ def _plan(pool: Pool, controller: str) -> dict[str, Any]:
     if pool.rollouts.slots is not None:
         arguments.append(f"rlax.rollouts.slots={pool.rollouts.slots}")
     if pool.rollouts.engine is not None:
-        arguments.append(f"rlax.rollouts.engine={json.dumps(pool.rollouts.engine)}")
+        arguments.append(f"rlax.rollouts.engine={json.dumps(pool.rollouts.engine.model_dump())}")
     arguments += [f"{key}={json.dumps(value)}" for key, value in pool.maxtext.items()]
     needs = [f"{amount:g} {name}" for name, amount in pool.resources.items()]
     needs += [f"label {name} = {value}" for name, value in pool.labels.items()]

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from rlax_plugin.api import (
+    Choice,
     ConfigError,
     NonNegativeInt,
     PositiveInt,
@@ -37,7 +38,7 @@ class PoolRollouts(Section):
         description="number of sequences that a worker of this pool decodes at once; null: as "
         "rlax.rollouts.slots",
     )
-    engine: dict[str, Any] | None = Field(
+    engine: Choice | None = Field(
         default=None,
         description="rollout engine of this pool with its options, such as {name: jetstream}; "
         "null: as rlax.rollouts.engine",

@@ -28,6 +28,7 @@ def of(**options) -> RayConfig:
         ({"pools": [{"resources": {"memory": 1}}]}, "memory is a resource that Ray gives out"),
         ({"pools": [{"resources": {"GPU": -1}}]}, "greater than or equal to 0"),
         ({"pools": [{"rollouts": {"temperature": 0}}]}, "temperature"),
+        ({"pools": [{"rollouts": {"engine": {"token_s": 1}}}]}, "engine"),
         ({"pools": [{"maxtext": {"learning_rate": 1}}]}, "learning_rate must be the run's"),
         ({"pools": [{"maxtext": {"hardware_x": 1}}]}, "hardware_x must be the run's"),
         ({"scale_waits": 1.0}, "less than 1"),
