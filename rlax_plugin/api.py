@@ -93,8 +93,10 @@ from rlax_plugin.ports.environment import (
     Session,
 )
 from rlax_plugin.ports.hookspecs import hookimpl
+from rlax_plugin.ports.hosts import FollowerPort, SharedWriter
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.observer import Observer
+from rlax_plugin.ports.orders import END, Followers, Order
 from rlax_plugin.ports.protocols import (
     Arrays,
     BuildContext,
@@ -131,6 +133,7 @@ from rlax_plugin.ports.training import (
     ConvertibleModel,
     Exported,
     FirstWeightsReader,
+    HostTrainer,
     ModelConverter,
     ModelExporter,
     SignalTrainer,
@@ -183,6 +186,7 @@ from rlax_plugin.types import (
     Canary,
     Descent,
     Episode,
+    HostPlace,
     Key,
     Prompt,
     Request,
@@ -208,6 +212,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ADVANTAGE_INPUTS",
     "ARRAYS",
+    "END",
     "INT32_MAX",
     "MAX_STOP_IDS",
     "PREPARED",
@@ -252,9 +257,13 @@ __all__ = [
     "Extension",
     "Filter",
     "FirstWeightsReader",
+    "FollowerPort",
+    "Followers",
     "GivenTextEncoder",
     "GreedyDecoder",
     "GroupReward",
+    "HostPlace",
+    "HostTrainer",
     "IdentifiedSource",
     "Job",
     "Key",
@@ -273,6 +282,7 @@ __all__ = [
     "ObjectiveSlots",
     "Observer",
     "Optimizer",
+    "Order",
     "Outcome",
     "Outcomes",
     "OverLimitError",
@@ -313,6 +323,7 @@ __all__ = [
     "Section",
     "ServiceProvider",
     "Session",
+    "SharedWriter",
     "SideSpec",
     "SignalChain",
     "SignalState",

@@ -229,10 +229,9 @@ def initialize(resolved: ResolvedConfig, **overrides: Any) -> Config:
     vertex = bool(config.use_vertex_tensorboard or os.environ.get("UPLOAD_DATA_TO_TENSORBOARD"))
     train = lean_imports.import_trainer(vertex)
     check(OVERRIDES, config.allow_untested)
-    if jax.process_count() > 1:
-        raise ConfigError(
-            "skip_jax_distributed_system", False, "must be true: one trainer process is supported"
-        )
+    if jax.process_count() > 1 and not config.skip_jax_distributed_system:
+        reason = "must be true: hosts find each other by rlax train --hosts, --host, --coordinator"
+        raise ConfigError("skip_jax_distributed_system", False, reason)
     train.max_utils.print_system_information()
     try:
         train.train_utils.validate_train_config(config)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from maxtext_overrides.trainer.host_rows import HostRows, local_copy
 from maxtext_overrides.trainer.loss import OUTPUTS, make_outputs_fn
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
@@ -38,15 +39,24 @@ def target_logprobs_of(
 class BatchScores:
     """Computes outputs of the model for a batch under given weights, one micro-batch at a time.
 
+    Every host of a trainer calls it with the same arguments, except for the rows.
+
     Args:
       config: MaxText's config.
       temperature: divisor of the logits, above 0.
+
+    Attributes:
+      rows: number of rows of a micro-batch.
     """
 
     def __init__(self, config: Config, temperature: float):
-        self._rows: int = config.micro_batch_size_to_train_on
+        self.rows: int = config.micro_batch_size_to_train_on
         self._temperature = temperature
         self._compiled: dict[tuple[str, ...], Callable[..., dict[str, jax.Array]]] = {}
+
+    def host_rows(self, loop: Loop) -> HostRows:
+        """The rows that each host holds."""
+        return HostRows(_sharding(loop))
 
     def parts(
         self,
@@ -58,23 +68,33 @@ class BatchScores:
         """Runs the model over the rows of a batch, in order.
 
         Args:
+          arrays: the whole batch; with several hosts the rows of each micro-batch that this host
+            holds, see ``HostRows.share``.
           names: ``logprobs``, ``entropy``, or one of ``loss.OUTPUTS``.
 
         Yields:
-          Rows, and name -> array [rows, length, ...] on the devices.
+          Rows, and name -> array [rows, length, ...] on the devices; with several hosts on one
+          device of this host.
         """
-        from maxtext.utils.sharding import get_input_data_sharding
-
-        sharding = get_input_data_sharding(loop.config, loop.mesh)
+        sharding = _sharding(loop)
+        several = HostRows(sharding) if jax.process_count() > 1 else None
         data = {name: arrays[name] for name in MAXTEXT_ARRAYS}
         if names not in self._compiled:
-            self._compiled[names] = self._made(loop.graph, names)
-        for start in range(0, len(data["inputs"]), self._rows):
-            rows = slice(start, start + self._rows)
+            self._compiled[names] = self._made(loop, names)
+        step = self.rows
+        if several is not None:
+            step = len(several.held(jax.process_index(), self.rows))
+        for number, start in enumerate(range(0, len(data["inputs"]), step)):
+            held = {name: a[start : start + step] for name, a in data.items()}
             with loop.shardings():  # not around a yield: what happens there is the caller's
-                part = jax.device_put({name: a[rows] for name, a in data.items()}, sharding)
+                if several is None:
+                    part = jax.device_put(held, sharding)
+                else:
+                    part = several.placed(held, self.rows)
                 found = self._compiled[names](loop.model_state, weights, part)
-            yield rows, found
+            if several is not None:
+                found = {name: local_copy(array) for name, array in found.items()}
+            yield slice(number * self.rows, (number + 1) * self.rows), found
 
     def __call__(
         self, loop: Loop, weights: Weights, arrays: Mapping[str, np.ndarray]
@@ -83,8 +103,9 @@ class BatchScores:
         parts = [found["logprobs"] for _, found in self.parts(loop, weights, arrays, ("logprobs",))]
         return np.concatenate(jax.device_get(parts))
 
-    def _made(self, graph: Any, names: tuple[str, ...]) -> Callable[..., dict[str, jax.Array]]:
-        @jax.jit
+    def _made(self, loop: Loop, names: tuple[str, ...]) -> Callable[..., dict[str, jax.Array]]:
+        graph = loop.graph
+
         def outputs_of_batch(
             model_state: Any, weights: Weights, data: Mapping[str, Any]
         ) -> dict[str, jax.Array]:
@@ -95,4 +116,14 @@ class BatchScores:
             every = {"logprobs": found.logprobs_bt, "entropy": found.entropy_bt}
             return {name: array for name, array in (every | found.further).items() if name in names}
 
-        return outputs_of_batch
+        if jax.process_count() == 1:
+            return jax.jit(outputs_of_batch)
+        # Host 0 needs all rows, and no host can read the devices of another.
+        everywhere = jax.sharding.NamedSharding(loop.mesh, jax.sharding.PartitionSpec())
+        return jax.jit(outputs_of_batch, out_shardings=everywhere)
+
+
+def _sharding(loop: Loop) -> jax.sharding.Sharding:
+    from maxtext.utils.sharding import get_input_data_sharding
+
+    return get_input_data_sharding(loop.config, loop.mesh)

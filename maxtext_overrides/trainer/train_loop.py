@@ -96,6 +96,9 @@ class Events:
       before_checkpoint: step, right before MaxText saves the checkpoint of that step.
       update: arrays of one update -> the same, and ``update_arrays``.
       update_arrays: name -> spec of what ``update`` adds: what depends on a whole update.
+      place: arrays of one update -> what MaxText gets, for a trainer over several hosts.
+      next_update: the arrays of the next update that MaxText gets, on a host that has no batches;
+        then ``batches``, ``update`` and ``place`` are not called.
     """
 
     batches: Callable[[int], Mapping[str, np.ndarray]]
@@ -105,6 +108,8 @@ class Events:
     before_checkpoint: Callable[[int], None] = lambda step: None
     update: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = lambda arrays: arrays
     update_arrays: Mapping[str, ArraySpec] = MappingProxyType({})
+    place: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]] = lambda arrays: arrays
+    next_update: Callable[[], Mapping[str, Any]] | None = None
 
 
 @jax.jit
@@ -156,12 +161,15 @@ class _Extension:
             raise TrainingError("MaxText asked for a batch before setup_train_loop returned")
         return self.loop
 
-    def _data(self) -> Iterator[dict[str, np.ndarray]]:
+    def _data(self) -> Iterator[dict[str, Any]]:
+        events = self.events
         with self._remembered():
+            while events.next_update is not None:
+                yield dict(events.next_update())
             while True:
                 step = self.started().completed + 1
                 for update in self.updates.of(step, self._batch(step)):
-                    yield dict(self.events.update(update))
+                    yield dict(events.place(events.update(update)))
 
     def _batch(self, step: int) -> dict[str, np.ndarray]:
         batch = self.events.batches(step)

@@ -35,6 +35,52 @@ def train(
             "step of a checkpoint; default: the newest checkpoint",
         ),
     ] = None,
+    hosts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            show_default=False,
+            help="number of hosts of the trainer. With hardware=cpu and without --host, all of "
+            "them are started here, as processes that share the devices of the config",
+        ),
+    ] = None,
+    host: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            show_default=False,
+            help="with --hosts: this is the host of this number; 0 has the run directory and the "
+            "controller. Start each host with the same config and arguments",
+        ),
+    ] = None,
+    coordinator: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="with --host: address at which host 0 lets the others find each other "
+            "(jax.distributed)",
+        ),
+    ] = "",
+    controller: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="with --host from 1: address of host 0's controller; default: found by itself if "
+            "host 0 runs on this machine",
+        ),
+    ] = "",
+    token_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="with --host from 1: the run's host-token.json, which lets this host in; default: "
+            "that in the run's state directory",
+        ),
+    ] = "",
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", help="stop when the parent process ends", hidden=True)
+    ] = False,
 ) -> None:
     """Trains a model, or continues an interrupted run.
 
@@ -46,12 +92,17 @@ def train(
     The config of a run cannot be changed after its start. Instead, rlax train CONFIG run_name=NEW
     --from RUN starts a new run from the weights of another run, with any config of the same model.
     The new run begins with step 1, a new optimizer state and the first prompts.
+
+    A model that needs several hosts is trained by one process on each of them. --hosts 2 starts two
+    here, on the processor, to try a config. Elsewhere start rlax train CONFIG --hosts N --host I
+    --coordinator HOST:PORT on each host; docs/operate.md shows it.
     """
     with exit_status():
         first_words(f"rlax train {config}")
-        from rlax_plugin.start.run import train as run
+        from rlax_plugin.start.places import Places
 
-        status = run(config, overrides or (), start)
+        places = Places(hosts, host, coordinator, controller, token_file)
+        status = places.train(config, overrides or (), start, with_parent=with_parent)
     raise typer.Exit(status)
 
 

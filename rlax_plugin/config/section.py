@@ -84,6 +84,11 @@ class Deadlines(Section):
         "worker renews it; after a restart of the trainer, the versions of the earlier "
         "process are kept this long after the first new one is published",
     )
+    host_s: Seconds = Field(
+        default=60.0,
+        description="time without a sign of life after which a host of a trainer over several "
+        "hosts is lost, and the other hosts end; also the time for which they try to reach host 0",
+    )
     drain_s: Seconds = Field(
         default=20.0, description="limit for finishing open work after a worker receives SIGTERM"
     )

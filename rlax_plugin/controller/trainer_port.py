@@ -13,8 +13,11 @@ import numpy as np
 from rlax_plugin.concurrency.loop_thread import result_within
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.errors import DeadlineError, TrainingError
+from rlax_plugin.hosts.following import START
+from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.metrics.step import FinishedStep, StepStats, StepTimes
 from rlax_plugin.objective import batches
+from rlax_plugin.ports.orders import Order
 from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.types import TrainBatch
 from rlax_plugin.weights.publisher import Publisher
@@ -30,16 +33,25 @@ class ControllerPort(TrainerPort):
     Args:
       controller: lives on ``loop``, which runs on another thread.
       publisher: takes the weights.
+      leader: of the other hosts; None: there are none.
     """
 
     def __init__(
-        self, controller: Controller, loop: asyncio.AbstractEventLoop, publisher: Publisher
+        self,
+        controller: Controller,
+        loop: asyncio.AbstractEventLoop,
+        publisher: Publisher,
+        leader: Leader | None = None,
     ):
         self._controller, self._loop, self._publisher = controller, loop, publisher
+        self._leader, self._sent_bytes = leader, 0
         self._section = section = controller.section
         self._canary_tokens = canary_tokens(
             controller.generation.source.prompts("train"), section.rollouts.max_prompt_tokens
         )
+        if leader is not None:
+            self.followers = leader
+            leader.tell_all(Order(START, arrays={"canary": self._canary_tokens}))
         self._first_publish = True
         self._stop = False
         self._current: tuple[TrainBatch, StepStats] | None = None
@@ -97,7 +109,10 @@ class ControllerPort(TrainerPort):
 
     def decide(self, step: int) -> Decision:
         stop = self._stop  # read once: a signal may come between two questions
-        return Decision(save=stop, stop=stop)
+        decision = Decision(save=stop, stop=stop)
+        if self._leader is not None:
+            self._leader.decided(step, decision)
+        return decision
 
     def before_checkpoint(self, step: int) -> None:
         what = f"the controller's snapshot of step {step}"
@@ -115,6 +130,9 @@ class ControllerPort(TrainerPort):
         self._times.write_s = self._publisher.last_s
         self._last_done_s = now
         done = FinishedStep(*self._current, metrics, self._times)
+        if self._leader is not None:
+            before, self._sent_bytes = self._sent_bytes, self._leader.sent_bytes
+            done.sent_bytes = self._sent_bytes - before
         self._times = StepTimes()
         self._loop.call_soon_threadsafe(self._controller.step_finished, done)
 

@@ -227,7 +227,15 @@ STAGES: tuple[Stage, ...] = (
         "train",
         "Size of the training step.",
         "every step",
-        (("tokens", "tokens", "number of completion tokens in the batch"),),
+        (
+            ("tokens", "tokens", "number of completion tokens in the batch"),
+            (
+                "sent_bytes",
+                "bytes",
+                "size of the rows and arrays that host 0 has sent to the trainer's other hosts",
+                "every step of a trainer over several hosts",
+            ),
+        ),
     ),
     Stage(
         "time",

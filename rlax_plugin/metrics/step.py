@@ -71,12 +71,17 @@ class StepTimes:
 
 @dataclass(slots=True)
 class FinishedStep:
-    """A finished step: its batch, times, statistics and the trainer's metrics."""
+    """A finished step: its batch, times, statistics and the trainer's metrics.
+
+    Attributes:
+      sent_bytes: bytes of arrays sent to the trainer's other hosts; None: there are none.
+    """
 
     batch: TrainBatch
     stats: StepStats
     metrics: Mapping[str, Any]
     times: StepTimes = field(default_factory=StepTimes)
+    sent_bytes: int | None = None
 
     @property
     def step(self) -> int:
@@ -145,6 +150,8 @@ def step_metrics(
         "time/publish_s": done.times.write_s,
         "time/step_s": done.times.whole_s,
     }
+    if done.sent_bytes is not None:
+        metrics["train/sent_bytes"] = float(done.sent_bytes)
     if wanted is not None:
         metrics["rollout/workers_wanted"] = float(wanted)
     if played is not None:

@@ -18,7 +18,16 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.types import Episode, Key, Prompt, Request, Sampled, Score, WeightVersion
+from rlax_plugin.types import (
+    Episode,
+    HostPlace,
+    Key,
+    Prompt,
+    Request,
+    Sampled,
+    Score,
+    WeightVersion,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,6 +116,8 @@ class BuildContext:
       functions: file of a key ``function``, as the config names it -> the file to execute.
       progress: (task, progress) is shown to the user, if the command shows progress; any thread
         may call it.
+      hosts: the place of this process among the hosts of the trainer; None: hosts are not spoken
+        of, so the trainer is one process with all devices that it finds.
     """
 
     run_dir: Path
@@ -119,6 +130,7 @@ class BuildContext:
     check_part: Callable[[str, Choice, str], None] = _no_check
     functions: Mapping[str, str] = field(default_factory=dict)
     progress: Callable[[str, int], None] = _no_progress
+    hosts: HostPlace | None = None
 
     @classmethod
     def outside_run(cls, section: Any, config: ResolvedConfig | None = None) -> BuildContext:

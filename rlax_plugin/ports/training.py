@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from rlax_plugin.ports.orders import Followers, NoFollowers
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.types import BASE, EMPTY, Canary, Descent
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from rlax_plugin.ports.hosts import FollowerPort
 
 
 class Trainer(Protocol):
@@ -199,11 +202,24 @@ class ModelExporter(Protocol):
         ...
 
 
+@runtime_checkable
+class HostTrainer(Protocol):
+    """A trainer that can be spread over several hosts, see ``BuildContext.hosts``.
+
+    On host 0, ``run`` is called, and ``TrainerPort.followers`` are the other hosts.
+    """
+
+    def follow(self, port: FollowerPort) -> None:
+        """Runs the training loop on another host than 0, until host 0 ends it."""
+        ...
+
+
 TRAINER_ABILITIES = (
     CheckpointReader,
     FirstWeightsReader,
     CheckpointStarter,
     SignalTrainer,
+    HostTrainer,
     ModelConverter,
     ModelExporter,
 )
@@ -234,19 +250,8 @@ class NewWeights(NamedTuple):
     canary: Canary | None = None
 
 
-class TrainerPort(Protocol):
-    """A trainer's whole view of the controller; called on the trainer's thread."""
-
-    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
-        """Blocks until the batch of ``step`` (from 1) is available.
-
-        Returns:
-          name -> array [rows, length, ...], see ``objective.arrays.ArraySpec``.
-
-        Raises:
-          DeadlineError, WorkerError: no batch will come.
-        """
-        ...
+class Publication(Protocol):
+    """The way of new weights from a trainer to the workers."""
 
     @property
     def canary_tokens(self) -> np.ndarray:
@@ -272,6 +277,27 @@ class TrainerPort(Protocol):
 
     def take(self, weights: NewWeights) -> None:
         """Takes what ``publish`` was called with."""
+        ...
+
+
+class TrainerPort(Publication, Protocol):
+    """A trainer's whole view of the controller; called on the trainer's thread.
+
+    Attributes:
+      followers: the other hosts of the trainer, if ``BuildContext.hosts`` says that there are some.
+    """
+
+    followers: Followers = NoFollowers()
+
+    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
+        """Blocks until the batch of ``step`` (from 1) is available.
+
+        Returns:
+          name -> array [rows, length, ...], see ``objective.arrays.ArraySpec``.
+
+        Raises:
+          DeadlineError, WorkerError: no batch will come.
+        """
         ...
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -32,6 +32,8 @@ class FaultPoint(enum.StrEnum):
     SNAPSHOT_WRITTEN = "snapshot-written"  # the checkpoint it belongs to does not exist yet
     CHECKPOINT_WRITTEN = "checkpoint-written"  # the step is committed; rlax_plugin.testing only
     WEIGHTS_LISTED = "weights-listed"  # the path of a version is, nothing is written there yet
+    OWN_CHUNKS_WRITTEN = "own-chunks-written"  # host 0's; those of other hosts perhaps not
+    FOLLOWER_CHUNKS_WRITTEN = "follower-chunks-written"  # another host's, which did not say so yet
     WEIGHTS_WRITTEN = "weights-written"  # a version's bytes are, nobody knows of them
     WEIGHTS_PUBLISHED = "weights-published"  # workers may pull it
     WEIGHTS_RETIRED = "weights-retired"  # off the list of those to read, not yet deleted

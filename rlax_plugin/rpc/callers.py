@@ -21,9 +21,10 @@ from rlax_plugin.text.harmless import one_line
 
 log = logging.getLogger("rlax.rpc")
 
-Role = Literal["trainer", "worker", "client"]
+Role = Literal["trainer", "host", "worker", "client"]
 
 _TRAINER: frozenset[Role] = frozenset({"trainer"})
+_HOST: frozenset[Role] = frozenset({"host"})
 _WORKER: frozenset[Role] = frozenset({"worker"})
 _CLIENT: frozenset[Role] = frozenset({"client"})
 
@@ -35,6 +36,11 @@ METHODS: Mapping[str, frozenset[Role]] = {
     "/rlax.v1.Fleet/Register": _WORKER,
     "/rlax.v1.Fleet/Heartbeat": _WORKER,
     "/rlax.v1.Fleet/Deregister": _WORKER,
+    "/rlax.v1.Hosts/Join": _HOST,
+    "/rlax.v1.Hosts/Batch": _HOST,
+    "/rlax.v1.Hosts/Decision": _HOST,
+    "/rlax.v1.Hosts/Stop": _HOST,
+    "/rlax.v1.Hosts/Chunks": _HOST,
     "/rlax.v1.ParameterServer/Publish": _TRAINER,
     "/rlax.v1.ParameterServer/Latest": _TRAINER | _WORKER,
     "/rlax.v1.ParameterServer/Acquire": _TRAINER | _WORKER,

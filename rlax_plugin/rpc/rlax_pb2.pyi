@@ -511,3 +511,125 @@ class Chunk(_message.Message):
     data: bytes
     crc32c: int
     def __init__(self, file: _Optional[str] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32c: _Optional[int] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("host", "hosts", "coordinator", "config_hash", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    hosts: int
+    coordinator: str
+    config_hash: str
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, host: _Optional[int] = ..., hosts: _Optional[int] = ..., coordinator: _Optional[str] = ..., config_hash: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("accepted", "reason")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class BatchRequest(_message.Message):
+    __slots__ = ("host", "number")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    number: int
+    def __init__(self, host: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class OrderArray(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OrderPiece(_message.Message):
+    __slots__ = ("number", "kind", "settings", "arrays", "data")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: str
+    settings: _containers.ScalarMap[str, str]
+    arrays: _containers.RepeatedCompositeFieldContainer[OrderArray]
+    data: bytes
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., arrays: _Optional[_Iterable[_Union[OrderArray, _Mapping]]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class DecisionRequest(_message.Message):
+    __slots__ = ("host", "step")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    step: int
+    def __init__(self, host: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class DecisionReply(_message.Message):
+    __slots__ = ("known", "save", "stop")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    save: bool
+    stop: bool
+    def __init__(self, known: _Optional[bool] = ..., save: _Optional[bool] = ..., stop: _Optional[bool] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("host", "failure")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    failure: str
+    def __init__(self, host: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class StopReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ChunksRequest(_message.Message):
+    __slots__ = ("host", "version", "part", "written", "chunks", "failure")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    version: int
+    part: str
+    written: str
+    chunks: int
+    failure: str
+    def __init__(self, host: _Optional[int] = ..., version: _Optional[int] = ..., part: _Optional[str] = ..., written: _Optional[str] = ..., chunks: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class ChunksReply(_message.Message):
+    __slots__ = ("directory", "done")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    done: bool
+    def __init__(self, directory: _Optional[str] = ..., done: _Optional[bool] = ...) -> None: ...

@@ -772,3 +772,254 @@ class ParameterServer:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class HostsStub:
+    """Served by the controller, for the other hosts of a trainer that is spread over several.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Join = channel.unary_unary(
+                '/rlax.v1.Hosts/Join',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.JoinRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.JoinReply.FromString,
+                _registered_method=True)
+        self.Batch = channel.unary_stream(
+                '/rlax.v1.Hosts/Batch',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.BatchRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.OrderPiece.FromString,
+                _registered_method=True)
+        self.Decision = channel.unary_unary(
+                '/rlax.v1.Hosts/Decision',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.DecisionRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.DecisionReply.FromString,
+                _registered_method=True)
+        self.Stop = channel.unary_unary(
+                '/rlax.v1.Hosts/Stop',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.StopRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.StopReply.FromString,
+                _registered_method=True)
+        self.Chunks = channel.unary_unary(
+                '/rlax.v1.Hosts/Chunks',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.ChunksRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.ChunksReply.FromString,
+                _registered_method=True)
+
+
+class HostsServicer:
+    """Served by the controller, for the other hosts of a trainer that is spread over several.
+    """
+
+    def Join(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Batch(self, request, context):
+        """The next order of host 0, such as the rows of an update; no message at all: there is none yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Decision(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stop(self, request, context):
+        """Asks that the whole run stops: a signal arrived at this host, or it has failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Chunks(self, request, context):
+        """The directory into which this host writes its chunks of a weight version, and its word that
+        they are there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_HostsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.JoinRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.JoinReply.SerializeToString,
+            ),
+            'Batch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Batch,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.BatchRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.OrderPiece.SerializeToString,
+            ),
+            'Decision': grpc.unary_unary_rpc_method_handler(
+                    servicer.Decision,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.DecisionRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.DecisionReply.SerializeToString,
+            ),
+            'Stop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stop,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.StopRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.StopReply.SerializeToString,
+            ),
+            'Chunks': grpc.unary_unary_rpc_method_handler(
+                    servicer.Chunks,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.ChunksRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.ChunksReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'rlax.v1.Hosts', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('rlax.v1.Hosts', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Hosts:
+    """Served by the controller, for the other hosts of a trainer that is spread over several.
+    """
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlax.v1.Hosts/Join',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.JoinRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.JoinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Batch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rlax.v1.Hosts/Batch',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.BatchRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.OrderPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Decision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlax.v1.Hosts/Decision',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.DecisionRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.DecisionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlax.v1.Hosts/Stop',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.StopRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.StopReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chunks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlax.v1.Hosts/Chunks',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.ChunksRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.ChunksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -23,7 +23,9 @@ from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Results
 from rlax_plugin.fleet.newest import NewestVersion
+from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.fleet.requests import sampling_params
+from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.objective.loss import ObjectiveSlots
@@ -47,15 +49,21 @@ from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept_versions import listed_versions, record_versions
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.publisher import PartWriter, Publisher, by_one_host
+from rlax_plugin.weights.shared_writes import SharedWrites, shared_writer
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A started controller, and the publisher that takes weights from the trainer to workers."""
+    """A started controller, and the publisher that takes weights from the trainer to workers.
+
+    Attributes:
+      leader: of the trainer's other hosts; None: there are none.
+    """
 
     controller: Controller
     publisher: Publisher
+    leader: Leader | None = None
 
 
 class _Assembly:
@@ -180,10 +188,13 @@ class _Assembly:
             exported = PrometheusTracker(ExportedFigures(controller), s.network)
             records.trackers.append(exported)
             note(f"metrics for Prometheus: {exported.url}")
+        leader = self._leader()
+        if leader is not None:
+            start.lead(leader)
         await self._start(start)
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
-            store=store,
+            write=by_one_host(store) if leader is None else self._by_all_hosts(store, leader),
             directory=self._weights_directory,
             announcer=parameters,
             failures=self._supervision,
@@ -191,7 +202,27 @@ class _Assembly:
             pace=generation.pace,
             on_published=controller.published,
         )
-        return Assembled(controller, publisher)
+        return Assembled(controller, publisher, leader)
+
+    def _leader(self) -> Leader | None:
+        s, place = self._section, self._builder.context.hosts
+        if place is None or not place.several:
+            return None
+        note = self._setup.dashboard.message
+        versions = PackageVersions(own_versions(s.plugins), note=note)
+        loop = asyncio.get_running_loop()
+        return Leader(place, self._setup.config_hash, versions, loop, note)
+
+    def _by_all_hosts(self, store: WeightStore, leader: Leader) -> PartWriter:
+        """A writer of parts whose arrays are spread over all hosts.
+
+        Raises:
+          ConfigError: the store cannot be written by several hosts.
+        """
+        shared = shared_writer(store, self._section)
+        loop, deadline_s = asyncio.get_running_loop(), self._section.deadlines.weights_s
+        leader.writes = SharedWrites(shared, leader.place.count, loop, deadline_s)
+        return leader.writes.write
 
     def _records(self, about: About) -> Records:
         setup, closing = self._setup, self._closing

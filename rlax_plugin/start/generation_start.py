@@ -27,6 +27,7 @@ from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.fleet.scaling import Decision, Scaler
+from rlax_plugin.hosts.leading import HostsService, Leader
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Launcher, TimedLauncher
 from rlax_plugin.ports.scaling import ScalingLauncher
@@ -34,6 +35,7 @@ from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
+from rlax_plugin.rpc.host_secret import host_secret
 from rlax_plugin.rpc.key_ring import on_ring
 from rlax_plugin.rpc.operator_certificate import authority_of, served_identity
 from rlax_plugin.rpc.run_secrets import RunSecrets, run_secrets
@@ -101,6 +103,7 @@ class GenerationStart:
         network = section.network
         self.secrets = run_secrets(self._run_dir, authority_of(network.tls))
         callers = self.secrets.callers()
+        self._callers = callers
         identity = served_identity(network.tls, self.secrets.identity, network.place.reached_at)
         self._upkeep = Upkeep(
             self._run_dir,
@@ -161,6 +164,11 @@ class GenerationStart:
         )
         self._running.closing.ends("the reward processes", "rlax.rewards", pool.close)
         return pool
+
+    def lead(self, leader: Leader) -> None:
+        """Lets the other hosts of the trainer in; to be called before ``start``."""
+        self._callers.admit(host_secret(self._run_dir, self.secrets).token, "host")
+        rpc.add_HostsServicer_to_server(HostsService(leader), self._server)
 
     async def start(self) -> None:
         """Brings all parts up and has workers started.

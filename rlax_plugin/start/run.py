@@ -6,14 +6,17 @@ lives on an event loop on a second thread. They meet in ``ControllerPort``.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.concurrency.loop_thread import LoopThread
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.controller.chosen import Builder
@@ -36,6 +39,7 @@ from rlax_plugin.records.journal import check_format
 from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
 from rlax_plugin.start.function_data import check_data
+from rlax_plugin.start.leading import check_hosts, led
 from rlax_plugin.start.preflight import check_start
 from rlax_plugin.start.results import print_results, summary, too_few_steps
 from rlax_plugin.start.run_directory import (
@@ -50,14 +54,22 @@ from rlax_plugin.start.run_directory import (
 from rlax_plugin.start.running import Running, Signals
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console, quiet
+from rlax_plugin.types import HostPlace
 
 INTERRUPTED = 130
 
 
-def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = None) -> int:
+def train(
+    config_path: str,
+    overrides: Sequence[str] = (),
+    wanted: str | None = None,
+    hosts: HostPlace | None = None,
+) -> int:
     """Runs, or continues, the run that the config describes.
 
     Args:
+      hosts: place of this process, host 0, among the hosts of the trainer; None: hosts are not
+        spoken of.
       wanted: ``RUN`` or ``RUN@STEP``, another run whose weights it starts from; None: none, or the
         one that was given when it began.
 
@@ -71,6 +83,8 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     config = resolve(config_path, overrides)
     registry = registry_for(config.section)
     directory, argv = run_directory(config.maxtext), (config_path, *overrides)
+    if hosts is not None:
+        argv = (*argv, "--hosts", str(hosts.count))
     files = RunFiles(directory)
     state_dir = state_directory(config.section, files)
     config, functions = read_functions(config, files, state_dir)
@@ -105,7 +119,9 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
         durations = Durations.of_user(kind_of_work("train", section, maxtext))
         dashboard = Dashboard(out, last_step, durations=durations)
         setup = RunSetup(
-            builder=Builder.of(config, state_dir, run_url=files.url, progress=dashboard.reading),
+            builder=Builder.of(
+                config, state_dir, run_url=files.url, progress=dashboard.reading, hosts=hosts
+            ),
             files=files,
             argv=argv,
             config_hash=digest,
@@ -138,6 +154,7 @@ class _Run:
         # What it rejects, it rejects before a worker is started.
         setup, builder = self._setup, self._setup.builder
         trainer = builder.trainer()
+        check_hosts(builder.context.hosts, trainer, self._section)
         if setup.origin is not None:
             replaced = descent.start(trainer, self._section.trainer.name, setup.origin)
             instead = f", in place of {replaced}" if replaced else ""
@@ -156,7 +173,7 @@ class _Run:
                     work = assemble(setup, trainer, observers, running, prompts)
                     run = running.bring_up(work, "starting the controller", deadline_s)
                     running.last.callback(run.publisher.close)
-                    stopped = self._train(running.thread, run, trainer)
+                    stopped = self._train(running, run, trainer)
                 self._report(run.controller, stopped)
             except Exception as error:
                 running.thread.run_last(observers.run_failed(error))
@@ -176,20 +193,21 @@ class _Run:
         record_prompts(self._setup.files, self._section, prompts)
         return prompts
 
-    def _train(self, thread: LoopThread, run: Assembled, trainer: Trainer) -> bool:
+    def _train(self, running: Running, run: Assembled, trainer: Trainer) -> bool:
         """Trains and evaluates; returns True if training was stopped before its end."""
-        controller, publisher = run.controller, run.publisher
+        thread, controller, publisher = running.thread, run.controller, run.publisher
         self._dashboard.workers = controller.fleet.workers
         self._dashboard.waiting.beside = controller.generation.starting
         self._dashboard.waiting.begin(f"starting trainer {self._section.trainer.name}")
-        port = self._port = ControllerPort(controller, thread.loop, publisher)
-        try:
-            trainer.run(port)
-        except SystemExit as end:  # would end the command with the code of a plug-in, such as 0
-            caller = "the trainer, or a signal or library that it called,"
-            raise TrainingError(f"{caller} ended with sys.exit({end.code!r})") from end
-        finally:
-            self._port = None
+        port = self._port = ControllerPort(controller, thread.loop, publisher, run.leader)
+        with led(run.leader, partial(self._stopped_by_host, running.supervision)):
+            try:
+                trainer.run(port)
+            except SystemExit as end:  # would end the command with a plug-in's code, such as 0
+                caller = "the trainer, or a signal or library that it called,"
+                raise TrainingError(f"{caller} ended with sys.exit({end.code!r})") from end
+            finally:
+                self._port = None
         publisher.wait()
         # No deadline of its own: each group of an evaluation has one.
         thread.run(controller.training_ended(stopped=port.stopping))
@@ -213,6 +231,13 @@ class _Run:
         port.request_stop()
         self._dashboard.message("stopping after this step, with a checkpoint (again: at once)")
         return True
+
+    def _stopped_by_host(self, supervision: Supervision, host: int, failure: str) -> None:
+        """Handles another host's request to stop; called on the event loop."""
+        if failure:
+            supervision.fail(TrainingError(f"host {host} has failed: {failure}"))
+        elif (self._port is None or not self._port.stopping) and not self._stop():
+            os.kill(os.getpid(), signal.SIGINT)  # as if it had arrived here
 
     def _write_summary(self, controller: Controller, after: Evaluated | None) -> None:
         document = summary(

@@ -24,6 +24,7 @@ from rlax_plugin.types.episodes import (
     Unscored,
     group_of,
 )
+from rlax_plugin.types.hosts import HostPlace
 from rlax_plugin.types.sampled import (
     EMPTY,
     Attempt,
@@ -57,6 +58,7 @@ __all__ = [
     "Descent",
     "Episode",
     "Finish",
+    "HostPlace",
     "Judged",
     "Key",
     "Prompt",

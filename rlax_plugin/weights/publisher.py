@@ -30,6 +30,19 @@ log = logging.getLogger("rlax.controller")
 
 _Prints = Mapping[str, Mapping[str, Any]]
 
+PartWriter = Callable[[int, str, str, Arrays], None]
+"""Writes a part of a version: (version, part, path, arrays); see ``WeightStore.save``."""
+
+
+def by_one_host(store: WeightStore) -> PartWriter:
+    """A writer of parts whose arrays are all on this host."""
+
+    def write(version: int, part: str, path: str, arrays: Arrays) -> None:
+        del version, part  # the path tells them apart
+        store.save(path, arrays)
+
+    return write
+
 
 def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
     """Fingerprints, computed on the arrays' device by a launched computation, or on the host."""
@@ -64,7 +77,7 @@ class Publisher:
 
     Args:
       loop: the controller's event loop.
-      store: the weight store.
+      write: writes a part, with the other hosts if there are some.
       directory: parent of the parts' paths.
       announcer: makes written versions visible to workers.
       failures: receives errors.
@@ -77,7 +90,7 @@ class Publisher:
         self,
         *,
         loop: asyncio.AbstractEventLoop,
-        store: WeightStore,
+        write: PartWriter,
         directory: str,
         announcer: Announcer,
         failures: Supervision,
@@ -85,7 +98,7 @@ class Publisher:
         pace: Pace | None = None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
-        self._loop, self._store, self._directory = loop, store, directory.rstrip("/")
+        self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
         self._deadline_s, self._pace = deadline_s, pace
         self._doing = ""  # what takes its time, for a message
@@ -164,7 +177,7 @@ class Publisher:
             self._doing = f"writing version {step} to {path}"
             tries += 1
             try:
-                self._save_once(path, arrays)
+                self._save_once(step, name, path, arrays)
                 return path
             except (WeightsUnwritableError, OSError) as error:
                 self._doing = (
@@ -177,10 +190,10 @@ class Publisher:
             if self._closed.wait(pause_s):
                 raise self._late()
 
-    def _save_once(self, path: str, arrays: Arrays) -> None:
+    def _save_once(self, step: int, name: str, path: str, arrays: Arrays) -> None:
         began_s = time.perf_counter()
         try:
-            self._store.save(path, arrays)
+            self._write_part(step, name, path, arrays)
         except DeadlineError as error:
             if error.needed_s is not None:  # the store could tell
                 raise

@@ -37,7 +37,7 @@ from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start.function_data import check_data
 from rlax_plugin.start.running import Running, Signals
 from rlax_plugin.text.terminal import quiet
-from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.verification import canary_tokens
 
 log = logging.getLogger("rlax.evaluate")
@@ -217,7 +217,7 @@ class Policy:
 
     def _open(self, running: Running, prompts: RunPrompts, waiting: Waiting) -> Session:
         opening = open_session(
-            self._builder, prompts, store=self._store, note=self._note, running=running
+            self._builder, prompts, write=by_one_host(self._store), note=self._note, running=running
         )
         deadline_s = self.section.deadlines.startup_s
         ends = ends_at("rlax.deadlines.startup_s", deadline_s)

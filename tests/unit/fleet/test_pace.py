@@ -17,7 +17,7 @@ from rlax_plugin.errors import DeadlineError
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.types import BASE
-from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.taking import take_version
 
 # 200 tokens at the assumed 20/s take 10 s; prompts of 0.1 s per thousand tokens hardly count.
@@ -180,7 +180,7 @@ def test_a_version_that_is_late_says_what_it_would_have_needed(loop, monkeypatch
     loop.call_soon_threadsafe(failures.watch_loop)
     publisher = Publisher(
         loop=loop,
-        store=Late(),
+        write=by_one_host(Late()),
         directory="/weights",
         announcer=Announcer(),
         failures=failures,

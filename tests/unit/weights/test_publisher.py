@@ -17,7 +17,7 @@ from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableErr
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import BASE, Canary, WeightVersion
-from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.publisher import Publisher, by_one_host
 
 ARRAYS = {"w": np.arange(4, dtype=np.float32)}
 
@@ -73,7 +73,7 @@ def make(loop):
         failures = Failures()
         publisher = Publisher(
             loop=loop,
-            store=store,
+            write=by_one_host(store),
             directory="/weights/",
             announcer=announce if isinstance(announce, Announcer) else Announcer(announce),
             on_published=seen.append,

@@ -32,7 +32,7 @@ from rlax_plugin.weights import verification
 from rlax_plugin.weights.kept_versions import kept_version, listed_versions, record_versions
 from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.taking import Reading, take_version
 
 LIMIT_S = 60
@@ -67,7 +67,7 @@ class Trainer:
         self.announcer = Announcer()
         self.publisher = Publisher(
             loop=loop,
-            store=store,
+            write=by_one_host(store),
             directory=str(directory),
             announcer=self.announcer,
             failures=Failures(),  # type: ignore[arg-type]

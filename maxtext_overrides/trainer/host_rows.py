@@ -1,0 +1,85 @@
+"""The rows of a batch that each host holds, and global arrays made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+
+class HostRows:
+    """Divides batches among hosts as their sharding does.
+
+    A host holds every row of which one of its devices holds a part, so rows are held by several
+    hosts where the mesh repeats them.
+
+    Args:
+      sharding: of a batch [rows, length] over the devices of all hosts.
+    """
+
+    def __init__(self, sharding: Sharding):
+        self._sharding = sharding
+        self._found: dict[tuple[int, int], np.ndarray] = {}
+
+    def held(self, host: int, rows: int) -> np.ndarray:
+        """Indices of the rows that a host holds, ascending.
+
+        Args:
+          rows: number of rows of the batch.
+        """
+        if (host, rows) not in self._found:
+            # Devices may also divide the positions of a row; a host gets whole rows.
+            indices = self._sharding.devices_indices_map((rows, 1 << 20))
+            held = np.zeros(rows, bool)
+            for device, (index, _) in indices.items():
+                if device.process_index == host:
+                    held[index] = True
+            self._found[host, rows] = np.flatnonzero(held)
+        return self._found[host, rows]
+
+    def share(
+        self, host: int, arrays: Mapping[str, np.ndarray], part_rows: int
+    ) -> dict[str, np.ndarray]:
+        """The rows that a host holds of each part of a batch, one part after the other.
+
+        Args:
+          arrays: name -> [rows, length, ...].
+          part_rows: rows of a part; divides the rows.
+        """
+        held = self.held(host, part_rows)
+        rows = len(next(iter(arrays.values())))
+        starts = np.arange(0, rows, part_rows)
+        chosen = (starts[:, None] + held[None, :]).reshape(-1)
+        return {name: array[chosen] for name, array in arrays.items()}
+
+    def placed(self, held: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
+        """Global arrays of one part, of which this host gives the rows that it holds.
+
+        Args:
+          held: name -> those rows, [held rows, length, ...].
+          rows: number of rows of the part.
+        """
+        own = self.held(jax.process_index(), rows)
+
+        def placed(array: np.ndarray) -> jax.Array:
+            def piece(index: tuple[slice, ...]) -> np.ndarray:
+                start, stop, _ = index[0].indices(rows)
+                at = int(np.searchsorted(own, start))
+                return array[at : at + stop - start][(slice(None), *index[1:])]
+
+            shape = (rows, *array.shape[1:])
+            return jax.make_array_from_callback(shape, self._sharding, piece)
+
+        return {name: placed(array) for name, array in held.items()}
+
+
+def local_copy(array: jax.Array) -> jax.Array:
+    """The array on one device of this host, for an array that every device holds completely.
+
+    A computation of this host alone can take it, without the other hosts.
+    """
+    assert array.is_fully_replicated, "every device holds all of it"
+    return array.addressable_data(0)

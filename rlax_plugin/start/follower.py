@@ -1,0 +1,178 @@
+"""``rlax train --host I``: another host than 0 of a trainer that is spread over several."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlax_plugin.build import registry_for
+from rlax_plugin.concurrency.loop_thread import LoopThread
+from rlax_plugin.concurrency.retrying import Pauses
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.identity import config_hash
+from rlax_plugin.config.loading import ResolvedConfig, resolve
+from rlax_plugin.controller.chosen import Builder
+from rlax_plugin.errors import DeadlineError, RlaxError, TrainingError
+from rlax_plugin.functions.copies import read_functions
+from rlax_plugin.hosts.following import FollowedPort, HostZero, OwnChunks
+from rlax_plugin.ports.training import HostTrainer
+from rlax_plugin.records.endpoints import endpoints
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rpc.host_secret import host_token_file
+from rlax_plugin.rpc.secret import MissingSecretError, read_secret
+from rlax_plugin.start import descent
+from rlax_plugin.start.holder import holder
+from rlax_plugin.start.leading import check_hosts
+from rlax_plugin.start.run_directory import run_directory, state_directory, weights_directory
+from rlax_plugin.start.running import Signals
+from rlax_plugin.text.terminal import quiet
+from rlax_plugin.types import HostPlace
+from rlax_plugin.weights.shared_writes import shared_writer
+
+log = logging.getLogger("rlax.hosts")
+
+INTERRUPTED = 130
+_ARRAYS_BYTES = 1024  # of one position of a batch, in all arrays and updates of one order
+_OTHER_BYTES = 64 << 20
+
+
+def log_file(state_dir: Path, host: int) -> Path:
+    """The file with the output of a host; that of host 0 has everything that the run logs."""
+    return state_dir / "logs" / ("trainer.log" if host == 0 else f"host-{host}.log")
+
+
+def follow(
+    config_path: str,
+    overrides: Sequence[str],
+    wanted: str | None,
+    place: HostPlace,
+    *,
+    controller: str = "",
+    token_file: str = "",
+) -> int:
+    """Runs a host until host 0 ends training.
+
+    Args:
+      wanted: see ``train``; the same as on host 0.
+      place: of this host, from 1.
+      controller: host:port of host 0's controller; "": found in the run's state directory.
+      token_file: host-token.json of the run; "": found there as well.
+
+    Returns:
+      0 when training is complete, 130 when it was stopped and can be continued.
+
+    Raises:
+      RlaxError: host 0 rejects this host or cannot be reached, or training failed.
+    """
+    config = resolve(config_path, overrides)
+    registry = registry_for(config.section)
+    files = RunFiles(run_directory(config.maxtext))
+    state_dir = state_directory(config.section, files)
+    config, _ = read_functions(config, files, state_dir)
+    section = config.section
+    origin = descent.decide(files, wanted, registry, section, config.maxtext)
+    builder = Builder.of(config, state_dir, run_url=files.url, hosts=place)
+    trainer = builder.trainer()
+    check_hosts(place, trainer, section)
+    assert isinstance(trainer, HostTrainer)
+    store = shared_writer(builder.weight_store(), section)
+    if origin is not None:
+        descent.start(trainer, section.trainer.name, origin)
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (state_dir / "logs").mkdir(exist_ok=True)
+    with quiet(log_file(state_dir, place.index)):
+        thread = LoopThread()
+        seeker = _Seeker(config, state_dir, place, thread, controller, token_file)
+        zero = seeker.join()
+        deadline_s = section.deadlines.weights_s
+        chunks = OwnChunks(zero, store, weights_directory(section, files), deadline_s)
+        port = FollowedPort(zero, chunks)
+
+        def stop() -> bool:
+            log.warning("a signal arrived: host 0 is asked to stop")
+            zero.stop()
+            return True
+
+        try:
+            with Signals(stop):
+                trainer.follow(port)
+                chunks.wait()
+        except Exception as error:
+            log.exception("this host fails")
+            _tell(zero, error, section.deadlines.rpc_s)
+            raise
+        finally:
+            chunks.close()
+            zero.close()
+            thread.close()
+    return INTERRUPTED if port.stopped else 0
+
+
+def _tell(zero: HostZero, error: Exception, deadline_s: float) -> None:
+    """Tells host 0 of a failure, if it can still be reached."""
+    try:
+        zero.stop(str(error) or type(error).__name__).result(deadline_s)
+    except (RlaxError, TimeoutError) as unreachable:
+        log.warning("host 0 was not told: %s", unreachable)
+
+
+class _Seeker:
+    """Finds host 0, which may take its time to start, and joins it."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        state_dir: Path,
+        place: HostPlace,
+        thread: LoopThread,
+        controller: str,
+        token_file: str,
+    ):
+        self._config, self._state_dir, self._place = config, state_dir, place
+        self._thread, self._controller = thread, controller
+        self._token_file = Path(token_file) if token_file else host_token_file(state_dir)
+        self._hash = config_hash(config.content)
+
+    def join(self) -> HostZero:
+        """Returns a connection to host 0, which has accepted this host.
+
+        Raises:
+          ConfigError: host 0 rejects it, or the token file cannot be used.
+          DeadlineError: there was no host 0 within ``startup_s``.
+        """
+        startup_s = self._config.section.deadlines.startup_s
+        pauses, why = Pauses(startup_s, 2.0), "it has not started"
+        while True:
+            began_s = time.monotonic()
+            try:
+                return self._tried()
+            except (TrainingError, MissingSecretError) as error:
+                why = str(error)
+            if pauses.over:
+                # Here host 0 may still be reading prompts, which has a deadline of its own.
+                if self._controller or holder(self._state_dir) is None:
+                    what = f"reaching host 0 ({why})"
+                    raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s")
+                pauses = Pauses(startup_s, 2.0)
+            log.info("host 0 was not reached after %.1f s: %s", time.monotonic() - began_s, why)
+            time.sleep(pauses.next_s())
+
+    def _tried(self) -> HostZero:
+        secret = read_secret(self._token_file, "--token-file")
+        address = self._controller
+        if not address:
+            found = endpoints(self._state_dir)
+            if found is None:
+                raise TrainingError("it has not written its address yet")
+            address = found.controller
+        section: RlaxSection = self._config.section
+        most_bytes = section.batch_rows * section.row_tokens * _ARRAYS_BYTES + _OTHER_BYTES
+        zero = HostZero(self._place, address, secret, section.deadlines, self._thread, most_bytes)
+        try:
+            zero.join(self._hash, section.plugins)
+        except BaseException:
+            zero.close()
+            raise
+        return zero

@@ -1,0 +1,243 @@
+"""``rlax train --hosts N``: all hosts of a trainer as processes of this machine, and their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from rlax_plugin.config.loading import resolve
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.follower import INTERRUPTED, log_file
+from rlax_plugin.start.run_directory import make_directories, run_directory, state_directory
+from rlax_plugin.text.command_lines import train_command
+from rlax_plugin.text.terminal import console
+from rlax_plugin.worker.serve import PARENT
+
+_LOOK_S = 0.1
+_GRACE = 1.4  # times host_s: JAX ends the survivors after at most 1.2
+_LINES, _TAIL_BYTES = 5, 4096
+_FAILED, _BAD_CONFIG = 1, 2
+
+
+@dataclass(slots=True)
+class _Host:
+    """A process of the trainer.
+
+    Attributes:
+      ended_s: Unix time at which it was seen to have ended.
+      killed: why this program killed it; "" if it did not.
+    """
+
+    index: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    ended_s: float | None = None
+    killed: str = ""
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; negative: the signal that ended it. None: it runs."""
+        return self.process.returncode
+
+    def ended(self) -> bool:
+        """True once the process has ended."""
+        if self.ended_s is None and self.process.poll() is not None:
+            self.ended_s = time.time()
+        return self.ended_s is not None
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, unless the process has ended."""
+        if not self.ended():
+            self.process.send_signal(number)
+
+    @property
+    def frozen(self) -> bool:
+        """True if the process is stopped by a signal."""
+        try:
+            return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
+
+    def end_in_words(self) -> str:
+        """The way in which it ended."""
+        status = self.status
+        if status is None:
+            return "still runs"
+        if status >= 0:
+            return f"ended with status {status}"
+        return f"was ended by {signal.Signals(-status).name}"
+
+
+def train_on_hosts(
+    config_path: str, overrides: Sequence[str], wanted: str | None, count: int
+) -> int:
+    """Runs all hosts of a trainer on this machine, until they have ended.
+
+    Signals are passed on to host 0, which stops all hosts together.
+
+    Returns:
+      The status of host 0; 1 if a host was lost.
+
+    Raises:
+      ConfigError: the config is wrong, or is not for several processes of this machine.
+    """
+    config = resolve(config_path, overrides)
+    hardware = config.maxtext.get("hardware")
+    if hardware != "cpu":
+        reason = (
+            "starts processes that share this machine's processor, so hardware must be cpu, not "
+            f"{hardware or 'the default, tpu'}. On accelerators start one process on each host, "
+            "with --hosts, --host and --coordinator"
+        )
+        raise ConfigError("--hosts", count, reason)
+    section = config.section
+    files = RunFiles(run_directory(config.maxtext))
+    state_dir = state_directory(section, files)
+    make_directories(files, state_dir, section, config.maxtext)
+    command = _Command(config_path, tuple(overrides), wanted, count, _free_port())
+    hosts = [command.start(index, state_dir) for index in range(count)]
+    watch = _Watch(hosts, section.deadlines.host_s, console(sys.stderr))
+    previous = {
+        number: signal.signal(number, lambda n, _: hosts[0].send(signal.Signals(n)))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        status = watch.until_the_end()
+    finally:
+        for host in hosts:
+            host.send(signal.SIGKILL)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if watch.lost:
+        argv = (config_path, *overrides, "--hosts", str(count))
+        watch.console.print(f"the run can be continued with:  {train_command(argv)}")
+    return status
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """The command of every host."""
+
+    config_path: str
+    overrides: tuple[str, ...]
+    wanted: str | None
+    count: int
+    port: int
+
+    def start(self, index: int, state_dir: Path) -> _Host:
+        """Starts a host; host 0 has the terminal, the others a log each."""
+        command = [sys.executable, "-m", "rlax_plugin", "train", self.config_path]
+        command += [*self.overrides, "--hosts", str(self.count), "--host", str(index)]
+        command += ["--coordinator", f"127.0.0.1:{self.port}", "--with-parent"]
+        if self.wanted is not None:
+            command += ["--from", self.wanted]
+        path = log_file(state_dir, index)
+        environment = os.environ | {PARENT: str(os.getpid())}
+        # Sessions of their own: a Ctrl-C is for this process, which passes it on to host 0.
+        if index == 0:
+            process = subprocess.Popen(command, env=environment, start_new_session=True)
+            return _Host(index, process, path)
+        with path.open("ab") as out:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        return _Host(index, process, path)
+
+
+class _Watch:
+    """Waits for all hosts, and ends those that are left when one was lost.
+
+    Attributes:
+      lost: True if a host ended, or had to be ended, in another way than by itself.
+    """
+
+    def __init__(self, hosts: Sequence[_Host], host_s: float, out: Console):
+        self._hosts, self._host_s, self.console = hosts, host_s, out
+        self.lost = False
+
+    def until_the_end(self) -> int:
+        """Waits until all hosts have ended; returns the status of the command."""
+        first = self._first_end()
+        if first is not None:
+            if first.index:
+                self._tell_lost(first)
+                self._hosts[0].send(signal.SIGTERM)
+            self._wait_for_rest(first)
+        status = self._hosts[0].status
+        assert status is not None, "all hosts have ended"
+        return _FAILED if self.lost or status < 0 else status
+
+    def _first_end(self) -> _Host | None:
+        """Waits until host 0 has ended or another one failed; None if all succeeded."""
+        while True:
+            for host in self._hosts[1:]:
+                if host.ended() and host.status not in (0, INTERRUPTED):
+                    # One that fails because host 0 has failed is not the first.
+                    time.sleep(_LOOK_S)
+                    return self._hosts[0] if self._hosts[0].ended() else host
+            if self._hosts[0].ended():
+                return self._hosts[0]
+            time.sleep(_LOOK_S)
+
+    def _wait_for_rest(self, first: _Host) -> None:
+        end_s = time.monotonic() + _GRACE * self._host_s
+        crashed = first.status is not None and first.status < 0
+        while not all(host.ended() for host in self._hosts) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+            if crashed and all(host.ended() or host.frozen for host in self._hosts):
+                break  # a stopped process will not end by itself
+        for host in self._hosts:
+            if not host.ended():
+                frozen = "it is stopped (SIGSTOP)" if host.frozen else "it does not answer"
+                host.killed = f"{frozen}, and was killed"
+                host.process.kill()
+                host.process.wait()
+                host.ended()
+        if first.index == 0 and crashed:
+            silent = [host for host in self._hosts if host.killed]
+            for host in silent:
+                self._tell_lost(host)
+            if not silent:
+                self._tell_lost(first)
+
+    def _tell_lost(self, host: _Host) -> None:
+        self.lost = True
+        when = time.strftime("%H:%M:%S", time.localtime(host.ended_s or time.time()))
+        how = host.killed or host.end_in_words()
+        pid = host.process.pid
+        self.console.print(f"host {host.index} was lost: at {when} process {pid} {how}")
+        for line in _last_lines(host.log):
+            self.console.print(f"  {host.log.name}: {line}")
+
+
+def _last_lines(path: Path) -> list[str]:
+    """Returns the last lines of a log that say something."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    return [line.strip() for line in lines if line.strip()][-_LINES:]

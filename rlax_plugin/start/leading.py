@@ -1,0 +1,44 @@
+"""Host 0 of a trainer over several hosts: the check of its parts, and the end of its orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.hosts.leading import Leader
+from rlax_plugin.ports.training import HostTrainer, Trainer
+from rlax_plugin.types import HostPlace
+
+
+def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection) -> None:
+    """Checks that the trainer can be spread over hosts, if it is to be.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    if place is not None and not isinstance(trainer, HostTrainer):
+        name = section.trainer.name
+        reason = f"trainer {name!r} cannot be spread over hosts: leave --hosts out"
+        raise ConfigError("--hosts", place.count, reason)
+
+
+@contextmanager
+def led(leader: Leader | None, on_stop: Callable[[int, str], None]) -> Iterator[None]:
+    """Passes on the other hosts' requests to stop, and tells them when no orders follow.
+
+    Args:
+      leader: None: there are no other hosts.
+      on_stop: see ``Leader``.
+    """
+    if leader is None:
+        yield
+        return
+    leader.on_stop = on_stop
+    try:
+        yield
+    except BaseException as error:
+        leader.end(str(error) or type(error).__name__)
+        raise
+    leader.end()
