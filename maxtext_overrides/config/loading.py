@@ -163,6 +163,11 @@ _MAXTEXT_RAISES = (
 )
 
 
+def default_of(key: str) -> Any:
+    """Returns MaxText's default of a key."""
+    return CheckedMaxTextConfig.model_fields[key].default
+
+
 def load_to_check(config: ResolvedConfig, **overrides: Any) -> Config:
     """Calls ``load`` with JAX on the CPU, whatever devices the config is meant for."""
     # MaxText's validation counts devices: let it count a processor.

@@ -10,13 +10,23 @@ from collections.abc import Mapping
 
 import jax
 
+from rlax_plugin.config.addresses import host_of, is_loopback
 from rlax_plugin.errors import ConfigError, DeadlineError, TrainingError
 from rlax_plugin.types import HostPlace
 
 log = logging.getLogger("rlax.hosts")
 
 _XLA_DEVICES = "xla_force_host_platform_device_count"
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def cpu_devices_are_set() -> bool:
+    """True if the environment sets the number of devices of the processor."""
+    return _XLA_DEVICES in os.environ.get("XLA_FLAGS", "")
+
+
+def is_local(coordinator: str) -> bool:
+    """True if only processes of this machine reach an address, host:port."""
+    return is_loopback(host_of(coordinator))
 
 
 def use_cpu_devices(count: int) -> None:
@@ -53,7 +63,6 @@ def join(place: HostPlace, *, startup_s: float, host_s: float, tls: Mapping[str,
     """
     if jax.distributed.is_initialized():
         return
-    local = place.coordinator.rpartition(":")[0] in _LOOPBACK
     secured = {f"mtls_{name}_file": path for name, path in _mtls(tls).items()}
     bind = {}
     if place.leads:
@@ -76,7 +85,7 @@ def join(place: HostPlace, *, startup_s: float, host_s: float, tls: Mapping[str,
             raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error
         raise TrainingError(f"{what}: {error}") from error
     if jax.config.jax_platforms == "cpu":
-        _collectives_at("127.0.0.1" if local else None)
+        _collectives_at("127.0.0.1" if is_local(place.coordinator) else None)
     log.info("this is host %d of %d, with coordinator %s", place.index, place.count, bind or "-")
 
 

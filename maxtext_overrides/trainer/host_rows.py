@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
+
+if TYPE_CHECKING:
+    from maxtext_overrides.trainer.train_loop import Loop
 
 
 class HostRows:
@@ -76,6 +79,13 @@ class HostRows:
         return {name: placed(array) for name, array in held.items()}
 
 
+def rows_of(loop: Loop) -> HostRows:
+    """The rows of the batches of a loop."""
+    from maxtext.utils.sharding import get_input_data_sharding
+
+    return HostRows(get_input_data_sharding(loop.config, loop.mesh))
+
+
 def local_copy(array: jax.Array) -> jax.Array:
     """The array on one device of this host, for an array that every device holds completely.
 
@@ -83,3 +93,23 @@ def local_copy(array: jax.Array) -> jax.Array:
     """
     assert array.is_fully_replicated, "every device holds all of it"
     return array.addressable_data(0)
+
+
+def placed_alike(loop: Loop, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    """Global arrays of a batch that every host has completely; unchanged with one host.
+
+    Args:
+      arrays: name -> [rows, length, ...].
+    """
+    if jax.process_count() == 1:
+        return arrays
+    rows, count = rows_of(loop), len(next(iter(arrays.values())))
+    return rows.placed(rows.share(jax.process_index(), arrays, count), count)
+
+
+def jitted(function: Callable[..., Any], mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """Compiles a function whose results every host can read."""
+    if jax.process_count() == 1:
+        return jax.jit(function)
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.jit(function, out_shardings=everywhere)

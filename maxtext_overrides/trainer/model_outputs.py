@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides.trainer.host_rows import HostRows, local_copy
+from maxtext_overrides.trainer.host_rows import jitted, local_copy, rows_of
 from maxtext_overrides.trainer.loss import OUTPUTS, make_outputs_fn
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
@@ -54,10 +54,6 @@ class BatchScores:
         self._temperature = temperature
         self._compiled: dict[tuple[str, ...], Callable[..., dict[str, jax.Array]]] = {}
 
-    def host_rows(self, loop: Loop) -> HostRows:
-        """The rows that each host holds."""
-        return HostRows(_sharding(loop))
-
     def parts(
         self,
         loop: Loop,
@@ -76,8 +72,10 @@ class BatchScores:
           Rows, and name -> array [rows, length, ...] on the devices; with several hosts on one
           device of this host.
         """
-        sharding = _sharding(loop)
-        several = HostRows(sharding) if jax.process_count() > 1 else None
+        from maxtext.utils.sharding import get_input_data_sharding
+
+        sharding = get_input_data_sharding(loop.config, loop.mesh)
+        several = rows_of(loop) if jax.process_count() > 1 else None
         data = {name: arrays[name] for name in MAXTEXT_ARRAYS}
         if names not in self._compiled:
             self._compiled[names] = self._made(loop, names)
@@ -116,14 +114,4 @@ class BatchScores:
             every = {"logprobs": found.logprobs_bt, "entropy": found.entropy_bt}
             return {name: array for name, array in (every | found.further).items() if name in names}
 
-        if jax.process_count() == 1:
-            return jax.jit(outputs_of_batch)
-        # Host 0 needs all rows, and no host can read the devices of another.
-        everywhere = jax.sharding.NamedSharding(loop.mesh, jax.sharding.PartitionSpec())
-        return jax.jit(outputs_of_batch, out_shardings=everywhere)
-
-
-def _sharding(loop: Loop) -> jax.sharding.Sharding:
-    from maxtext.utils.sharding import get_input_data_sharding
-
-    return get_input_data_sharding(loop.config, loop.mesh)
+        return jitted(outputs_of_batch, loop.mesh)  # host 0 needs all rows

@@ -11,8 +11,9 @@ from maxtext_overrides.config.loading import Config
 from maxtext_overrides.trainer import kept_weights
 from maxtext_overrides.trainer.kept_weights import KeptWeights
 from maxtext_overrides.trainer.model_outputs import BatchScores
-from maxtext_overrides.trainer.train_loop import Loop
+from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import published
+from rlax_maxtext.several_hosts import Orders
 from rlax_plugin.api import ArraySpec, ModelView, Part
 
 _FLOAT32 = ArraySpec(np.dtype(np.float32))
@@ -27,10 +28,11 @@ class MaxTextView(ModelView):
     Args:
       config: MaxText's, of the RL loop.
       temperature: temperature of the samples.
+      orders: has the other hosts of the trainer do the same.
     """
 
-    def __init__(self, config: Config, temperature: float):
-        self._scores = BatchScores(config, temperature)
+    def __init__(self, config: Config, temperature: float, orders: Orders):
+        self._scores, self._orders = BatchScores(config, temperature), orders
         self._loop: Loop | None = None
         self.resumable = config.enable_checkpointing
         features = ArraySpec(np.dtype(config.dtype), (config.emb_dim,))
@@ -48,19 +50,36 @@ class MaxTextView(ModelView):
     def _parts(
         self, batch: Mapping[str, np.ndarray], names: tuple[str, ...], weights: Any
     ) -> Iterator[Part]:
-        loop = self._shown
+        loop, orders = self._shown, self._orders
         current = published(loop.model_state) if weights is None else weights.on_devices()
-        for rows, outputs in self._scores.parts(loop, current, batch, names):
-            yield Part(rows, {name: array[rows] for name, array in batch.items()}, outputs)
+        count = self._scores.rows
+        for start in range(0, len(batch["inputs"]), count):
+            rows = slice(start, start + count)
+            part = {name: array[rows] for name, array in batch.items()}
+            given = {name: part[name] for name in MAXTEXT_ARRAYS}
+            if orders.any:
+                said = {"names": " ".join(names), "weights": orders.number_of(weights)}
+                given = orders.divided(loop, "forward", given, count, **said)
+            for _, outputs in self._scores.parts(loop, current, given, names):
+                yield Part(rows, part, outputs)
 
     def keep(self, *, offload: bool = False) -> KeptWeights:
         """See ``ModelView``; returns at once."""
-        return KeptWeights.of(self._shown, offload)
+        number = self._orders.number()
+        self._orders.all("keep", offload=str(offload), number=number)
+        kept = KeptWeights.of(self._shown, offload)
+        self._orders.know(kept, number)
+        return kept
 
     def save(self, path: str) -> None:
         """See ``ModelView``: a parameter checkpoint of MaxText."""
+        self._orders.all("save", path=path)
         kept_weights.save(path, self._shown)
 
     def load(self, path: str, key: str, *, offload: bool = False) -> KeptWeights:
         """See ``ModelView``: a parameter checkpoint of MaxText, or a checkpoint's ``items``."""
-        return kept_weights.load(path, self._shown, offload, key)
+        number = self._orders.number()
+        self._orders.all("load", path=path, key=key, offload=str(offload), number=number)
+        loaded = kept_weights.load(path, self._shown, offload, key)
+        self._orders.know(loaded, number)
+        return loaded

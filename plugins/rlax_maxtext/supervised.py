@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxtext_overrides.config.loading import Config, initialize
+from maxtext_overrides.trainer.host_rows import jitted, placed_alike
 from maxtext_overrides.trainer.model_outputs import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, Loop, run_train_loop
 from rlax_maxtext.options import WarmStart
@@ -110,17 +111,16 @@ class PassAt1:
     def __call__(self, loop: Loop) -> float:
         with loop.shardings():
             if self._forward is None:
-                self._forward = self._compiled(loop.graph)
+                self._forward = self._compiled(loop.graph, loop.mesh)
             found = [np.asarray(self._forward(loop.model_state, part)) for part in self._parts]
         return float(np.mean(np.exp(np.concatenate(found)[: self._problems])))
 
-    def _compiled(self, graph: Any) -> Callable[..., Any]:
-        @jax.jit
+    def _compiled(self, graph: Any, mesh: Any) -> Callable[..., Any]:
         def answer_logprob_b(model_state: Any, data: Mapping[str, Any]) -> jax.Array:
             logprobs_bt = target_logprobs_of(graph, model_state, data, self._temperature)
             return jnp.sum(jnp.where(data["targets_segmentation"] != 0, logprobs_bt, 0.0), axis=1)
 
-        return answer_logprob_b
+        return jitted(answer_logprob_b, mesh)
 
 
 def _parts(arrays: Mapping[str, np.ndarray], rows: int) -> list[dict[str, np.ndarray]]:
@@ -164,6 +164,25 @@ def _configure(given: ResolvedConfig, rl_config: Config, warm: WarmStart) -> Con
     )
 
 
+def finished(rl_config: Config, warm: WarmStart) -> str | None:
+    """Path of the finished warm start's weights; None if it is to be trained.
+
+    Raises:
+      ConfigError: there is no finished warm start in ``rlax.trainer.warm_start.directory``.
+    """
+    found = _finished(_files(rl_config, warm))
+    if found is None and warm.directory:
+        raise ConfigError(
+            "rlax.trainer.warm_start.directory", warm.directory, "no warm start has ended there"
+        )
+    return found
+
+
+def _files(rl_config: Config, warm: WarmStart) -> RunFiles:
+    own = f"{rl_config.base_output_directory}/{rl_config.run_name}/{_FOLDER}"
+    return RunFiles(warm.directory or own)
+
+
 def _finished(files: RunFiles) -> str | None:
     """Path of the finished warm start's weights; None if there is none."""
     record = files.get_json(_RECORD)
@@ -182,8 +201,8 @@ def warm_start(
 ) -> str:
     """Trains on correct answers until validation pass@1 is in the config's window.
 
-    Skipped if it was finished before, or if ``rlax.trainer.warm_start.directory`` names one. Runs
-    MaxText's loop under ``<run_name>/prepared/warm_start``.
+    To be called unless it is ``finished``. Runs MaxText's loop under
+    ``<run_name>/prepared/warm_start``, on all hosts of the trainer, which read the same problems.
 
     Args:
       given: the config of the RL run.
@@ -196,18 +215,11 @@ def warm_start(
       Path for MaxText's ``load_parameters_path``.
 
     Raises:
-      ConfigError: the config cannot work; there is no finished warm start in ``directory``.
+      ConfigError: the config cannot work.
       TrainingError: pass@1 jumped over the window, or the steps ran out below it and
         ``rlax.trainer.warm_start.required`` is true.
     """
-    own = f"{rl_config.base_output_directory}/{rl_config.run_name}/{_FOLDER}"
-    files = RunFiles(warm.directory or own)
-    if done := _finished(files):
-        return done
-    if warm.directory:
-        raise ConfigError(
-            "rlax.trainer.warm_start.directory", warm.directory, "no warm start has ended there"
-        )
+    files = _files(rl_config, warm)
     config = _configure(given, rl_config, warm)
     most = config.rlax.rollouts.max_new_tokens
     shown = source.prompts("train")[: warm.train_problems or None]
@@ -225,6 +237,7 @@ def warm_start(
             "rlax.trainer.warm_start.batch_rows", warm.batch_rows, f"must be <= {count}"
         )
     latest, reached = 0.0, False
+    started: list[Loop] = []
 
     def batches(step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((config.rlax.seed, step))
@@ -251,13 +264,21 @@ def warm_start(
             return
         # Counts with the checkpoint only.
         record = {"step": loop.completed, "pass_at_1": latest, "problems": warm.problems}
-        files.put_json(_RECORD, record)
+        if jax.process_index() == 0:
+            files.put_json(_RECORD, record)
         reached = True
 
     def decide(step: int) -> tuple[bool, bool]:
         return reached, reached
 
-    run_train_loop(config, Events(batches=batches, on_step_end=on_step_end, decide=decide))
+    events = Events(
+        batches=batches,
+        on_step_end=on_step_end,
+        decide=decide,
+        on_start=started.append,
+        place=lambda arrays: placed_alike(started[0], arrays),
+    )
+    run_train_loop(config, events)
     done = _finished(files)
     if done is None:
         raise TrainingError(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlax_maxtext.config_agreement import answered_prompts, check_rows, check_shapes, given_config
 from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
+from rlax_maxtext.several_hosts import Obedient, Orders, join
 from rlax_plugin.api import (
     ARRAYS,
     PREPARED,
@@ -19,20 +19,22 @@ from rlax_plugin.api import (
     ConvertibleModel,
     Descent,
     Exported,
+    FollowerPort,
+    Publication,
+    ResolvedConfig,
     RlaxSection,
     Trainer,
     TrainerPort,
-    loss_weight,
+    TrainingError,
     make_loss,
     resolve,
-    scale_names,
-    whole_update,
 )
 
 if TYPE_CHECKING:
     import numpy as np
 
     from maxtext_overrides.trainer.train_loop import Loop
+    from rlax_maxtext.batch_signals import Training
 
 log = logging.getLogger("rlax.trainer")
 _IMPORTING = "importing MaxText and reading its config"
@@ -41,6 +43,10 @@ _IMPORT_S, _BUILD_S = 25.0, 15.0  # typically
 
 class _Published(Exception):
     """The first weights are published; no training is requested."""
+
+
+def _none(step: int) -> Mapping[str, np.ndarray]:
+    raise TrainingError(f"only host 0 has the batch of step {step}")
 
 
 class MaxTextTrainer(Trainer):
@@ -62,7 +68,7 @@ class MaxTextTrainer(Trainer):
 
         return report
 
-    def _publisher(self, port: TrainerPort) -> Callable[[Loop], None]:
+    def _publisher(self, port: Publication) -> Callable[[Loop], None]:
         """A function that publishes the weights of a loop, with the canary for workers."""
         from maxtext_overrides.trainer.train_loop import fresh_weights
         from rlax_maxtext.canary_forward import CanaryForward
@@ -85,16 +91,18 @@ class MaxTextTrainer(Trainer):
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         port.waits(_IMPORTING, _IMPORT_S)
+        from maxtext_overrides.trainer import distributed
         from maxtext_overrides.trainer.checkpoints import mismatch
         from maxtext_overrides.trainer.first_weights import chosen
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
-        from rlax_maxtext.batch_signals import signals_of
         from rlax_maxtext.model_view import MaxTextView
 
-        config, slots = self._initialized(port), resolve(self._section, self._context.part)
+        orders = Orders(port.followers, self._context.hosts)
+        config = self._initialized(port, orders)
         publish = self._publisher(port)
-        signals = signals_of(self._context, slots, self._options, self.checkpoints)
-        model = MaxTextView(config, self._section.rollouts.temperature)
+        training = self._training(config)
+        signals = training.signals
+        model = MaxTextView(config, self._section.rollouts.temperature, orders)
         running: Loop | None = None
 
         def on_start(loop: Loop) -> None:
@@ -102,6 +110,7 @@ class MaxTextTrainer(Trainer):
             running = loop
             model.show(loop)
             signals.start(model, loop.completed)
+            orders.all("started")
             publish(loop)
 
         def batches(step: int) -> Mapping[str, np.ndarray]:
@@ -121,27 +130,23 @@ class MaxTextTrainer(Trainer):
             found = jax.device_get(dict(metrics))
             port.step_done(loop.completed, signals.metrics | found)
 
-        terms = signals.terms
-        of_update: dict[str, Any] = {}
-        if terms and config.gradient_accumulation_steps > 1:  # terms need what all parts weigh
-            weight = partial(loss_weight, slots)
-            of_update = {
-                "update": lambda arrays: whole_update(terms, arrays, weight),
-                "update_arrays": dict.fromkeys(scale_names(terms), ARRAYS["rl_advantages"]),
-            }
+        def place(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+            assert running is not None, "a loop starts before it gets arrays"
+            return orders.place(running, arrays)
+
         events = Events(
             batches=batches,
             on_step_end=on_step_end,
             decide=port.decide,
             on_start=on_start,
             before_checkpoint=before_checkpoint,
-            **of_update,
+            update=training.update,
+            update_arrays=training.update_arrays,
+            place=place,
         )
-        arrays = ARRAYS | signals.device_arrays
-        outputs = {name for term in terms.values() for name in term.outputs}
         try:
-            loss = make_loss(slots, terms)
-            run_train_loop(config, events, arrays=arrays, objective=loss, outputs=outputs)
+            run_train_loop(config, events, **training.of_loop)
+            distributed.leave()
         except ValueError as error:
             found = ("--from", str(self._descent)) if self._descent else chosen(config.get_keys())
             if found is None or running is not None or not (weight := mismatch(error)):
@@ -149,39 +154,109 @@ class MaxTextTrainer(Trainer):
             reason = f"holds the weights of another model: {weight}"
             raise ConfigError(*found, reason) from error
 
-    def _initialized(self, port: TrainerPort) -> Any:
+    def follow(self, port: FollowerPort) -> None:
+        """See ``HostTrainer``.
+
+        Raises:
+          TrainingError: host 0 has ended training or cannot be reached, or gives wrong orders.
+        """
+        from maxtext_overrides.trainer import distributed
+        from maxtext_overrides.trainer.train_loop import Events, run_train_loop
+
+        publish = self._publisher(port)  # waits until host 0 is about to train
+        config = self._initialized_following(port)
+        training = self._training(config)
+        model = Obedient(config, self._context, port)
+
+        def on_start(loop: Loop) -> None:
+            model.loop = loop
+            model.until("started")
+            publish(loop)
+
+        events = Events(
+            batches=_none,
+            on_step_end=lambda loop, metrics: publish(loop),
+            decide=port.decide,
+            on_start=on_start,
+            update_arrays=training.update_arrays,
+            next_update=model.next_update,
+        )
+        run_train_loop(config, events, **training.of_loop)
+        distributed.leave()
+
+    def _training(self, config: Any) -> Training:
+        """The objective and the signals of a run; the same on all hosts."""
+        from rlax_maxtext.batch_signals import Training, signals_of
+
+        slots = resolve(self._section, self._context.part)
+        signals = signals_of(self._context, slots, self._options, self.checkpoints)
+        return Training(slots, signals, parts=config.gradient_accumulation_steps)
+
+    def _initialized(self, port: TrainerPort, orders: Orders) -> Any:
         """MaxText's config of a training; runs the warm start, if the config has one.
 
         Raises:
           ConfigError: MaxText's config and the ``rlax`` section disagree.
         """
         from maxtext_overrides.config.loading import initialize
-        from maxtext_overrides.trainer import first_weights
         from rlax_maxtext import supervised
+
+        given, config = self._loaded()
+        if self._options.warm_start.enabled and self._descent is None:
+            port.waits("building the model of the warm start, and compiling its step", _BUILD_S)
+            warm = self.warm_start()
+            path = supervised.finished(config, warm)
+            orders.all("warm_start", path=path or "")
+            if path is None:
+                source = answered_prompts(self._context)
+                path = supervised.warm_start(given, config, warm, source, self._reporter(port))
+            config = initialize(given, load_parameters_path=path)
+        port.waits("building the model", _BUILD_S)
+        return config
+
+    def _initialized_following(self, port: FollowerPort) -> Any:
+        """MaxText's config on another host; runs the warm start if host 0 does."""
+        from maxtext_overrides.config.loading import initialize
+        from rlax_maxtext import supervised
+
+        given, config = self._loaded()
+        if self._options.warm_start.enabled and self._descent is None:
+            order = Obedient(config, self._context, port).until("warm_start")
+            path, warm = order.settings["path"], self.warm_start()
+            if not path:
+                source = answered_prompts(self._context)
+                path = supervised.warm_start(given, config, warm, source)
+            elif path != supervised.finished(config, warm):
+                raise TrainingError(f"host 0 names {path}, and there is no such warm start here")
+            config = initialize(given, load_parameters_path=path)
+        return config
+
+    def _loaded(self) -> tuple[ResolvedConfig, Any]:
+        """The keys for MaxText, and its config, checked; joins the other hosts.
+
+        Raises:
+          ConfigError: MaxText's config and the ``rlax`` section disagree.
+        """
+        from maxtext_overrides.config.loading import initialize
+        from maxtext_overrides.trainer import first_weights
         from rlax_maxtext.checking import check_vocabulary
 
-        given = given_config(self._context)
+        given = join(self._context, given_config(self._context))
         config = initialize(given, **self.first_weights())
         check_rows(config, self._section)
         check_shapes(config, self._section)
         check_vocabulary(config, self._context)
         if (found := first_weights.chosen(config.get_keys())) is not None:
             first_weights.check_converted(*found, config)
-        if self._options.warm_start.enabled and self._descent is None:
-            port.waits("building the model of the warm start, and compiling its step", _BUILD_S)
-            warm, source = self.warm_start(), answered_prompts(self._context)
-            path = supervised.warm_start(given, config, warm, source, self._reporter(port))
-            config = initialize(given, load_parameters_path=path)
-        port.waits("building the model", _BUILD_S)
-        return config
+        return given, config
 
     def publish_first(self, port: TrainerPort) -> None:
         """See ``FirstWeightsReader``: MaxText's loop makes or loads them, and trains no step."""
         port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
-        config, slots = self._initialized(port), resolve(self._section, self._context.part)
-        publish = self._publisher(port)
+        config = self._initialized(port, Orders(port.followers, None))
+        slots, publish = resolve(self._section, self._context.part), self._publisher(port)
 
         def on_start(loop: Loop) -> None:
             publish(loop)
@@ -267,7 +342,7 @@ class MaxTextTrainer(Trainer):
 
         port.waits("reading the checkpoint", _BUILD_S)
         config = initialize(
-            given_config(self._context),
+            join(self._context, given_config(self._context)),
             base_output_directory=str(self._context.run_dir),
             run_name="restored",
             load_full_state_path=items(self._context.run_url, name),
