@@ -125,6 +125,7 @@ from rlax_plugin.ports.source_abilities import (
     TokenizerSource,
     tokenizer_of,
 )
+from rlax_plugin.ports.store_abilities import SharedWriter
 from rlax_plugin.ports.training import (
     CheckpointReader,
     CheckpointStarter,
@@ -313,6 +314,7 @@ __all__ = [
     "Section",
     "ServiceProvider",
     "Session",
+    "SharedWriter",
     "SideSpec",
     "SignalChain",
     "SignalState",
