@@ -127,6 +127,7 @@ from rlax_plugin.ports.source_abilities import (
     TokenizerSource,
     tokenizer_of,
 )
+from rlax_plugin.ports.store_abilities import SharedWriter
 from rlax_plugin.ports.training import (
     CheckpointReader,
     CheckpointStarter,

@@ -17,6 +17,7 @@ from typing import Any
 from rlax_plugin.api import WeightsError
 
 METADATA_FILE = "_METADATA"
+ARRAY_FILE = "zarr.json"
 _KEY = "rlax_weights"
 
 
@@ -27,6 +28,16 @@ class Layout:
     shape: tuple[int, ...]
     dtype: str
     chunk: tuple[int, ...]
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks; an array without elements has none."""
+        return chunks_in(self.shape, self.chunk)
+
+
+def chunks_in(shape: tuple[int, ...], chunk: tuple[int, ...]) -> int:
+    """Number of chunks in a shard, which consists of whole chunks."""
+    return math.prod(n // c for n, c in zip(shape, chunk, strict=True))
 
 
 def chunk_shape(shard: tuple[int, ...], itemsize: int, limit_bytes: int) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -64,14 +63,18 @@ class Pieces:
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, shards)
 
 
-def host_pieces(array: Any) -> Iterator[tuple[Index, np.ndarray]]:
-    """Yields every element once: the first replica of each shard."""
+def own_pieces(array: Any) -> list[tuple[Index, Any]]:
+    """The pieces that this process writes: the first replica of each shard.
+
+    The processes that hold an array together write every element once. Begins to copy the pieces
+    from the devices.
+    """
     if not isinstance(array, jax.Array):
-        yield (slice(None),) * array.ndim, np.asarray(array)
-        return
-    for shard in array.addressable_shards:
-        if shard.replica_id == 0:
-            yield shard.index, np.asarray(shard.data)
+        return [((slice(None),) * array.ndim, array)]
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    for shard in shards:
+        shard.data.copy_to_host_async()
+    return [(shard.index, shard.data) for shard in shards]
 
 
 def nbytes_of(array: Any) -> int:

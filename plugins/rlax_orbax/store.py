@@ -10,25 +10,27 @@ arrays to TensorStore, Orbax's own reader and writer, directly. Stock Orbax open
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import weakref
 from collections import deque
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 import tensorstore as ts
 from etils import epath
 from orbax import checkpoint as ocp
 
-from rlax_orbax.layout import METADATA_FILE, Layout, array_spec, chunk_shape, decode, encode
-from rlax_orbax.shards import Pieces, host_pieces, nbytes_of
+from rlax_orbax.layout import ARRAY_FILE, METADATA_FILE, Layout, array_spec, decode, encode
+from rlax_orbax.shards import Pieces, nbytes_of, own_pieces
 from rlax_orbax.time_left import IO_ERRORS, Clock, read_error, write_error
+from rlax_orbax.writing import Writing, layouts_of
 from rlax_plugin.api import (
     Arrays,
+    SharedWriter,
     WeightsError,
     WeightStore,
     alternatives,
@@ -37,7 +39,7 @@ from rlax_plugin.api import (
 T = TypeVar("T")
 
 
-class OrbaxStore(WeightStore):
+class OrbaxStore(WeightStore, SharedWriter):
     """Weight versions as Orbax checkpoints.
 
     Args:
@@ -81,29 +83,71 @@ class OrbaxStore(WeightStore):
           WeightsError: ``path`` exists, or an array has a dtype that cannot be stored.
           DeadlineError: it took longer than ``deadline_s``, or its commit than ``grace_s`` more.
         """
-        clock = Clock(f"writing the weight version {path}", self._deadline_s)
-        final = epath.Path(path)
+        clock = self._clock(path)
         with clock.errors(path, write_error):
-            if final.exists():
-                raise WeightsError(f"cannot write {path}: it exists")
-            for array in arrays.values():
-                if isinstance(array, jax.Array):
-                    array.copy_to_host_async()
-            layouts = {name: self._layout(array) for name, array in arrays.items()}
-            kind = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)
-            temporary = kind.from_final(final)
-            written = False
-            try:
+            temporary = _new(path)
+            pieces = {name: own_pieces(array) for name, array in arrays.items()}
+            layouts = layouts_of(arrays, self._chunk_bytes)
+            with _removed_if_it_fails(temporary):
                 directory = self._run(temporary.create(), clock)
-                self._write(str(directory), arrays, layouts, clock)
-                (directory / METADATA_FILE).write_bytes(encode(layouts))
-                self._run(temporary.finalize(), clock)
-                written = True
-            finally:
-                if not written:
-                    # Best effort: Orbax removes a leftover before it writes the path again.
-                    with suppress(OSError):
-                        temporary.get().rmtree(missing_ok=True)
+                writing = Writing(str(directory), layouts, self._context, clock)
+                with writing.settled(self._grace_s):
+                    writing.open(create=True)
+                    writing.write(pieces)
+                self._commit(temporary, layouts, clock)
+
+    def begin(self, path: str, arrays: Arrays) -> str:
+        """Makes a directory with the metadata of all arrays; see ``SharedWriter``."""
+        clock = self._clock(path)
+        with clock.errors(path, write_error):
+            temporary = _new(path)
+            layouts = layouts_of(arrays, self._chunk_bytes)
+            with _removed_if_it_fails(temporary):
+                directory = self._run(temporary.create(), clock)
+                writing = Writing(str(directory), layouts, self._context, clock)
+                with writing.settled(self._grace_s):
+                    writing.open(create=True)
+                    writing.wait_until_open()
+        return str(directory)
+
+    def write(self, directory: str, arrays: Arrays) -> int:
+        """Writes the shards that this process has; see ``SharedWriter``.
+
+        Reads the metadata that ``begin`` has written and compares it. So the layouts are the same
+        on all hosts, and a directory that does not exist is not made.
+        """
+        clock = self._clock(directory)
+        with clock.errors(directory, write_error):
+            pieces = {name: own_pieces(array) for name, array in arrays.items()}
+            layouts = layouts_of(arrays, self._chunk_bytes)
+            writing = Writing(directory, layouts, self._context, clock)
+            with writing.settled(self._grace_s):
+                writing.open(create=False)
+                writing.wait_until_open()
+            unless_abandoned = _removed_if_abandoned(epath.Path(directory), layouts)
+            with unless_abandoned, writing.settled(self._grace_s):
+                return writing.write(pieces)
+
+    def commit(self, path: str, directory: str, arrays: Arrays, chunks: int) -> None:
+        """Makes a version visible that is written completely; see ``SharedWriter``."""
+        clock = self._clock(path)
+        layouts = layouts_of(arrays, self._chunk_bytes)
+        expected = sum(layout.chunks for layout in layouts.values())
+        if chunks != expected:
+            raise WeightsError(f"cannot write {path}: {chunks} of {expected} chunks were written")
+        with clock.errors(path, write_error):
+            temporary = _temporary(path)
+            if str(temporary.get()) != directory:
+                raise WeightsError(f"cannot write {path}: its directory is not {directory}")
+            _require_begun(temporary.get(), layouts)
+            self._commit(temporary, layouts, clock)
+
+    def abandon(self, path: str) -> None:
+        """Removes what is left of a version that was not committed; see ``SharedWriter``."""
+        try:
+            _temporary(path).get().rmtree(missing_ok=True)
+        except IO_ERRORS as error:
+            raise WeightsError(f"cannot delete the remains of {path}: {error}") from error
 
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
         """Reads arrays with the shapes, dtypes and shardings of ``like``; see ``WeightStore``.
@@ -146,46 +190,19 @@ class OrbaxStore(WeightStore):
 
     def delete(self, path: str) -> None:
         """Removes a version and the remains of a killed ``save``; silent if there are none."""
-        final = epath.Path(path)
         try:
-            kind = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)
-            for directory in {final, kind.from_final(final).get()}:  # the same on object stores
+            # The two directories are the same on object stores.
+            for directory in {epath.Path(path), _temporary(path).get()}:
                 directory.rmtree(missing_ok=True)
         except IO_ERRORS as error:
             raise WeightsError(f"cannot delete {path}: {error}") from error
 
-    def _layout(self, array: Any) -> Layout:
-        shape = tuple(array.shape)
-        shard = array.sharding.shard_shape(shape) if isinstance(array, jax.Array) else shape
-        chunk = chunk_shape(tuple(shard), array.dtype.itemsize, self._chunk_bytes)
-        return Layout(shape, np.dtype(array.dtype).name, chunk)
+    def _clock(self, path: str) -> Clock:
+        return Clock(f"writing the weight version {path}", self._deadline_s)
 
-    def _write(
-        self, directory: str, arrays: Arrays, layouts: dict[str, Layout], clock: Clock
-    ) -> None:
-        opened: list[Any] = []
-        writes: list[tuple[int, Any]] = []
-        try:
-            for name, layout in layouts.items():
-                spec = array_spec(directory, name, layout)
-                opened.append(ts.open(spec, open=True, create=True, context=self._context))
-            for target, array in zip(opened, arrays.values(), strict=True):
-                store = target.result(clock.left_s())
-                for index, piece in host_pieces(array):
-                    # The buffers are fresh and nobody writes to them: no copy is needed.
-                    write = store[index].write(piece, can_reference_source_data_indefinitely=True)
-                    writes.append((piece.nbytes, write))
-            clock.nbytes = sum(map(nbytes_of, arrays.values()))
-            for nbytes, write in writes:
-                write.result(clock.left_s())
-                clock.moved += nbytes
-        except BaseException:
-            # What is under way would put files back into the directory that is now removed.
-            grace = Clock("", self._grace_s)
-            for future in (*opened, *(write for _, write in writes)):
-                with suppress(TimeoutError):
-                    future.exception(max(clock.left_s(), grace.left_s()))
-            raise
+    def _commit(self, temporary: Any, layouts: dict[str, Layout], clock: Clock) -> None:
+        (temporary.get() / METADATA_FILE).write_bytes(encode(layouts))
+        self._run(temporary.finalize(), clock)
 
     def _run(self, commit: Coroutine[Any, Any, T], clock: Clock) -> T:
         if not self._loop_lock.acquire(timeout=clock.left_s()):
@@ -197,6 +214,54 @@ class OrbaxStore(WeightStore):
             return self._loop.run_until_complete(asyncio.wait_for(commit, left_s))
         finally:
             self._loop_lock.release()
+
+
+def _temporary(path: str) -> Any:
+    """Orbax's object that makes a version's directory, and makes it visible."""
+    final = epath.Path(path)
+    return ocp.path.atomicity_defaults.get_default_temporary_path_class(final).from_final(final)
+
+
+def _new(path: str) -> Any:
+    """As ``_temporary``, for a version that does not exist."""
+    if epath.Path(path).exists():
+        raise WeightsError(f"cannot write {path}: it exists")
+    return _temporary(path)
+
+
+@contextmanager
+def _removed_if_it_fails(temporary: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        # Best effort: Orbax removes a leftover before it writes the path again.
+        with suppress(OSError):
+            temporary.get().rmtree(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _removed_if_abandoned(directory: epath.Path, layouts: Mapping[str, Layout]) -> Iterator[None]:
+    """Removes what was written into a directory that host 0 has removed meanwhile.
+
+    TensorStore makes a missing directory again, and host 0 does not look at it any more.
+    """
+    try:
+        yield
+    finally:
+        try:
+            _require_begun(directory, layouts)
+        except FileNotFoundError:
+            directory.rmtree(missing_ok=True)
+            raise
+
+
+def _require_begun(directory: epath.Path, layouts: Mapping[str, Layout]) -> None:
+    """Raises a FileNotFoundError if a directory lacks the metadata that ``begin`` writes."""
+    name = next(iter(layouts), None)  # one array tells: the directory is removed as a whole
+    begun = directory if name is None else directory / name / ARRAY_FILE
+    if not begun.exists():
+        raise FileNotFoundError(errno.ENOENT, "the directory was removed", str(directory))
 
 
 def _finish(path: str, name: str, pieces: Pieces, clock: Clock, loaded: dict[str, Any]) -> int:

@@ -16,6 +16,7 @@ from rlax_plugin.ports.environment import DeterministicEnvironment
 from rlax_plugin.ports.protocols import EpisodeReward, GroupReward, Reward, TimedLauncher
 from rlax_plugin.ports.scaling import ScalingLauncher
 from rlax_plugin.ports.source_abilities import SOURCE_ABILITIES
+from rlax_plugin.ports.store_abilities import STORE_ABILITIES
 from rlax_plugin.ports.training import TRAINER_ABILITIES
 
 NAME = "NAME"  # stands for a name that the config chooses
@@ -187,6 +188,7 @@ ALL = (
         places=("weights.store",),
         contract="store",
         toy="npz",
+        abilities=STORE_ABILITIES,
     ),
     Kind(
         name="launcher",
