@@ -93,10 +93,10 @@ from rlax_plugin.ports.environment import (
     Session,
 )
 from rlax_plugin.ports.hookspecs import hookimpl
-from rlax_plugin.ports.hosts import FollowerPort, SharedWriter
+from rlax_plugin.ports.hosts import FollowerPort
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.observer import Observer
-from rlax_plugin.ports.orders import END, Followers, Order
+from rlax_plugin.ports.orders import Followers, Order
 from rlax_plugin.ports.protocols import (
     Arrays,
     BuildContext,
@@ -214,7 +214,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ADVANTAGE_INPUTS",
     "ARRAYS",
-    "END",
     "INT32_MAX",
     "MAX_STOP_IDS",
     "PREPARED",

@@ -43,27 +43,21 @@ class HostRows:
             self._found[host, rows] = np.flatnonzero(held)
         return self._found[host, rows]
 
-    def share(
-        self, host: int, arrays: Mapping[str, np.ndarray], part_rows: int
-    ) -> dict[str, np.ndarray]:
-        """The rows that a host holds of each part of a batch, one part after the other.
+    def share(self, host: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The rows of a batch that a host holds.
 
         Args:
           arrays: name -> [rows, length, ...].
-          part_rows: rows of a part; divides the rows.
         """
-        held = self.held(host, part_rows)
-        rows = len(next(iter(arrays.values())))
-        starts = np.arange(0, rows, part_rows)
-        chosen = (starts[:, None] + held[None, :]).reshape(-1)
-        return {name: array[chosen] for name, array in arrays.items()}
+        held = self.held(host, len(next(iter(arrays.values()))))
+        return {name: array[held] for name, array in arrays.items()}
 
     def placed(self, held: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
-        """Global arrays of one part, of which this host gives the rows that it holds.
+        """Global arrays of a batch, of which this host gives the rows that it holds.
 
         Args:
           held: name -> those rows, [held rows, length, ...].
-          rows: number of rows of the part.
+          rows: number of rows of the batch.
         """
         own = self.held(jax.process_index(), rows)
 
@@ -104,7 +98,7 @@ def placed_alike(loop: Loop, arrays: Mapping[str, np.ndarray]) -> Mapping[str, A
     if jax.process_count() == 1:
         return arrays
     rows, count = rows_of(loop), len(next(iter(arrays.values())))
-    return rows.placed(rows.share(jax.process_index(), arrays, count), count)
+    return rows.placed(rows.share(jax.process_index(), arrays), count)
 
 
 def jitted(function: Callable[..., Any], mesh: jax.sharding.Mesh) -> Callable[..., Any]:

@@ -64,7 +64,7 @@ class BatchScores:
         """Runs the model over the rows of a batch, in order.
 
         Args:
-          arrays: the whole batch; with several hosts the rows of each micro-batch that this host
+          arrays: the whole batch; with several hosts those rows of one micro-batch that this host
             holds, see ``HostRows.share``.
           names: ``logprobs``, ``entropy``, or one of ``loss.OUTPUTS``.
 
@@ -74,25 +74,22 @@ class BatchScores:
         """
         from maxtext.utils.sharding import get_input_data_sharding
 
-        sharding = get_input_data_sharding(loop.config, loop.mesh)
-        several = rows_of(loop) if jax.process_count() > 1 else None
         data = {name: arrays[name] for name in MAXTEXT_ARRAYS}
         if names not in self._compiled:
             self._compiled[names] = self._made(loop, names)
-        step = self.rows
-        if several is not None:
-            step = len(several.held(jax.process_index(), self.rows))
-        for number, start in enumerate(range(0, len(data["inputs"]), step)):
-            held = {name: a[start : start + step] for name, a in data.items()}
-            with loop.shardings():  # not around a yield: what happens there is the caller's
-                if several is None:
-                    part = jax.device_put(held, sharding)
-                else:
-                    part = several.placed(held, self.rows)
+        if jax.process_count() > 1:
+            with loop.shardings():
+                part = rows_of(loop).placed(data, self.rows)
                 found = self._compiled[names](loop.model_state, weights, part)
-            if several is not None:
-                found = {name: local_copy(array) for name, array in found.items()}
-            yield slice(number * self.rows, (number + 1) * self.rows), found
+            yield slice(0, self.rows), {name: local_copy(array) for name, array in found.items()}
+            return
+        sharding = get_input_data_sharding(loop.config, loop.mesh)
+        for start in range(0, len(data["inputs"]), self.rows):
+            rows = slice(start, start + self.rows)
+            with loop.shardings():  # not around a yield: what happens there is the caller's
+                part = jax.device_put({name: a[rows] for name, a in data.items()}, sharding)
+                found = self._compiled[names](loop.model_state, weights, part)
+            yield rows, found
 
     def __call__(
         self, loop: Loop, weights: Weights, arrays: Mapping[str, np.ndarray]

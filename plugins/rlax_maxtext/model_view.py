@@ -59,7 +59,7 @@ class MaxTextView(ModelView):
             given = {name: part[name] for name in MAXTEXT_ARRAYS}
             if orders.any:
                 said = {"names": " ".join(names), "weights": orders.number_of(weights)}
-                given = orders.divided(loop, "forward", given, count, **said)
+                given = orders.divided(loop, "forward", given, **said)
             for _, outputs in self._scores.parts(loop, current, given, names):
                 yield Part(rows, part, outputs)
 

@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.api import (
-    END,
     BuildContext,
     ConfigError,
     FollowerPort,
@@ -124,7 +123,7 @@ class Orders:
         weakref.finalize(weights, self.all, "drop", number=number).atexit = False
 
     def divided(
-        self, loop: Loop, kind: str, arrays: Mapping[str, np.ndarray], rows: int, **settings: str
+        self, loop: Loop, kind: str, arrays: Mapping[str, np.ndarray], **settings: str
     ) -> dict[str, np.ndarray]:
         """Gives every other host the rows that it holds; returns those of this host.
 
@@ -135,8 +134,8 @@ class Orders:
 
         held = rows_of(loop)
         for host in self._others:
-            self._followers.tell(host, Order(kind, settings, held.share(host, arrays, rows)))
-        return held.share(0, arrays, rows)
+            self._followers.tell(host, Order(kind, settings, held.share(host, arrays)))
+        return held.share(0, arrays)
 
     def number_of(self, weights: KeptWeights | None) -> str:
         """The number by which all hosts know kept weights; "" for the present ones."""
@@ -149,7 +148,7 @@ class Orders:
         from maxtext_overrides.trainer.host_rows import rows_of
 
         rows = len(arrays["inputs"])
-        own = self.divided(loop, "update", arrays, rows, rows=str(rows))
+        own = self.divided(loop, "update", arrays, rows=str(rows))
         return rows_of(loop).placed(own, rows)
 
 
@@ -174,12 +173,9 @@ class Obedient:
         """Does what is ordered, until an order of this kind arrives; returns that one.
 
         Raises:
-          TrainingError: host 0 has ended training, or gives an order that is unknown.
+          TrainingError: host 0 gives an unknown order, or has ended training.
         """
         while (order := self._port.next_order()).kind != kind:
-            if order.kind == END:
-                reason = one_line(order.settings.get("reason", ""), 4000)
-                raise TrainingError(f"host 0 has ended training: {reason}")
             action = self._actions.get(order.kind)
             if action is None:
                 raise TrainingError(f"host 0 gives an unknown order: {one_line(order.kind)}")

@@ -97,13 +97,17 @@ def train(
     here, on the processor, to try a config. Elsewhere start rlax train CONFIG --hosts N --host I
     --coordinator HOST:PORT on each host; docs/operate.md shows it.
     """
-    with exit_status():
-        first_words(f"rlax train {config}")
-        from rlax_plugin.start.places import Places
+    first_words(f"rlax train {config}")
+    from rlax_plugin.start.places import Places
 
-        places = Places(hosts, host, coordinator, controller, token_file)
-        status = places.train(config, overrides or (), start, with_parent=with_parent)
-    raise typer.Exit(status)
+    places = Places(hosts, host, coordinator, controller, token_file)
+    try:
+        with exit_status():
+            status = places.train(config, overrides or (), start, with_parent=with_parent)
+            raise typer.Exit(status)
+    except typer.Exit as ended:
+        places.end(ended.exit_code)
+        raise
 
 
 @command(RUNNING, "rlax serve --controller 127.0.0.1:4711 rlax.rollouts.slots=4")

@@ -27,15 +27,16 @@ from rlax_plugin.errors import (
 from rlax_plugin.fleet.package_versions import own_versions
 from rlax_plugin.hosts import wire
 from rlax_plugin.hosts.leading import POLL_S
-from rlax_plugin.ports.hosts import FollowerPort, SharedWriter
+from rlax_plugin.ports.hosts import FollowerPort
 from rlax_plugin.ports.orders import END, Order
 from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.ports.store_abilities import SharedWriter
 from rlax_plugin.ports.training import Decision, NewWeights
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
-from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.doors import Connection, connect
 from rlax_plugin.rpc.secret import Access
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import HostPlace
@@ -48,6 +49,7 @@ START = "start"
 
 _HOST_S = "rlax.deadlines.host_s"
 _RPC_KEY = "rlax.deadlines.rpc_s"
+_LONGEST_REASON = 4000  # characters
 
 
 class HostZero:
@@ -70,8 +72,12 @@ class HostZero:
     ):
         self.place, self._address = place, address
         self._deadlines, self._thread, self._most_bytes = deadlines, thread, most_bytes
-        self._connection = connect(address, secret)
+        self._connection = thread.run(self._connected(address, secret))
         self._stub = rpc.HostsStub(self._connection)
+
+    @staticmethod
+    async def _connected(address: str, secret: Access) -> Connection:
+        return connect(address, secret)  # on the loop to which it belongs
 
     def join(self, config_hash: str, plugins: tuple[str, ...]) -> None:
         """Joins the trainer.
@@ -89,7 +95,7 @@ class HostZero:
         )
         reply = self._wait(self._call(lambda s: self._stub.Join(request, timeout=s)))
         if not reply.accepted:
-            raise ConfigError("--host", self.place.index, one_line(reply.reason, 4000))
+            raise ConfigError("--host", self.place.index, one_line(reply.reason, _LONGEST_REASON))
 
     def order(self, number: int) -> Order:
         """Blocks until host 0 has given the order of this number."""
@@ -247,6 +253,10 @@ class OwnChunks:
             )
 
 
+class EndedError(TrainingError):
+    """Host 0 has ended training before this host did."""
+
+
 class FollowedPort(FollowerPort):
     """Host 0 as the trainer's thread of another host sees it.
 
@@ -265,16 +275,20 @@ class FollowedPort(FollowerPort):
     def canary_tokens(self) -> np.ndarray:
         """See ``Publication``; waits for the first order."""
         if self._tokens is None:
-            order = self._zero.order(0)
-            if order.kind == END:
-                raise TrainingError(ended(order))
-            self._tokens, self._number = order.arrays["canary"], 1
+            self._tokens = self.next_order().arrays["canary"]
         return self._tokens
 
     def next_order(self) -> Order:
-        assert self._tokens is not None, "the first order is that of the canary's tokens"
+        """See ``FollowerPort``; the first order is that of the canary's tokens.
+
+        Raises:
+          EndedError: there is no other order.
+        """
         order = self._zero.order(self._number)
         self._number += 1
+        if order.kind == END:
+            reason = one_line(order.settings.get("reason", ""), _LONGEST_REASON)
+            raise EndedError(f"host 0 has ended training{': ' if reason else ''}{reason}")
         return order
 
     def take(self, weights: NewWeights) -> None:
@@ -289,9 +303,3 @@ class FollowedPort(FollowerPort):
         decision = self._zero.decide(step)
         self.stopped = decision.stop
         return decision
-
-
-def ended(order: Order) -> str:
-    """The message of an order that ends training before it is complete."""
-    reason = order.settings.get("reason", "")
-    return f"host 0 has ended: {one_line(reason, 4000)}" if reason else "host 0 has ended training"

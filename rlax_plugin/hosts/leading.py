@@ -68,6 +68,7 @@ class Leader(Followers):
         }
         self._next = dict.fromkeys(self._orders, 0)
         self._joined: set[int] = set()
+        self._ended: set[int] = set()  # those that have got their last order
         self._decided: tuple[int, Decision] | None = None
         self.sent_bytes = 0
         self.writes: SharedWrites | None = None
@@ -100,6 +101,10 @@ class Leader(Followers):
           reason: why training failed; "" if it did not.
         """
         self.tell_all(Order(END, {"reason": reason}))
+
+    async def heard_the_end(self, within_s: float) -> None:
+        """Returns once all hosts have got their last order, or after ``within_s``."""
+        await self._changes.until(lambda: self._ended >= self._joined or None, within_s)
 
     # --- for the service, on the event loop -------------------------------------------------------
 
@@ -145,6 +150,12 @@ class Leader(Followers):
 
         return await self._changes.until(look, POLL_S)
 
+    def got(self, host: int, order: Order) -> None:
+        """Notes that all messages of an order were sent."""
+        if order.kind == END:
+            self._ended.add(host)
+            self._changes.wake()
+
     async def decision(self, step: int) -> Decision | None:
         """Returns the decision at the end of a step as soon as it is made; None after a while.
 
@@ -184,6 +195,7 @@ class HostsService(rpc.HostsServicer):
             if order is not None:
                 for piece in wire.pieces(request.number, order):
                     yield piece
+                self._leader.got(request.host, order)
 
     async def Decision(self, request: pb.DecisionRequest, context: Any) -> pb.DecisionReply:
         await self._joined(request.host, context)

@@ -16,7 +16,7 @@ from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import DeadlineError, RlaxError, TrainingError
 from rlax_plugin.functions.copies import read_functions
-from rlax_plugin.hosts.following import FollowedPort, HostZero, OwnChunks
+from rlax_plugin.hosts.following import EndedError, FollowedPort, HostZero, OwnChunks
 from rlax_plugin.ports.training import HostTrainer
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import RunFiles
@@ -34,6 +34,9 @@ from rlax_plugin.weights.shared_writes import shared_writer
 log = logging.getLogger("rlax.hosts")
 
 INTERRUPTED = 130
+ENDED = 3
+"""Status of a host that ended because host 0 did, which says why."""
+
 _ARRAYS_BYTES = 1024  # of one position of a batch, in all arrays and updates of one order
 _OTHER_BYTES = 64 << 20
 
@@ -61,7 +64,8 @@ def follow(
       token_file: host-token.json of the run; "": found there as well.
 
     Returns:
-      0 when training is complete, 130 when it was stopped and can be continued.
+      0 when training is complete, 130 when it was stopped and can be continued, ``ENDED`` when host
+      0 has ended it.
 
     Raises:
       RlaxError: host 0 rejects this host or cannot be reached, or training failed.
@@ -99,6 +103,9 @@ def follow(
             with Signals(stop):
                 trainer.follow(port)
                 chunks.wait()
+        except EndedError as error:
+            log.error("%s", error)
+            return ENDED
         except Exception as error:
             log.exception("this host fails")
             _tell(zero, error, section.deadlines.rpc_s)

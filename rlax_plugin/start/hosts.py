@@ -18,7 +18,7 @@ from rich.console import Console
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.follower import INTERRUPTED, log_file
+from rlax_plugin.start.follower import ENDED, INTERRUPTED, log_file
 from rlax_plugin.start.run_directory import make_directories, run_directory, state_directory
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console
@@ -27,7 +27,7 @@ from rlax_plugin.worker.serve import PARENT
 _LOOK_S = 0.1
 _GRACE = 1.4  # times host_s: JAX ends the survivors after at most 1.2
 _LINES, _TAIL_BYTES = 5, 4096
-_FAILED, _BAD_CONFIG = 1, 2
+_FAILED = 1
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class _Watch:
         """Waits until host 0 has ended or another one failed; None if all succeeded."""
         while True:
             for host in self._hosts[1:]:
-                if host.ended() and host.status not in (0, INTERRUPTED):
+                if host.ended() and host.status not in (0, INTERRUPTED, ENDED):
                     # One that fails because host 0 has failed is not the first.
                     time.sleep(_LOOK_S)
                     return self._hosts[0] if self._hosts[0].ended() else host

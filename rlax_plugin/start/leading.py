@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.hosts.leading import Leader
@@ -25,12 +26,19 @@ def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection)
 
 
 @contextmanager
-def led(leader: Leader | None, on_stop: Callable[[int, str], None]) -> Iterator[None]:
+def led(
+    leader: Leader | None,
+    on_stop: Callable[[int, str], None],
+    thread: LoopThread,
+    within_s: float,
+) -> Iterator[None]:
     """Passes on the other hosts' requests to stop, and tells them when no orders follow.
 
     Args:
       leader: None: there are no other hosts.
       on_stop: see ``Leader``.
+      thread: of the leader.
+      within_s: time for the others to hear of the end.
     """
     if leader is None:
         yield
@@ -40,5 +48,6 @@ def led(leader: Leader | None, on_stop: Callable[[int, str], None]) -> Iterator[
         yield
     except BaseException as error:
         leader.end(str(error) or type(error).__name__)
+        thread.run_last(leader.heard_the_end(within_s), 2 * within_s)
         raise
     leader.end()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlax_plugin.config.addresses import host_of, is_loopback
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.types import HostPlace
+
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,17 @@ class Places:
         from rlax_plugin.start.run import train
 
         return train(config, overrides, wanted, place)
+
+    def end(self, status: int) -> None:
+        """Ends this process at once if it is one of several hosts and has failed.
+
+        JAX would wait for the other hosts, for ``host_s``, and then abort this process.
+        """
+        if self.host is not None and status not in (0, INTERRUPTED):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
 
     def _place(self) -> HostPlace | None:
         """The place of this process; None if there is none, or if it is to start all hosts.

@@ -200,7 +200,8 @@ class _Run:
         self._dashboard.waiting.beside = controller.generation.starting
         self._dashboard.waiting.begin(f"starting trainer {self._section.trainer.name}")
         port = self._port = ControllerPort(controller, thread.loop, publisher, run.leader)
-        with led(run.leader, partial(self._stopped_by_host, running.supervision)):
+        on_stop = partial(self._stopped_by_host, running.supervision)
+        with led(run.leader, on_stop, thread, self._section.deadlines.rpc_s):
             try:
                 trainer.run(port)
             except SystemExit as end:  # would end the command with a plug-in's code, such as 0

@@ -15,8 +15,8 @@ from rlax_plugin.concurrency.changes import Changes
 from rlax_plugin.concurrency.loop_thread import result_within
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError, WeightsUnwritableError
-from rlax_plugin.ports.hosts import SharedWriter
 from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.ports.store_abilities import SharedWriter
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
