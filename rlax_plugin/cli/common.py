@@ -9,6 +9,8 @@ plug-in is wrong, 130 interrupted.
 from __future__ import annotations
 
 import inspect
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +120,26 @@ def exit_status() -> Iterator[None]:
         raise typer.Exit(RUN_FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
+
+
+@contextmanager
+def ending_at_once(host: int | None) -> Iterator[None]:
+    """Ends this process with the block if it is one of several hosts and has failed.
+
+    JAX would wait for the other hosts, for ``host_s``, and then abort this process.
+
+    Args:
+      host: its number; None: it is not one of several.
+    """
+    try:
+        yield
+    except typer.Exit as ended:
+        if host is not None and ended.exit_code not in (0, INTERRUPTED):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.exit_code)
+        raise
 
 
 def print_error(error: RlaxError | Finding) -> None:

@@ -15,6 +15,7 @@ from rlax_plugin.cli.common import (
     Config,
     Overrides,
     command,
+    ending_at_once,
     exit_status,
     first_words,
 )
@@ -101,13 +102,10 @@ def train(
     from rlax_plugin.start.places import Places
 
     places = Places(hosts, host, coordinator, controller, token_file)
-    try:
-        with exit_status():
-            status = places.train(config, overrides or (), start, with_parent=with_parent)
-            raise typer.Exit(status)
-    except typer.Exit as ended:
-        places.end(ended.exit_code)
-        raise
+    with ending_at_once(host), exit_status():
+        if with_parent:
+            places.end_with_parent()
+        raise typer.Exit(places.train(config, overrides or (), start))
 
 
 @command(RUNNING, "rlax serve --controller 127.0.0.1:4711 rlax.rollouts.slots=4")

@@ -262,10 +262,10 @@ class FollowedPort(FollowerPort):
 
     Args:
       zero: a host 0 that this host has joined.
-      chunks: writes this host's chunks of weights.
+      chunks: writes this host's chunks of weights; None: weights are not written.
     """
 
-    def __init__(self, zero: HostZero, chunks: OwnChunks):
+    def __init__(self, zero: HostZero, chunks: OwnChunks | None):
         self._zero, self._chunks = zero, chunks
         self._number = 0
         self._tokens: np.ndarray | None = None
@@ -293,11 +293,18 @@ class FollowedPort(FollowerPort):
 
     def take(self, weights: NewWeights) -> None:
         given = {name: arrays for name, arrays in weights.parts.items() if arrays is not None}
-        self._chunks.wait()
+        if self._chunks is not None:
+            self._chunks.wait()
         # Host 0 launches the same computation at this place; it alone needs the result.
         for arrays in given.values():
             fingerprints(arrays)
-        self._chunks.write(weights.step, given)
+        if self._chunks is not None:
+            self._chunks.write(weights.step, given)
+
+    def finish(self) -> None:
+        """Returns once the last weights are visible; raises their error."""
+        if self._chunks is not None:
+            self._chunks.wait()
 
     def decide(self, step: int) -> Decision:
         decision = self._zero.decide(step)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.controller.chosen import Builder
@@ -25,7 +24,12 @@ from rlax_plugin.rpc.secret import MissingSecretError, read_secret
 from rlax_plugin.start import descent
 from rlax_plugin.start.holder import holder
 from rlax_plugin.start.leading import check_hosts
-from rlax_plugin.start.run_directory import run_directory, state_directory, weights_directory
+from rlax_plugin.start.run_directory import (
+    make_directories,
+    run_directory,
+    state_directory,
+    weights_directory,
+)
 from rlax_plugin.start.running import Signals
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.types import HostPlace
@@ -84,36 +88,54 @@ def follow(
     store = shared_writer(builder.weight_store(), section)
     if origin is not None:
         descent.start(trainer, section.trainer.name, origin)
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (state_dir / "logs").mkdir(exist_ok=True)
+    make_directories(files, state_dir, section, config.maxtext)
+    directory, deadline_s = weights_directory(section, files), section.deadlines.weights_s
+
+    def chunks(zero: HostZero) -> OwnChunks:
+        return OwnChunks(zero, store, directory, deadline_s)
+
     with quiet(log_file(state_dir, place.index)):
-        thread = LoopThread()
-        seeker = _Seeker(config, state_dir, place, thread, controller, token_file)
-        zero = seeker.join()
-        deadline_s = section.deadlines.weights_s
-        chunks = OwnChunks(zero, store, weights_directory(section, files), deadline_s)
-        port = FollowedPort(zero, chunks)
+        seeker = Seeker(config, state_dir, place, controller, token_file)
+        return obey(trainer, seeker, chunks)
 
-        def stop() -> bool:
-            log.warning("a signal arrived: host 0 is asked to stop")
-            zero.stop()
-            return True
 
-        try:
-            with Signals(stop):
-                trainer.follow(port)
-                chunks.wait()
-        except EndedError as error:
-            log.error("%s", error)
-            return ENDED
-        except Exception as error:
-            log.exception("this host fails")
-            _tell(zero, error, section.deadlines.rpc_s)
-            raise
-        finally:
-            chunks.close()
-            zero.close()
-            thread.close()
+def obey(
+    trainer: HostTrainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunks | None]
+) -> int:
+    """Finds host 0 and follows it until it ends training; returns the exit status.
+
+    Args:
+      chunks: makes the writer of this host's chunks of weights; None: they are not written.
+
+    Raises:
+      RlaxError: host 0 rejects this host or cannot be reached, or training failed.
+    """
+    thread = LoopThread()
+    zero = seeker.join(thread)
+    writer = chunks(zero)
+    port = FollowedPort(zero, writer)
+
+    def stop() -> bool:
+        log.warning("a signal arrived: host 0 is asked to stop")
+        zero.stop()
+        return True
+
+    try:
+        with Signals(stop):
+            trainer.follow(port)
+            port.finish()
+    except EndedError as error:
+        log.error("%s", error)
+        return ENDED
+    except Exception as error:
+        log.exception("this host fails")
+        _tell(zero, error, seeker.section.deadlines.rpc_s)
+        raise
+    finally:
+        if writer is not None:
+            writer.close()
+        zero.close()
+        thread.close()
     return INTERRUPTED if port.stopped else 0
 
 
@@ -125,36 +147,46 @@ def _tell(zero: HostZero, error: Exception, deadline_s: float) -> None:
         log.warning("host 0 was not told: %s", unreachable)
 
 
-class _Seeker:
-    """Finds host 0, which may take its time to start, and joins it."""
+class Seeker:
+    """Finds host 0, which may take its time to start, and joins it.
+
+    Args:
+      config: of the run; its hash must be that of host 0's.
+      state_dir: local directory of the run.
+      place: of this host.
+      controller: host:port of host 0's controller; "": found in ``state_dir``.
+      token_file: host-token.json of the run; "": found there as well.
+    """
 
     def __init__(
         self,
         config: ResolvedConfig,
         state_dir: Path,
         place: HostPlace,
-        thread: LoopThread,
-        controller: str,
-        token_file: str,
+        controller: str = "",
+        token_file: str = "",
     ):
-        self._config, self._state_dir, self._place = config, state_dir, place
-        self._thread, self._controller = thread, controller
+        self.section = config.section
+        self._state_dir, self._place, self._controller = state_dir, place, controller
         self._token_file = Path(token_file) if token_file else host_token_file(state_dir)
         self._hash = config_hash(config.content)
 
-    def join(self) -> HostZero:
+    def join(self, thread: LoopThread) -> HostZero:
         """Returns a connection to host 0, which has accepted this host.
+
+        Args:
+          thread: of the connection.
 
         Raises:
           ConfigError: host 0 rejects it, or the token file cannot be used.
           DeadlineError: there was no host 0 within ``startup_s``.
         """
-        startup_s = self._config.section.deadlines.startup_s
+        startup_s = self.section.deadlines.startup_s
         pauses, why = Pauses(startup_s, 2.0), "it has not started"
         while True:
             began_s = time.monotonic()
             try:
-                return self._tried()
+                return self._tried(thread)
             except (TrainingError, MissingSecretError) as error:
                 why = str(error)
             if pauses.over:
@@ -166,7 +198,7 @@ class _Seeker:
             log.info("host 0 was not reached after %.1f s: %s", time.monotonic() - began_s, why)
             time.sleep(pauses.next_s())
 
-    def _tried(self) -> HostZero:
+    def _tried(self, thread: LoopThread) -> HostZero:
         secret = read_secret(self._token_file, "--token-file")
         address = self._controller
         if not address:
@@ -174,9 +206,9 @@ class _Seeker:
             if found is None:
                 raise TrainingError("it has not written its address yet")
             address = found.controller
-        section: RlaxSection = self._config.section
+        section = self.section
         most_bytes = section.batch_rows * section.row_tokens * _ARRAYS_BYTES + _OTHER_BYTES
-        zero = HostZero(self._place, address, secret, section.deadlines, self._thread, most_bytes)
+        zero = HostZero(self._place, address, secret, section.deadlines, thread, most_bytes)
         try:
             zero.join(self._hash, section.plugins)
         except BaseException:

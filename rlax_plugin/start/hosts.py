@@ -1,4 +1,4 @@
-"""``rlax train --hosts N``: all hosts of a trainer as processes of this machine, and their end."""
+"""All hosts of a trainer as processes of this machine (``--hosts N``), and their end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -26,7 +28,7 @@ from rlax_plugin.worker.serve import PARENT
 
 _LOOK_S = 0.1
 _GRACE = 1.4  # times host_s: JAX ends the survivors after at most 1.2
-_LINES, _TAIL_BYTES = 5, 4096
+_LINES, _LONGEST_LINE, _TAIL_BYTES = 5, 200, 8192
 _FAILED = 1
 
 
@@ -82,88 +84,98 @@ class _Host:
 def train_on_hosts(
     config_path: str, overrides: Sequence[str], wanted: str | None, count: int
 ) -> int:
-    """Runs all hosts of a trainer on this machine, until they have ended.
-
-    Signals are passed on to host 0, which stops all hosts together.
-
-    Returns:
-      The status of host 0; 1 if a host was lost.
+    """Trains with all hosts on this machine; returns the exit status.
 
     Raises:
       ConfigError: the config is wrong, or is not for several processes of this machine.
     """
     config = resolve(config_path, overrides)
-    hardware = config.maxtext.get("hardware")
-    if hardware != "cpu":
+    files = RunFiles(run_directory(config.maxtext))
+    state_dir = state_directory(config.section, files)
+    check_processor(config.maxtext, count)
+    make_directories(files, state_dir, config.section, config.maxtext)
+    command = ["train", config_path, *overrides]
+    if wanted is not None:
+        command += ["--from", wanted]
+    status, lost = on_all_hosts(command, count, config.section.deadlines.host_s, state_dir)
+    if lost:
+        argv = (config_path, *overrides, "--hosts", str(count))
+        console(sys.stderr).print(f"the run can be continued with:  {train_command(argv)}")
+    return status
+
+
+def check_processor(maxtext: Mapping[str, Any], count: int) -> None:
+    """Checks that several processes of this machine can share what a config trains on.
+
+    Raises:
+      ConfigError: they cannot.
+    """
+    if (hardware := maxtext.get("hardware")) != "cpu":
         reason = (
             "starts processes that share this machine's processor, so hardware must be cpu, not "
             f"{hardware or 'the default, tpu'}. On accelerators start one process on each host, "
             "with --hosts, --host and --coordinator"
         )
         raise ConfigError("--hosts", count, reason)
-    section = config.section
-    files = RunFiles(run_directory(config.maxtext))
-    state_dir = state_directory(section, files)
-    make_directories(files, state_dir, section, config.maxtext)
-    command = _Command(config_path, tuple(overrides), wanted, count, _free_port())
-    hosts = [command.start(index, state_dir) for index in range(count)]
-    watch = _Watch(hosts, section.deadlines.host_s, console(sys.stderr))
-    previous = {
-        number: signal.signal(number, lambda n, _: hosts[0].send(signal.Signals(n)))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+
+
+def on_all_hosts(
+    command: Sequence[str], count: int, host_s: float, state_dir: Path
+) -> tuple[int, bool]:
+    """Runs a command of ``rlax`` as all hosts of a trainer, until all have ended.
+
+    Signals are passed on to host 0, which stops all hosts together. A host that is lost is named on
+    standard error.
+
+    Args:
+      command: with the options of every host, but for those that tell the hosts apart.
+      host_s: ``rlax.deadlines.host_s``.
+      state_dir: with a directory ``logs``.
+
+    Returns:
+      The status of host 0, or 1 if a host was lost; and True if one was.
+    """
+    coordinator = f"127.0.0.1:{_free_port()}"
+    hosts: list[_Host] = []
+    previous: dict[signal.Signals, Any] = {}
     try:
-        status = watch.until_the_end()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(
+                number, lambda n, _: [host.send(signal.Signals(n)) for host in hosts[:1]]
+            )
+        for index in range(count):
+            options = ("--hosts", str(count), "--host", str(index), "--coordinator", coordinator)
+            hosts.append(_start((*command, *options, "--with-parent"), index, state_dir))
+        watch = _Watch(hosts, host_s, console(sys.stderr))
+        return watch.until_the_end(), watch.lost
     finally:
         for host in hosts:
             host.send(signal.SIGKILL)
         for number, handler in previous.items():
             signal.signal(number, handler)
-    if watch.lost:
-        argv = (config_path, *overrides, "--hosts", str(count))
-        watch.console.print(f"the run can be continued with:  {train_command(argv)}")
-    return status
+
+
+def _start(command: Sequence[str], index: int, state_dir: Path) -> _Host:
+    """Starts a host; host 0 has the terminal, the others have a log each."""
+    path = log_file(state_dir, index)
+    environment = os.environ | {PARENT: str(os.getpid())}
+    # Sessions of their own: a Ctrl-C is for this process, which passes it on to host 0.
+    start = partial(
+        subprocess.Popen,
+        [sys.executable, "-m", "rlax_plugin", *command],
+        env=environment,
+        start_new_session=True,
+    )
+    if index == 0:
+        return _Host(index, start(), path)
+    with path.open("ab") as out:
+        return _Host(index, start(stdin=subprocess.DEVNULL, stdout=out, stderr=out), path)
 
 
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """The command of every host."""
-
-    config_path: str
-    overrides: tuple[str, ...]
-    wanted: str | None
-    count: int
-    port: int
-
-    def start(self, index: int, state_dir: Path) -> _Host:
-        """Starts a host; host 0 has the terminal, the others a log each."""
-        command = [sys.executable, "-m", "rlax_plugin", "train", self.config_path]
-        command += [*self.overrides, "--hosts", str(self.count), "--host", str(index)]
-        command += ["--coordinator", f"127.0.0.1:{self.port}", "--with-parent"]
-        if self.wanted is not None:
-            command += ["--from", self.wanted]
-        path = log_file(state_dir, index)
-        environment = os.environ | {PARENT: str(os.getpid())}
-        # Sessions of their own: a Ctrl-C is for this process, which passes it on to host 0.
-        if index == 0:
-            process = subprocess.Popen(command, env=environment, start_new_session=True)
-            return _Host(index, process, path)
-        with path.open("ab") as out:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        return _Host(index, process, path)
 
 
 class _Watch:
@@ -210,8 +222,8 @@ class _Watch:
                 break  # a stopped process will not end by itself
         for host in self._hosts:
             if not host.ended():
-                frozen = "it is stopped (SIGSTOP)" if host.frozen else "it does not answer"
-                host.killed = f"{frozen}, and was killed"
+                was = "was stopped (SIGSTOP)" if host.frozen else "did not end by itself"
+                host.killed = f"{was} and had to be killed"
                 host.process.kill()
                 host.process.wait()
                 host.ended()
@@ -240,4 +252,4 @@ def _last_lines(path: Path) -> list[str]:
             lines = file.read().decode(errors="replace").split("\n")
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
-    return [line.strip() for line in lines if line.strip()][-_LINES:]
+    return [line.strip()[:_LONGEST_LINE] for line in lines if line.strip()][-_LINES:]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlax_plugin.config.addresses import host_of, is_loopback
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.types import HostPlace
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +28,32 @@ class Places:
     controller: str = ""
     token_file: str = ""
 
+    @property
+    def several(self) -> bool:
+        """True if there are several hosts."""
+        return self.hosts is not None and self.hosts > 1
+
+    @property
+    def count(self) -> int:
+        """Number of hosts."""
+        return self.hosts or 1
+
     def train(
         self,
         config: str,
         overrides: Sequence[str],
         wanted: str | None,
-        *,
-        with_parent: bool = False,
     ) -> int:
         """Trains as this process; returns the exit status.
 
         Args:
           wanted: see ``start.run.train``.
-          with_parent: True to stop when the parent process ends.
 
         Raises:
           ConfigError: an option is missing, or has no effect.
           RlaxError: training failed.
         """
-        place = self._place()
-        if with_parent:
-            from rlax_plugin.worker.serve import end_with_parent
-
-            end_with_parent()
+        place = self.place()
         if place is not None and not place.leads:
             from rlax_plugin.start.follower import follow
 
@@ -67,26 +65,22 @@ class Places:
                 controller=self.controller,
                 token_file=self.token_file,
             )
-        if self.hosts is not None and self.hosts > 1 and place is None:
+        if self.several and place is None:
             from rlax_plugin.start.hosts import train_on_hosts
 
-            return train_on_hosts(config, overrides, wanted, self.hosts)
+            return train_on_hosts(config, overrides, wanted, self.count)
         from rlax_plugin.start.run import train
 
         return train(config, overrides, wanted, place)
 
-    def end(self, status: int) -> None:
-        """Ends this process at once if it is one of several hosts and has failed.
+    @staticmethod
+    def end_with_parent() -> None:
+        """Has this process stop when its parent ends."""
+        from rlax_plugin.worker.serve import end_with_parent
 
-        JAX would wait for the other hosts, for ``host_s``, and then abort this process.
-        """
-        if self.host is not None and status not in (0, INTERRUPTED):
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+        end_with_parent()
 
-    def _place(self) -> HostPlace | None:
+    def place(self) -> HostPlace | None:
         """The place of this process; None if there is none, or if it is to start all hosts.
 
         Raises:
@@ -124,3 +118,7 @@ class Places:
             )
             raise ConfigError("--controller", None, reason)
         return HostPlace(self.host, self.hosts, self.coordinator)
+
+
+ALONE = Places()
+"""One process, with all devices that it finds."""
