@@ -85,7 +85,7 @@ class GivenBatches(TrainerPort):
         self._last_step, self._leader = last_step, leader
         self.found: dict[str, list] = {"loss": [], "grad_norm": [], "step": [], "digest": []}
         if leader is not None:
-            self.followers = leader
+            self.followers, leader._decided = leader, None  # of the variant before
             leader.tell_all(Order(START, arrays={"canary": self.canary_tokens}))
 
     def next_batch(self, step: int):
