@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
-
-# Continuous batching, for rollout engines.
 from rlax_plugin.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.batching.waited_for import AllWaitedFor, WaitedFor
@@ -93,7 +91,6 @@ from rlax_plugin.ports.environment import (
     Session,
 )
 from rlax_plugin.ports.hookspecs import hookimpl
-from rlax_plugin.ports.hosts import FollowerPort
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.orders import Followers, Order
@@ -134,6 +131,7 @@ from rlax_plugin.ports.training import (
     ConvertibleModel,
     Exported,
     FirstWeightsReader,
+    FollowerPort,
     HostTrainer,
     ModelConverter,
     ModelExporter,
@@ -143,28 +141,18 @@ from rlax_plugin.ports.training import (
     TrainerPort,
     VerifiableModel,
 )
-
-# Functions that an answer can make compute without end.
 from rlax_plugin.processes.limited import LimitedFunction, OverLimitError
 from rlax_plugin.prompts.checking import completion_text, stop_strings_of
 from rlax_plugin.prompts.config import DatasetConfig
 from rlax_plugin.prompts.prompt_files import matching_files, opened
-
-# Prompts of data sets.
 from rlax_plugin.prompts.row_columns import BrokenRow
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import Domains, PromptTable
 from rlax_plugin.prompts.text_source import TextRow, TextSource, model_tokenizer
-
-# Files.
 from rlax_plugin.records.files import PREPARED, RunFiles
 from rlax_plugin.records.places import check_file_writable, check_readable, new_directory
-
-# A client of ``rlax serve RUN``.
 from rlax_plugin.rpc.doors import client_channel
 from rlax_plugin.sandbox.code_limits import Limits
-
-# Untrusted code.
 from rlax_plugin.sandbox.layers import offered as sandbox_layers
 from rlax_plugin.sandbox.sandbox import Ended, Sandbox, SandboxError
 
@@ -203,8 +191,6 @@ from rlax_plugin.types import (
     Unscored,
     WeightVersion,
 )
-
-# Weights.
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 

@@ -27,11 +27,10 @@ from rlax_plugin.errors import (
 from rlax_plugin.fleet.package_versions import own_versions
 from rlax_plugin.hosts import wire
 from rlax_plugin.hosts.leading import POLL_S
-from rlax_plugin.ports.hosts import FollowerPort
 from rlax_plugin.ports.orders import END, Order
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.ports.store_abilities import SharedWriter
-from rlax_plugin.ports.training import Decision, NewWeights
+from rlax_plugin.ports.training import Decision, FollowerPort, NewWeights
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -125,7 +124,7 @@ class HostZero:
         """Asks host 0 to stop; returns at once.
 
         Args:
-          failure: why this host has failed; "": a signal arrived.
+          failure: the error of this host; "": a signal arrived.
         """
         request = pb.StopRequest(host=self.place.index, failure=failure)
         work = self._call(lambda s: self._stub.Stop(request, timeout=s))

@@ -98,7 +98,7 @@ class Leader(Followers):
         """Tells all other hosts that no orders follow.
 
         Args:
-          reason: why training failed; "" if it did not.
+          reason: the error with which training failed; "" if it did not.
         """
         self.tell_all(Order(END, {"reason": reason}))
 
@@ -174,7 +174,7 @@ class Leader(Followers):
 
 
 class HostsService(rpc.HostsServicer):
-    """Answers the other hosts; a call of a host that has not joined is refused."""
+    """Answers the other hosts; a host that has not joined gets an error."""
 
     def __init__(self, leader: Leader):
         self._leader = leader

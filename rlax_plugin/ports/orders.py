@@ -46,7 +46,7 @@ class Followers(Protocol):
 
 
 class NoFollowers(Followers):
-    """The only host of a trainer has nobody to tell."""
+    """The other hosts of a trainer on one host: there are none."""
 
     def tell(self, host: int, order: Order) -> None:
         raise TrainingError(f"there is no host {host}")

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from rlax_plugin.ports.orders import Followers, NoFollowers
+from rlax_plugin.ports.orders import Followers, NoFollowers, Order
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.types import BASE, EMPTY, Canary, Descent
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from rlax_plugin.ports.hosts import FollowerPort
 
 
 class Trainer(Protocol):
@@ -325,5 +323,29 @@ class TrainerPort(Publication, Protocol):
 
         A stop that is requested while a step is computed applies to that step. There is one answer
         per step: a trainer on several hosts asks on one of them and passes it on.
+        """
+        ...
+
+
+class FollowerPort(Publication, Protocol):
+    """Host 0, as a trainer on another host sees it; called on the trainer's thread.
+
+    ``publish`` takes the same parts as on host 0, after the same steps. This host then writes its
+    own chunks of them, beside the trainer.
+    """
+
+    def next_order(self) -> Order:
+        """Blocks until host 0 has given the next order.
+
+        Raises:
+          TrainingError: host 0 cannot be reached any more, or has ended training.
+        """
+        ...
+
+    def decide(self, step: int) -> Decision:
+        """Host 0's decision at the end of ``step``; blocks until it has decided.
+
+        Raises:
+          TrainingError: host 0 cannot be reached any more.
         """
         ...

@@ -157,14 +157,15 @@ def _server(
         raise ConfigError("--days", days, reason)
     key = ec.generate_private_key(ec.SECP256R1())
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    server_use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    # The hosts of a trainer also show it as clients of jax.distributed's coordinator.
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     alternatives = x509.SubjectAlternativeName([general_name(name) for name in names])
     certificate = (
         _builder(_name(names[0][:64]), authority.certificate.subject, key, until)
         .add_extension(alternatives, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(server_use, critical=False)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         .add_extension(issuer_key, critical=False)
     )
     made = _signed(certificate, authority.key)

@@ -21,7 +21,7 @@ def host_secret(state_dir: Path, secrets: RunSecrets) -> Secret:
     """Returns the secret of the other hosts; it is made if the run has none that can be used.
 
     It stays the same when the run is continued, so that the file need not be copied again. It is
-    made anew if others may have read it, or if the run has a new certificate.
+    replaced if others may have read it, or if the run has a new certificate.
 
     Raises:
       ConfigError: the file cannot be written.

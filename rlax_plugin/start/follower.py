@@ -116,7 +116,7 @@ def obey(
     port = FollowedPort(zero, writer)
 
     def stop() -> bool:
-        log.warning("a signal arrived: host 0 is asked to stop")
+        log.warning("a signal arrived: this host tells host 0 to stop")
         zero.stop()
         return True
 

@@ -38,7 +38,7 @@ class _Host:
 
     Attributes:
       ended_s: Unix time at which it was seen to have ended.
-      killed: why this program killed it; "" if it did not.
+      killed: the reason for which this program killed it; "" if it did not.
     """
 
     index: int

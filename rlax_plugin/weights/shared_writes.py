@@ -149,7 +149,7 @@ class SharedWrites:
         """Answers a host that asks where to write a part, or says that it has.
 
         Raises:
-          WeightsError: what it says cannot be true.
+          WeightsError: the number of chunks cannot be true.
         """
         writing = self._writing
         if request.written and writing is not None and request.written == writing.directory:

@@ -18,10 +18,11 @@ from rlax_plugin.rpc.doors import Connection, Door, connect, listen
 from rlax_plugin.rpc.secret import Secret, new_token
 
 SERVICES = pb.DESCRIPTOR.services_by_name.values()
-TOKENS = {role: new_token() for role in ("trainer", "worker", "client")}
+TOKENS = {role: new_token() for role in ("trainer", "host", "worker", "client")}
 LEASES = {"Latest", "Acquire", "Renew", "Release", "Watch", "Files", "Fetch"}
 ALLOWED = {
     "trainer": LEASES | {"Generate", "GiveUp", "Health", "Publish"},
+    "host": {"Join", "Batch", "Decision", "Stop", "Chunks"},
     "worker": LEASES | {"Config", "Register", "Heartbeat", "Deregister"},
     "client": {"Health"},
 }
@@ -29,7 +30,7 @@ ALLOWED = {
 
 def test_every_method_of_the_protocol_is_in_the_table_and_no_other_one() -> None:
     names = {f"/{s.full_name}/{m.name}" for s in SERVICES for m in s.methods}
-    assert len(names) == 15 and set(METHODS) == names
+    assert len(names) == 20 and set(METHODS) == names
     assert all(METHODS.values())
 
 

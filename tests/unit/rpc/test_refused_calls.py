@@ -29,7 +29,7 @@ from rlax_plugin.testing import FakeEngine, FakeWeightStore
 from rlax_plugin.worker.process import Endpoint
 
 LIMIT_S = 60.0
-ROLES = ("trainer", "worker", "client")
+ROLES = ("trainer", "host", "worker", "client")
 TOKENS = {role: new_token() for role in ROLES}
 SERVICES = {
     "controller": ("Fleet", "ParameterServer"),
