@@ -10,7 +10,10 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.ports.training import HostTrainer, Trainer
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import HostPlace
+
+_RECORD = "hosts.json"
 
 
 def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection) -> None:
@@ -23,6 +26,29 @@ def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection)
         name = section.trainer.name
         reason = f"trainer {name!r} cannot be spread over hosts: leave --hosts out"
         raise ConfigError("--hosts", place.count, reason)
+
+
+def record_start(files: RunFiles, leader: Leader) -> None:
+    """Writes into the run's directory which start of host 0 this is."""
+    files.put_json(_RECORD, {"start": leader.start, "hosts": leader.place.count})
+
+
+def check_shared(files: RunFiles, start: str) -> None:
+    """Checks that another host sees the run's directory, into which all hosts write.
+
+    Args:
+      start: of host 0, see ``Leader``.
+
+    Raises:
+      ConfigError: it sees another directory of that name.
+    """
+    record = files.get_json(_RECORD) or {}
+    if record.get("start") != start:
+        reason = (
+            f"must be a directory that all hosts see: {files.location(_RECORD)}, as this host sees "
+            "it, was not written by host 0"
+        )
+        raise ConfigError("base_output_directory", files.url, reason)
 
 
 @contextmanager
