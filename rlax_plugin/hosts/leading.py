@@ -106,6 +106,16 @@ class Leader(Followers):
         """
         self.tell_all(Order(END, {"reason": reason}))
 
+    async def all_joined(self) -> None:
+        """Returns once all other hosts have joined."""
+        while not await self._changes.until(lambda: not self.missing or None, POLL_S):
+            pass  # its caller has a deadline
+
+    @property
+    def missing(self) -> list[int]:
+        """The hosts that have not joined."""
+        return sorted(self._orders.keys() - self._joined.keys())
+
     async def heard_the_end(self, within_s: float) -> None:
         """Returns once all hosts have got their last order, or after ``within_s``."""
         await self._changes.until(lambda: self._ended >= self._joined.keys() or None, within_s)
@@ -132,6 +142,7 @@ class Leader(Followers):
         process = self._joined.setdefault(request.host, request.process)
         if process != request.process:
             return f"another process has joined as host {request.host} of this start already"
+        self._changes.wake()
         return ""
 
     def joined(self, host: int) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rlax_plugin.concurrency.loop_thread import LoopThread
+from rlax_plugin.concurrency.loop_thread import LoopThread, result_within
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.ports.training import HostTrainer, Trainer
 from rlax_plugin.records.files import RunFiles
@@ -49,6 +49,27 @@ def check_shared(files: RunFiles, start: str) -> None:
             "it, was not written by host 0"
         )
         raise ConfigError("base_output_directory", files.url, reason)
+
+
+def wait_for_hosts(leader: Leader, thread: LoopThread, startup_s: float) -> None:
+    """Waits for all other hosts to join.
+
+    JAX would wait for them as well, but could only abort this process if one did not come.
+
+    Args:
+      thread: of the leader.
+      startup_s: ``rlax.deadlines.startup_s``.
+
+    Raises:
+      DeadlineError: some did not come; names them.
+    """
+
+    def late(given_s: float) -> DeadlineError:
+        missing = " and ".join(f"host {host}" for host in leader.missing)
+        what = f"waiting for {missing} of {leader.place.count} to join"
+        return DeadlineError(what, given_s, "rlax.deadlines.startup_s")
+
+    result_within(leader.all_joined(), thread.loop, startup_s, late)
 
 
 @contextmanager
