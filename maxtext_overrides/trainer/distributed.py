@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import os
+import signal
 from collections.abc import Mapping
 
 import jax
@@ -71,8 +72,7 @@ def join(place: HostPlace, *, startup_s: float, host_s: float, tls: Mapping[str,
     if place.leads:
         bind["coordinator_bind_address"] = place.coordinator
     what = f"waiting for all {place.count} hosts at {place.coordinator}"
-    # It would take SIGTERM for itself, by which runs stop with a checkpoint.
-    jax.config.update("jax_enable_preemption_service", False)
+    handler = signal.getsignal(signal.SIGTERM)
     connect = functools.partial(
         jax.distributed.initialize,
         place.coordinator,
@@ -96,6 +96,9 @@ def join(place: HostPlace, *, startup_s: float, host_s: float, tls: Mapping[str,
         if "DEADLINE_EXCEEDED" in str(error):
             raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error
         raise TrainingError(f"{what}: {error}") from error
+    # JAX's preemption service, which MaxText asks at each checkpoint, takes SIGTERM for itself; a
+    # signal at one host must become a decision of host 0.
+    signal.signal(signal.SIGTERM, handler)
     if jax.config.jax_platforms == "cpu":
         _collectives_at("127.0.0.1" if is_local(place.coordinator) else None)
     log.info("this is host %d of %d, with coordinator %s", place.index, place.count, bind or "-")

@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from maxtext_overrides.trainer.train_loop import Loop
 
 
-# Of MaxText's keys: the hosts are connected here, and a signal at one of them is host 0's decision,
-# for which MaxText would ask JAX's preemption service.
-_OWN = {"skip_jax_distributed_system": True, "enable_autocheckpoint": False}
-
-
 def join(context: BuildContext, given: ResolvedConfig) -> ResolvedConfig:
     """Gives this process its devices, and connects it to the other hosts; before JAX is used.
 
@@ -81,7 +76,7 @@ def join(context: BuildContext, given: ResolvedConfig) -> ResolvedConfig:
     files = {"certificate": tls.certificate, "key": tls.key, "ca": tls.ca}
     deadlines = section.deadlines
     distributed.join(place, startup_s=deadlines.startup_s, host_s=deadlines.host_s, tls=files)
-    return replace(given, maxtext={**given.maxtext, **_OWN})
+    return replace(given, maxtext={**given.maxtext, "skip_jax_distributed_system": True})
 
 
 def _devices(given: ResolvedConfig, section: RlaxSection) -> int:
