@@ -192,17 +192,24 @@ class _Watch:
     def until_the_end(self) -> int:
         """Waits until all hosts have ended; returns the status of the command."""
         first = self._first_end()
-        if first is not None:
-            if first.index:
-                self._tell_lost(first)
-                self._hosts[0].send(signal.SIGTERM)
-            self._wait_for_rest(first)
+        # JAX aborts the others once it knows that one is lost.
+        aborted = first.status == -signal.SIGABRT
+        orderly = first.index == 0 and not (first.status or 0) < 0
+        if not aborted and not orderly:
+            self._tell_lost(first)
+        for host in self._hosts if first.index else self._hosts[1:]:
+            if orderly or host.index == 0:  # one that still looks for host 0 would go on
+                host.send(signal.SIGTERM)
+        self._wait_for_rest(crashed=(first.status or 0) < 0)
+        if aborted:
+            for host in [host for host in self._hosts if host.killed] or [first]:
+                self._tell_lost(host)
         status = self._hosts[0].status
         assert status is not None, "all hosts have ended"
         return _FAILED if self.lost or status < 0 else status
 
-    def _first_end(self) -> _Host | None:
-        """Waits until host 0 has ended or another one failed; None if all succeeded."""
+    def _first_end(self) -> _Host:
+        """Waits until host 0 has ended or another one failed; returns that one."""
         while True:
             for host in self._hosts[1:]:
                 if host.ended() and host.status not in (0, INTERRUPTED, ENDED):
@@ -220,12 +227,13 @@ class _Watch:
             time.sleep(_LOOK_S)
         return self._hosts[0].ended()
 
-    def _wait_for_rest(self, first: _Host) -> None:
+    def _wait_for_rest(self, *, crashed: bool) -> None:
+        """Waits for the other hosts, and kills those that do not end.
+
+        Args:
+          crashed: True if a host did not end by itself.
+        """
         end_s = time.monotonic() + _GRACE * self._host_s
-        crashed = first.status is not None and first.status < 0
-        if first.index == 0 and not crashed:
-            for host in self._hosts[1:]:  # one that still looks for host 0 would go on
-                host.send(signal.SIGTERM)
         while not all(host.ended() for host in self._hosts) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
             if crashed and all(host.ended() or host.frozen for host in self._hosts):
@@ -237,12 +245,6 @@ class _Watch:
                 host.process.kill()
                 host.process.wait()
                 host.ended()
-        if first.index == 0 and crashed:
-            silent = [host for host in self._hosts if host.killed]
-            for host in silent:
-                self._tell_lost(host)
-            if not silent:
-                self._tell_lost(first)
 
     def _tell_lost(self, host: _Host) -> None:
         self.lost = True

@@ -97,6 +97,15 @@ def test_a_frozen_host_is_the_lost_one_though_another_ended(run):
     assert "host 1 was lost" in said and "was stopped (SIGSTOP) and had to be killed" in said
 
 
+def test_a_frozen_host_0_is_the_lost_one_though_another_was_aborted(run):
+    def freeze(started):
+        os.kill(started[0].pid, signal.SIGSTOP)
+
+    status, lost, took_s, said = run(WAIT, ABORTS, then=freeze)
+    assert (status, lost) == (1, True) and took_s < 1 + 1.5 * HOST_S
+    assert "host 0 was lost" in said and "was stopped (SIGSTOP)" in said and "host 1" not in said
+
+
 def test_a_host_that_hangs_is_killed_after_host_s(run):
     status, lost, took_s, said = run("import os; os.abort()", WAIT)
     assert (status, lost) == (1, True) and HOST_S < took_s < 2 * HOST_S
