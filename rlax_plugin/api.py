@@ -72,6 +72,7 @@ from rlax_plugin.pass_rates.intervals import beta_interval, mixed_probability
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
 from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.engine_abilities import (
     ClosableEngine,
@@ -233,6 +234,8 @@ __all__ = [
     "CheckpointStarter",
     "Choice",
     "ClosableEngine",
+    "CompileTarget",
+    "CompiledProgram",
     "ConfigError",
     "ConvertibleModel",
     "DatasetConfig",

@@ -14,10 +14,9 @@ dispatched when ``on_step_end`` begins, so its decision applies to this very ste
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -320,6 +319,27 @@ def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[Non
         yield
 
 
+@contextmanager
+def extended(
+    config: Any,
+    events: Events,
+    arrays: Mapping[str, ArraySpec],
+    objective: rl_loss.Objective | None,
+    outputs: Collection[str],
+) -> Iterator[tuple[Any, _Extension]]:
+    """Yields MaxText's trainer with our extension points; see ``run_train_loop``."""
+    train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
+    tied_head.install(config.allow_untested)
+    rope_scaling.install(config.allow_untested)
+    folding.install(config.allow_untested)
+    extension = _Extension(train, config, events, arrays, rl=objective is not None)
+    loss_fn = None
+    if objective is not None:
+        loss_fn = rl_loss.make_loss_fn(train, objective, config.rlax.rollouts.temperature, outputs)
+    with extension_points(extension, loss_fn):
+        yield train, extension
+
+
 def run_train_loop(
     config: Any,
     events: Events,
@@ -350,29 +370,20 @@ def run_train_loop(
         inside an RL step, because ``rlax.objective`` has changed.
       Exception: ``events`` raised it; it is passed on unchanged.
     """
-    train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
-    tied_head.install(config.allow_untested)
-    rope_scaling.install(config.allow_untested)
-    folding.install(config.allow_untested)
-    extension = _Extension(train, config, events, arrays, rl=objective is not None)
-    loss_fn = None
-    if objective is not None:
-        temperature = config.rlax.rollouts.temperature
-        loss_fn = rl_loss.make_loss_fn(train, objective, temperature, outputs)
-    recorder = train.create_goodput_recorder(config)
-    train.record_goodput(recorder, train.RECORD_JOB_START_TIME)
-    with (
-        extension_points(extension, loss_fn),
-        train.maybe_monitor_goodput(config),
-        _original(extension),
-        train.max_utils.maybe_get_transformer_engine_context(config),
-        contextlib.suppress(_NothingLeft),
-    ):
-        train.train_loop(config, recorder)
+    with extended(config, events, arrays, objective, outputs) as (train, extension):
+        recorder = train.create_goodput_recorder(config)
+        train.record_goodput(recorder, train.RECORD_JOB_START_TIME)
+        with (
+            train.maybe_monitor_goodput(config),
+            _original(extension),
+            train.max_utils.maybe_get_transformer_engine_context(config),
+            suppress(_NothingLeft),
+        ):
+            train.train_loop(config, recorder)
     return extension.started()
 
 
-@contextlib.contextmanager
+@contextmanager
 def _original(extension: _Extension) -> Iterator[None]:
     """Raises the original error where MaxText swallowed or wrapped it, or exited instead."""
     try:

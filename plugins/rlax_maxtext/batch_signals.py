@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from rlax_maxtext.options import TrainerOptions
 from rlax_plugin.api import (
+    ARRAYS,
     BuildContext,
     ObjectiveSlots,
     RunFiles,
     SignalChain,
     chosen_signals,
+    loss_weight,
     needed_signals,
+    scale_names,
+    whole_update,
 )
 
 
@@ -41,3 +46,19 @@ def signals_of(
         checkpoints=checkpoints,
         epochs=context.section.objective.epochs,
     )
+
+
+def of_update(terms: Mapping[str, Any], slots: ObjectiveSlots, passes: int) -> dict[str, Any]:
+    """What ``Events`` is to add to an update: terms need what all its micro-batches weigh.
+
+    Args:
+      terms: see ``SignalChain``.
+      passes: micro-batches of an update.
+    """
+    if not terms or passes == 1:
+        return {}
+    weight = partial(loss_weight, slots)
+    return {
+        "update": lambda arrays: whole_update(terms, arrays, weight),
+        "update_arrays": dict.fromkeys(scale_names(terms), ARRAYS["rl_advantages"]),
+    }

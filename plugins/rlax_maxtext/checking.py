@@ -12,6 +12,7 @@ from rlax_plugin.api import (
     BuildContext,
     CheckResult,
     ConfigError,
+    ObjectiveSlots,
     RlaxSection,
     Tokenizer,
     in_bytes,
@@ -188,14 +189,19 @@ def _memory(
         "parameters": needed.weights,
         f"optimizer state ({config.opt_type.value})": needed.optimizer,
         "gradients": needed.gradients,
-        "copy that is being published": needed.weights,
         f"logits of {tokens} and their gradient{tiled}": 2 * logits,
     }
+    return found | dict.fromkeys(kept_copies(slots, options), needed.weights)
+
+
+def kept_copies(slots: ObjectiveSlots, options: TrainerOptions) -> list[str]:
+    """The purposes of the copies of the weights that a trainer keeps on its devices."""
+    found = ["copy that is being published"]
     if slots.needs_reference and not options.offload_reference:
-        found["reference policy"] = needed.weights
+        found.append("reference policy")
     reprefill = slots.algorithm.old_policy == "reprefill" and slots.max_staleness > 1
     if reprefill and not options.offload_old_policy:
-        found["old policy (reprefill)"] = needed.weights
+        found.append("old policy (reprefill)")
     return found
 
 

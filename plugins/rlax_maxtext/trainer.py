@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,11 +21,8 @@ from rlax_plugin.api import (
     RlaxSection,
     Trainer,
     TrainerPort,
-    loss_weight,
     make_loss,
     resolve,
-    scale_names,
-    whole_update,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +84,7 @@ class MaxTextTrainer(Trainer):
         from maxtext_overrides.trainer.checkpoints import mismatch
         from maxtext_overrides.trainer.first_weights import chosen
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
-        from rlax_maxtext.batch_signals import signals_of
+        from rlax_maxtext.batch_signals import of_update, signals_of
         from rlax_maxtext.model_view import MaxTextView
 
         config, slots = self._initialized(port), resolve(self._section, self._context.part)
@@ -122,20 +118,13 @@ class MaxTextTrainer(Trainer):
             port.step_done(loop.completed, signals.metrics | found)
 
         terms = signals.terms
-        of_update: dict[str, Any] = {}
-        if terms and config.gradient_accumulation_steps > 1:  # terms need what all parts weigh
-            weight = partial(loss_weight, slots)
-            of_update = {
-                "update": lambda arrays: whole_update(terms, arrays, weight),
-                "update_arrays": dict.fromkeys(scale_names(terms), ARRAYS["rl_advantages"]),
-            }
         events = Events(
             batches=batches,
             on_step_end=on_step_end,
             decide=port.decide,
             on_start=on_start,
             before_checkpoint=before_checkpoint,
-            **of_update,
+            **of_update(terms, slots, config.gradient_accumulation_steps),
         )
         arrays = ARRAYS | signals.device_arrays
         outputs = {name for term in terms.values() for name in term.outputs}
