@@ -16,7 +16,7 @@ from rlax_plugin.ports.compiling import CompiledProgram
 from rlax_plugin.text.harmless import one_line
 
 # What JAX and its kernels raise for a program that they cannot compile.
-REFUSALS = (
+REJECTIONS = (
     jax.errors.JaxRuntimeError,
     AssertionError,
     LookupError,
@@ -46,16 +46,16 @@ def compile_measured(
       options: of the compiler.
 
     Returns:
-      The figures, and what JAX compiled; None if the compiler refused.
+      The figures, and what JAX compiled; None if the compiler rejected.
     """
     began_s = time.monotonic()
     empty = CompiledProgram(name=name, work=work, seconds=0.0, beside=beside)
     try:
         traced = jitted.trace(*arguments)
         compiled = traced.lower().compile(compiler_options=dict(options) if options else None)
-    except REFUSALS as error:
+    except REJECTIONS as error:
         seconds = time.monotonic() - began_s
-        return replace(empty, seconds=seconds, refused=shortened(error)), None
+        return replace(empty, seconds=seconds, rejected=shortened(error)), None
     seconds = time.monotonic() - began_s
     counted = hlo_counts.count(hlo.parse(compiled.as_text()))
     found = kernels.count(traced.jaxpr)

@@ -131,7 +131,7 @@ def check(
     With --compile it then compiles the train step, and a worker's prefill and decode loop, for
     TPUs that this machine need not have: minutes for a large model. A table has the memory that
     each program needs on a chip, its floating-point operations and its collective operations. The
-    figures are kept in the user's cache directory. The exit status is 1 if the compiler refuses a
+    figures are kept in the user's cache directory. The exit status is 1 if the compiler rejects a
     program, or if one does not fit into the memory of a chip.
     """
     with exit_status():
@@ -173,11 +173,9 @@ def check(
                 typer.echo("\nNot checked with --fast: trainer, memory, environment, prompts")
         parts = []
         if wanted is not None:
-            with counting(harmless(sys.stderr)) as progress:
-                parts = compiling.compile_run(resolved, wanted, progress)
+            out = None if as_json else console
+            parts = compiling.compile_run(resolved, wanted, harmless(sys.stderr), out)
             document["compiled"] = compiling.document(parts)
-            if not as_json:
-                compiling.show(console, parts)
         if as_json:
             typer.echo(json.dumps({"checked": lines, **document}, indent=2))
         if not all(part.all_fit for part in parts):

@@ -27,7 +27,7 @@ class CompiledProgram:
       name: for example ``train step``.
       work: the amount of work of one call, in words.
       seconds: time that tracing and compiling took.
-      refused: the compiler's message if it compiled no program; then figures are missing.
+      rejected: the compiler's message if it compiled no program; then figures are missing.
       memory: kind (``arguments``, ``outputs``, ``temporaries``, ``aliased``, ``code``) -> bytes.
         ``aliased`` is the part of the outputs that is in the memory of arguments.
       beside: purpose -> bytes that the process holds while this program runs, and that are none of
@@ -42,7 +42,7 @@ class CompiledProgram:
     name: str
     work: str
     seconds: float
-    refused: str = ""
+    rejected: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)
     beside: Mapping[str, int] = field(default_factory=dict)
     flops: float = 0.0

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from rich.console import Console
+
 from rlax_plugin.commands.compile import cache
 from rlax_plugin.commands.compile.chips import Slice
-from rlax_plugin.commands.compile.process import DEADLINE, compile_part
-from rlax_plugin.commands.compile.show import CompiledPart, document, show, verdict
+from rlax_plugin.commands.compile.process import DEADLINE, Progress, compile_part
+from rlax_plugin.commands.compile.show import CompiledPart, document, show_part, show_verdict
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.text.terminal import counting
 
-__all__ = ["Wanted", "compile_run", "document", "show", "verdict"]
+__all__ = ["Wanted", "compile_run", "document"]
 
 _COMPILER = "libtpu"
 _KINDS = {"trainer": "trainer", "worker": "rollout_engine"}
@@ -54,12 +56,13 @@ class Wanted:
 
 
 def compile_run(
-    config: ResolvedConfig, wanted: Wanted, progress: Callable[[str, int], None]
+    config: ResolvedConfig, wanted: Wanted, errors: Console, out: Console | None
 ) -> list[CompiledPart]:
     """Compiles the programs of the trainer and of a worker, unless their figures are known.
 
     Args:
-      progress: is called with what is compiled, and for how many seconds.
+      errors: if it is a terminal, it shows what is compiled, and for how many seconds.
+      out: gets the table of each part as soon as it is there, and the verdict; None: nothing.
 
     Raises:
       ConfigError: the config does not suit the slices.
@@ -67,13 +70,24 @@ def compile_run(
       RlaxError: the process that compiles failed.
       OSError: the cache directory cannot be written.
     """
-    used, source, parts = cache.versions(), cache.source_digest(), []
+    parts = []
     for part, chips in (("trainer", wanted.trainer), ("worker", wanted.worker)):
-        name = cache.key(config, _KINDS[part], chips.name, used, source)
-        if (known := cache.read(name)) is not None:
-            parts.append(CompiledPart(part, chips, known, cache.directory() / f"{name}.json"))
-            continue
-        found = compile_part(config, _KINDS[part], chips.name, wanted.deadline_s, progress)
-        cache.write(name, found, {"topology": chips.name, "part": part, "versions": used})
-        parts.append(CompiledPart(part, chips, found))
+        with counting(errors) as progress:
+            parts.append(_compiled(config, part, chips, wanted.deadline_s, progress))
+        if out is not None:
+            show_part(out, parts[-1])
+    if out is not None:
+        show_verdict(out, parts)
     return parts
+
+
+def _compiled(
+    config: ResolvedConfig, part: str, chips: Slice, deadline_s: float, progress: Progress
+) -> CompiledPart:
+    used = cache.versions()
+    name = cache.key(config, _KINDS[part], chips.name, used, cache.source_digest())
+    if (known := cache.read(name)) is not None:
+        return CompiledPart(part, chips, known, cache.directory() / f"{name}.json")
+    found = compile_part(config, _KINDS[part], chips.name, deadline_s, progress)
+    cache.write(name, found, {"topology": chips.name, "part": part, "versions": used})
+    return CompiledPart(part, chips, found)

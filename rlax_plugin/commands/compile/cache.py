@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rlax_plugin
 from rlax_plugin.commands.compile.process import program_of
 from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import ResolvedConfig
@@ -85,7 +84,7 @@ def key(
 @functools.cache
 def source_digest() -> str:
     """Returns a digest of the modules of this project that take part in compiling."""
-    root = Path(rlax_plugin.__file__).parent.parent
+    root = Path(__file__).parents[3]
     places = [base / name for base in (root, root / "plugins") for name in _PACKAGES]
     found = hashlib.sha256()
     for place in places:

@@ -36,7 +36,7 @@ class CompiledPart:
 
     def fits(self, program: CompiledProgram) -> bool:
         """True if a program compiled, and it and what is held beside it fit into the memory."""
-        return not program.refused and program.total_bytes <= self.slice.chip.hbm_bytes
+        return not program.rejected and program.total_bytes <= self.slice.chip.hbm_bytes
 
     @property
     def all_fit(self) -> bool:
@@ -44,7 +44,7 @@ class CompiledPart:
 
 
 def document(parts: Sequence[CompiledPart]) -> dict[str, Any]:
-    """Returns everything that ``show`` prints, as JSON."""
+    """Returns everything that is printed, as JSON."""
     return {
         "parts": [
             {
@@ -65,21 +65,25 @@ def document(parts: Sequence[CompiledPart]) -> dict[str, Any]:
     }
 
 
-def show(console: Console, parts: Sequence[CompiledPart]) -> None:
-    """Prints a table of each part, and the verdict."""
-    for one in parts:
-        console.print()
-        chip = one.slice.chip
-        heading = (
-            f"Programs of the {one.part} on {one.slice.name}: {one.slice.devices} chips with "
-            f"{in_bytes(chip.hbm_bytes)} each"
-        )
-        console.print(Text(heading, "bold"))
-        console.print(_table(one))
-        for note in _notes(one):
-            console.print(Text(f"  {note}"), soft_wrap=True)
+def show_part(console: Console, one: CompiledPart) -> None:
+    """Prints the table of a part."""
     console.print()
-    console.print(Text(verdict(parts), "green" if all(p.all_fit for p in parts) else "red"))
+    chip = one.slice.chip
+    heading = (
+        f"Programs of the {one.part} on {one.slice.name}: {one.slice.devices} chips with "
+        f"{in_bytes(chip.hbm_bytes)} each"
+    )
+    console.print(Text(heading, "bold"))
+    console.print(_table(one))
+    for note in _notes(one):
+        console.print(Text(f"  {note}"), soft_wrap=True)
+
+
+def show_verdict(console: Console, parts: Sequence[CompiledPart]) -> None:
+    """Prints the verdict."""
+    console.print()
+    style = "green" if all(part.all_fit for part in parts) else "red"
+    console.print(Text(verdict(parts), style), soft_wrap=True)
 
 
 def verdict(parts: Sequence[CompiledPart]) -> str:
@@ -92,8 +96,8 @@ def verdict(parts: Sequence[CompiledPart]) -> str:
 
 
 def _reason(one: CompiledPart, program: CompiledProgram) -> str:
-    if program.refused:
-        return f"the compiler refuses {program.name} for {one.slice.name}: {program.refused}"
+    if program.rejected:
+        return f"the compiler rejects {program.name} for {one.slice.name}: {program.rejected}"
     if not one.fits(program):
         return (
             f"{program.name} needs {in_bytes(program.total_bytes)} per chip of {one.slice.name}, "
@@ -107,7 +111,7 @@ def _table(one: CompiledPart) -> Table:
     table.add_column("  per chip", no_wrap=True)
     for program in one.programs:
         table.add_column(program.name, justify="right")
-    compiled = [program for program in one.programs if not program.refused]
+    compiled = [program for program in one.programs if not program.rejected]
     kinds = list(dict.fromkeys(kind for program in compiled for kind in program.memory))
     purposes = list(dict.fromkeys(what for program in compiled for what in program.beside))
     collectives = sorted({kind for program in compiled for kind in program.collectives})
@@ -120,10 +124,10 @@ def _table(one: CompiledPart) -> Table:
     for kind in kinds:
         row(kind, [in_bytes(p.memory[kind]) if kind in p.memory else "-" for p in programs])
     for what in purposes:
-        row(what, ["-" if p.refused else in_bytes(p.beside.get(what, 0)) for p in programs])
-    row("in all", ["-" if p.refused else in_bytes(p.total_bytes) for p in programs], "bold")
+        row(what, ["-" if p.rejected else in_bytes(p.beside.get(what, 0)) for p in programs])
+    row("in all", ["-" if p.rejected else in_bytes(p.total_bytes) for p in programs], "bold")
     row("fits", ["yes" if one.fits(p) else "no" for p in programs], "bold")
-    row("floating-point operations", ["-" if p.refused else f"{p.flops:.3g}" for p in programs])
+    row("floating-point operations", ["-" if p.rejected else f"{p.flops:.3g}" for p in programs])
     for kind in collectives:
         row(kind, [_collective(p, kind) for p in programs])
     row("compiled in", [in_seconds(p.seconds) for p in programs])
@@ -138,7 +142,7 @@ def _collective(program: CompiledProgram, kind: str) -> str:
 
 def _notes(one: CompiledPart) -> list[str]:
     notes = [f"{p.name}: {one_line(note)}" for p in one.programs for note in p.notes]
-    notes += [f"{p.name} is refused: {one_line(p.refused)}" for p in one.programs if p.refused]
+    notes += [f"{p.name} is rejected: {one_line(p.rejected)}" for p in one.programs if p.rejected]
     if one.cached is not None:
         notes.append(f"these figures are from an earlier call, kept in {one.cached}")
     return notes
