@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlax_plugin.commands.compile.process import program_of
-from rlax_plugin.config.identity import config_hash
+from rlax_plugin.config.identity import config_hash, hashed
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.user_directories import cache_home
 from rlax_plugin.ports.compiling import CompiledProgram
@@ -69,7 +69,8 @@ def key(
     decisive = {
         "config": config_hash(config.content),
         "keys": {name: config.content.get(name) for name in _MORE_KEYS},
-        "arguments": sorted(config.arguments),
+        # MaxText's keys in arguments win over those of a named model.
+        "arguments": sorted(config.arguments & hashed(config.content).keys() - {"rlax"}),
         "functions": {name: _digest(Path(path)) for name, path in config.functions.items()},
         "kind": kind,
         "topology": topology,

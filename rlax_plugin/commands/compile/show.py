@@ -92,7 +92,7 @@ def verdict(parts: Sequence[CompiledPart]) -> str:
     if wrong := [reason for reason in wrong if reason]:
         return f"Not ready: {'; '.join(wrong)}."
     names = [f"{program.name} ({one.slice.name})" for one in parts for program in one.programs]
-    return f"All {len(names)} programs compile and fit: {', '.join(names)}."
+    return f"All programs compile and fit: {', '.join(names)}."
 
 
 def _reason(one: CompiledPart, program: CompiledProgram) -> str:
