@@ -1,8 +1,9 @@
 """Estimates the memory a model needs from the shapes of its variables, without allocating any.
 
 Numbers are bytes over all devices of a process, before padding and before what XLA adds.
-Activations are not included, as they depend on the rematerialisation and on the compiler. The
-devices share one copy of the model; with data parallelism every replica holds another.
+Activations inside a layer are not included, as they depend on the rematerialisation and on the
+compiler. The devices share one copy of the model; with data parallelism every replica holds
+another. ``docs/scale.md`` compares the numbers with compiled programs.
 
 The upstream symbols are in ``upstream/declared.toml``. A change there is no reason to reject
 a run, because only the estimate fails.
@@ -36,6 +37,10 @@ class TrainingMemory:
       optimizer: bytes of the optimizer's state.
       logits: bytes of one micro-batch's logits, or of one tile of them, on as many devices as the
         config counts: one if it was loaded with ``load_to_check``.
+      layer_inputs: bytes of the inputs of all layers for one micro-batch, on as many devices; every
+        rematerialisation keeps at least these for the backward pass.
+      cast: bytes of the weights in the dtype of arithmetic, if that is another one. XLA casts all
+        layers of a scan before the scan.
       shapes: variable of a weight version -> its shape.
     """
 
@@ -44,6 +49,8 @@ class TrainingMemory:
     gradients: int
     optimizer: int
     logits: int
+    layer_inputs: int
+    cast: int
     shapes: Mapping[str, tuple[int, ...]]
 
 
@@ -68,12 +75,30 @@ def of_training(config: Config) -> TrainingMemory:
         gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
         logits=_logits(config, graph, state),
+        layer_inputs=_layer_inputs(config),
+        cast=_cast(config, weights) if config.scan_layers else 0,
         shapes={name: tuple(value.shape) for name, value in weights.items()},
     )
 
 
-def of_decoding(config: Config) -> tuple[int, int]:
-    """Returns the bytes of a worker's weights, and those of the key-value caches of all its slots.
+@dataclass(frozen=True, slots=True)
+class DecodingMemory:
+    """The memory that a worker needs, in bytes.
+
+    Attributes:
+      weights: a weight version.
+      caches: the key-value caches of all slots.
+      cast: the weights in the dtype of arithmetic, if that is another one: XLA casts them before
+        the loop of decode steps.
+    """
+
+    weights: int
+    caches: int
+    cast: int
+
+
+def of_decoding(config: Config) -> DecodingMemory:
+    """Returns the memory of a worker.
 
     Args:
       config: a worker's config, as ``maxengine_model`` takes it.
@@ -82,7 +107,25 @@ def of_decoding(config: Config) -> tuple[int, int]:
       Exception: as ``of_training``.
     """
     state = nnx.state(abstract_model(config, "autoregressive"))
-    return _bytes(published(state)), _bytes(nnx.filter_state(state, nnx.Cache))
+    weights = published(state)
+    caches = _bytes(nnx.filter_state(state, nnx.Cache))
+    return DecodingMemory(_bytes(weights), caches, _cast(config, weights))
+
+
+def _cast(config: Config, weights: Mapping[str, Any]) -> int:
+    """Returns the bytes of the matrices among the weights in the dtype of arithmetic."""
+    dtype = jnp.dtype(config.dtype)
+    return sum(
+        like.size * dtype.itemsize
+        for like in weights.values()
+        if like.ndim > 1 and like.dtype != dtype and jnp.issubdtype(like.dtype, jnp.floating)
+    )
+
+
+def _layer_inputs(config: Config) -> int:
+    tokens = int(config.micro_batch_size_to_train_on) * int(config.max_target_length)
+    width = int(config.emb_dim) * jnp.dtype(config.dtype).itemsize
+    return int(config.num_decoder_layers) * tokens * width
 
 
 def _mesh(config: Config) -> jax.sharding.Mesh:

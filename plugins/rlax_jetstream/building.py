@@ -53,15 +53,18 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
         worker = load_to_check(given, **overrides)
         from maxtext_overrides.config import memory
 
-        weights, caches = memory.of_decoding(worker)
+        needed = memory.of_decoding(worker)
     slots = context.section.rollouts.slots
+    found = {
+        "weights": needed.weights,
+        "new weights, while they are loaded": needed.weights,
+        f"key-value caches of {slots} slots": needed.caches,
+    }
+    if needed.cast:
+        found[f"weights in {worker.dtype}, for arithmetic"] = needed.cast
     return CheckResult(
-        memory={
-            "weights": weights,
-            "new weights, while they are loaded": weights,
-            f"key-value caches of {slots} slots": caches,
-        },
-        weights_bytes=weights,
+        memory=found,
+        weights_bytes=needed.weights,
         silent_tokens=config.longest_call(context.section.rollouts),
     )
 

@@ -182,7 +182,10 @@ def _memory(
 ) -> dict[str, int]:
     slots = resolve(context.section, context.part)
     rows = int(config.per_device_batch_size * devices)
-    logits = needed.logits * rows // config.micro_batch_size_to_train_on
+    logits, inputs = (
+        size * rows // config.micro_batch_size_to_train_on
+        for size in (needed.logits, needed.layer_inputs)
+    )
     tokens = f"{rows:,} x {config.max_target_length:,} tokens"
     tiled = f", a tile of {config.num_vocab_tiling}" if config.num_vocab_tiling > 1 else ""
     found = {
@@ -190,7 +193,10 @@ def _memory(
         f"optimizer state ({config.opt_type.value})": needed.optimizer,
         "gradients": needed.gradients,
         f"logits of {tokens} and their gradient{tiled}": 2 * logits,
+        f"inputs of {config.num_decoder_layers} layers, for the backward pass": inputs,
     }
+    if needed.cast:
+        found[f"weights in {config.dtype}, for arithmetic"] = needed.cast
     return found | dict.fromkeys(kept_copies(slots, options), needed.weights)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -171,7 +172,7 @@ def parts(*programs: CompiledProgram, cached: Path | None = None) -> list[show.C
 
 
 def printed(found: list[show.CompiledPart]) -> str:
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))
+    console = Console(width=100, record=True, file=io.StringIO())
     for one in found:
         show.show_part(console, one)
     show.show_verdict(console, found)
