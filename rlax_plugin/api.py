@@ -44,13 +44,7 @@ from rlax_plugin.errors import (
 )
 
 # Trackers.
-from rlax_plugin.metrics.tracking import (
-    BackgroundTracker,
-    Sink,
-    TrackedRun,
-    TrackerConfig,
-    require,
-)
+from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig, require
 
 # Objectives.
 from rlax_plugin.objective.advantages import Outcomes, completions, of_batch, per_group

@@ -11,6 +11,7 @@ a run, because only the estimate fails.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +40,10 @@ class TrainingMemory:
         config counts: one if it was loaded with ``load_to_check``.
       layer_inputs: bytes of the inputs of all layers for one micro-batch, on as many devices; every
         rematerialisation keeps at least these for the backward pass.
-      cast: bytes of the weights in the dtype of arithmetic, if that is another one. XLA casts all
-        layers of a scan before the scan.
+      laid_out: bytes of the copy of the weights in the dtype and order of arithmetic, which XLA
+        makes of all layers of a scan before the scan.
+      gathered: bytes that each of several devices needs for gathered weights, if they are sharded:
+        those of one layer, and the largest other matrix.
       shapes: variable of a weight version -> its shape.
     """
 
@@ -50,7 +53,8 @@ class TrainingMemory:
     optimizer: int
     logits: int
     layer_inputs: int
-    cast: int
+    laid_out: int
+    gathered: int
     shapes: Mapping[str, tuple[int, ...]]
 
 
@@ -76,7 +80,8 @@ def of_training(config: Config) -> TrainingMemory:
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
         logits=_logits(config, graph, state),
         layer_inputs=_layer_inputs(config),
-        cast=_cast(config, weights) if config.scan_layers else 0,
+        laid_out=_laid_out(config, weights) if config.scan_layers else 0,
+        gathered=_gathered(config, weights),
         shapes={name: tuple(value.shape) for name, value in weights.items()},
     )
 
@@ -88,13 +93,13 @@ class DecodingMemory:
     Attributes:
       weights: a weight version.
       caches: the key-value caches of all slots.
-      cast: the weights in the dtype of arithmetic, if that is another one: XLA casts them before
-        the loop of decode steps.
+      laid_out: the copy of the weights in the dtype and order of arithmetic, which XLA makes before
+        the loop of decode steps; on a processor, ``layer_major`` avoids it.
     """
 
     weights: int
     caches: int
-    cast: int
+    laid_out: int
 
 
 def of_decoding(config: Config) -> DecodingMemory:
@@ -108,18 +113,39 @@ def of_decoding(config: Config) -> DecodingMemory:
     """
     state = nnx.state(abstract_model(config, "autoregressive"))
     weights = published(state)
-    caches = _bytes(nnx.filter_state(state, nnx.Cache))
-    return DecodingMemory(_bytes(weights), caches, _cast(config, weights))
+    caches, on_cpu = _bytes(nnx.filter_state(state, nnx.Cache)), config.hardware == "cpu"
+    return DecodingMemory(_bytes(weights), caches, 0 if on_cpu else _laid_out(config, weights))
 
 
-def _cast(config: Config, weights: Mapping[str, Any]) -> int:
-    """Returns the bytes of the matrices among the weights in the dtype of arithmetic."""
+# Variables that hold all layers of a scan, as ``decoder.layers.mlp.wo.kernel``.
+_STACKED = re.compile(r"(^|\.)\w*layers\.")
+_OF_LAYERS = re.compile(r"(^|\.)\w*layers(_\d+)?\.")  # unrolled ones are ``decoder.layers_0.``
+
+
+def _laid_out(config: Config, weights: Mapping[str, Any]) -> int:
+    """Returns the bytes of the matrices that are copied, in the dtype of arithmetic."""
     dtype = jnp.dtype(config.dtype)
-    return sum(
-        like.size * dtype.itemsize
-        for like in weights.values()
-        if like.ndim > 1 and like.dtype != dtype and jnp.issubdtype(like.dtype, jnp.floating)
+    return dtype.itemsize * sum(
+        like.size
+        for name, like in _matrices(weights).items()
+        if like.dtype != dtype or _STACKED.search(name)
     )
+
+
+def _gathered(config: Config, weights: Mapping[str, Any]) -> int:
+    matrices, layers = _matrices(weights), int(config.num_decoder_layers)
+    sizes = {name: like.size for name, like in matrices.items() if not _OF_LAYERS.search(name)}
+    layer = sum(like.size for name, like in matrices.items() if name not in sizes) // layers
+    shards = max(1, int(config.ici_tensor_parallelism))
+    return (max(sizes.values(), default=0) + layer) * jnp.dtype(config.dtype).itemsize // shards
+
+
+def _matrices(weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: like
+        for name, like in weights.items()
+        if like.ndim > 1 and jnp.issubdtype(like.dtype, jnp.floating)
+    }
 
 
 def _layer_inputs(config: Config) -> int:

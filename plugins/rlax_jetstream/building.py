@@ -60,8 +60,8 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
         "new weights, while they are loaded": needed.weights,
         f"key-value caches of {slots} slots": needed.caches,
     }
-    if needed.cast:
-        found[f"weights in {worker.dtype}, for arithmetic"] = needed.cast
+    if needed.laid_out:
+        found[f"copy of the weights in {worker.dtype}, for arithmetic"] = needed.laid_out
     return CheckResult(
         memory=found,
         weights_bytes=needed.weights,

@@ -49,7 +49,7 @@ def signals_of(
 
 
 def of_update(terms: Mapping[str, Any], slots: ObjectiveSlots, passes: int) -> dict[str, Any]:
-    """What ``Events`` is to add to an update: terms need what all its micro-batches weigh.
+    """Further arguments of ``Events``: terms need the weight of all micro-batches of an update.
 
     Args:
       terms: see ``SignalChain``.

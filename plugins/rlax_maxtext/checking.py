@@ -195,8 +195,12 @@ def _memory(
         f"logits of {tokens} and their gradient{tiled}": 2 * logits,
         f"inputs of {config.num_decoder_layers} layers, for the backward pass": inputs,
     }
-    if needed.cast:
-        found[f"weights in {config.dtype}, for arithmetic"] = needed.cast
+    if needed.laid_out:
+        found[f"copy of the weights in {config.dtype}, for arithmetic"] = needed.laid_out
+    if devices > 1:
+        found[f"weights of a layer and of the output, gathered on {devices} devices"] = (
+            needed.gathered * devices
+        )
     return found | dict.fromkeys(kept_copies(slots, options), needed.weights)
 
 

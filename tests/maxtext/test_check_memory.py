@@ -1,0 +1,31 @@
+"""The memory that ``rlax check`` estimates, beside that of programs compiled for TPUs.
+
+The compiled figures are those of docs/scale.md: bytes in all per chip, from ``rlax check --compile``
+with libtpu 0.0.50.1.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import rlax
+
+SCALE = str(Path(__file__).parents[2] / "configs/scale.yml")
+
+
+def estimated(*overrides: str) -> tuple[float, float]:
+    """GiB of the trainer and of a worker, over all devices."""
+    result = rlax("check", SCALE, *overrides, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)["memory_bytes"]
+    parts = (found["rlax.trainer"], found["rlax.rollouts.engine"])
+    return tuple(sum(part.values()) / 2**30 for part in parts)
+
+
+@pytest.mark.slow
+def test_a_dense_model() -> None:
+    trainer, worker = estimated()
+    assert trainer / 16 == pytest.approx(12.6, rel=0.1)  # v5e-16
+    assert worker / 8 == pytest.approx(11.6, rel=0.1)  # v5e-8
