@@ -16,6 +16,8 @@ _INSTRUCTION = re.compile(
     r"\((?P<rest>.*)$"
 )
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\) -> .*\{$")
+# Other lines continue the one before.
+_BEGINS = re.compile(r"\s+(?:ROOT )?%?[\w.-]+ = |(?:ENTRY )?%?[\w.-]+ \(.*\{$|\}$|HloModule")
 _ARRAY = re.compile(r"\b(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,]*)\]")
 _OPERAND = re.compile(r"%([\w.-]+)")
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -125,7 +127,7 @@ class Program:
         if condition is None:
             return None
         test = condition.instructions[condition.root]
-        if test.opcode != "compare" or loop.named("condition") == "":
+        if test.opcode != "compare":
             return None
         left, right = (condition.instructions[name] for name in test.operands)
         end, place = self._constant(condition, right.name), _element(left)
@@ -243,19 +245,12 @@ def _logical_lines(text: str) -> Iterator[str]:
     """Yields lines; one whose quoted text holds line breaks comes as one line."""
     held = ""
     for line in text.splitlines():
-        starts = line.startswith(("  %", "  ROOT ", "%", "ENTRY ", "}", "HloModule"))
-        if starts or not line.strip():
-            if held:
-                yield held
-            held = line
-        else:
-            held += f" {line}" if not re.match(r"\s+[\w.-]+ = ", line) else ""
-            if re.match(r"\s+[\w.-]+ = ", line):  # printed without percent signs
-                if held:
-                    yield held
-                held = line
-    if held:
+        if _BEGINS.match(line) is None:
+            held += f" {line}"
+            continue
         yield held
+        held = line
+    yield held
 
 
 def _split(rest: str) -> tuple[str, str]:

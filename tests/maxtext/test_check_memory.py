@@ -1,7 +1,7 @@
 """The memory that ``rlax check`` estimates, beside that of programs compiled for TPUs.
 
-The compiled figures are those of docs/scale.md: bytes in all per chip, from ``rlax check --compile``
-with libtpu 0.0.50.1.
+The compiled figures are those of docs/scale.md: bytes in all per chip, from ``rlax check
+--compile`` with libtpu 0.0.50.1.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ from tiny_engine import NEW, PROMPT, SLOTS
 from tiny_engine import configure as configure_worker
 from tiny_loop import LENGTH, ROWS, TINY, policy_gradient
 
+from maxtext_overrides.compiling import topology
 from maxtext_overrides.compiling.train_step import compile_train_step
 from maxtext_overrides.compiling.worker import compile_worker
 from maxtext_overrides.config.loading import load
 from rlax_plugin.config.loading import resolve
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.batches import ARRAYS
 
 LAYERS, WIDTH, MLP, VOCAB = 2, 32, 64, 64
@@ -91,9 +95,13 @@ def test_the_programs_of_a_worker() -> None:
     assert decode.beside == {"new weights, while they are loaded": weights}
 
 
-def test_copies_that_a_trainer_keeps() -> None:
-    from types import SimpleNamespace
+def test_a_slice_that_does_not_exist() -> None:
+    assert topology.keys("v5e-16")["compile_topology"] == "v5e-16"
+    with pytest.raises(ConfigError, match="is no slice of TPUs that MaxText knows; did you mean"):
+        topology.keys("v5e-17")
 
+
+def test_copies_that_a_trainer_keeps() -> None:
     def slots(needs_reference: bool, old_policy: str, max_staleness: int):
         algorithm = SimpleNamespace(old_policy=old_policy)
         return SimpleNamespace(
