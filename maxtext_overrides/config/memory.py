@@ -42,8 +42,9 @@ class TrainingMemory:
         rematerialisation keeps at least these for the backward pass.
       laid_out: bytes of the copy of the weights in the dtype and order of arithmetic, which XLA
         makes of all layers of a scan before the scan.
-      gathered: bytes that each of several devices needs for gathered weights, if they are sharded:
-        those of one layer, and the largest other matrix.
+      gathered: bytes that each of several devices needs for weights that are sharded: those of one
+        layer when they are gathered, as many for their gradient before it is scattered, and the
+        largest other matrix.
       shapes: variable of a weight version -> its shape.
     """
 
@@ -137,7 +138,7 @@ def _gathered(config: Config, weights: Mapping[str, Any]) -> int:
     sizes = {name: like.size for name, like in matrices.items() if not _OF_LAYERS.search(name)}
     layer = sum(like.size for name, like in matrices.items() if name not in sizes) // layers
     shards = max(1, int(config.ici_tensor_parallelism))
-    return (max(sizes.values(), default=0) + layer) * jnp.dtype(config.dtype).itemsize // shards
+    return (max(sizes.values(), default=0) + 2 * layer) * jnp.dtype(config.dtype).itemsize // shards
 
 
 def _matrices(weights: Mapping[str, Any]) -> dict[str, Any]:

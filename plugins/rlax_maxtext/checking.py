@@ -198,7 +198,7 @@ def _memory(
     if needed.laid_out:
         found[f"copy of the weights in {config.dtype}, for arithmetic"] = needed.laid_out
     if devices > 1:
-        found[f"weights of a layer and of the output, gathered on {devices} devices"] = (
+        found[f"a layer and its gradient, and the output, gathered on {devices} devices"] = (
             needed.gathered * devices
         )
     return found | dict.fromkeys(kept_copies(slots, options), needed.weights)

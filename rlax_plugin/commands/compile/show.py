@@ -97,7 +97,8 @@ def verdict(parts: Sequence[CompiledPart]) -> str:
 
 def _reason(one: CompiledPart, program: CompiledProgram) -> str:
     if program.rejected:
-        return f"the compiler rejects {program.name} for {one.slice.name}: {program.rejected}"
+        message = program.rejected.rstrip(".")
+        return f"the compiler rejects {program.name} for {one.slice.name}: {message}"
     if not one.fits(program):
         return (
             f"{program.name} needs {in_bytes(program.total_bytes)} per chip of {one.slice.name}, "

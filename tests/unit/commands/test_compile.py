@@ -201,13 +201,13 @@ def test_a_program_that_is_too_large() -> None:
 
 
 def test_a_program_that_the_compiler_rejects() -> None:
-    message = "Ran out of memory on HBM"
+    message = "Ran out of memory on HBM."
     rejected = CompiledProgram(name="decode", work="64 slots", seconds=9.0, rejected=message)
     found = parts(STEP, rejected)
     assert show.verdict(found) == (
         "Not ready: the compiler rejects decode for v5e-16: Ran out of memory on HBM."
     )
-    assert "decode is rejected: Ran out of memory on HBM" in printed(found)
+    assert "decode is rejected: Ran out of memory on HBM." in printed(found)
     document = show.document(found)["parts"][0]["programs"]
     assert [one["fits"] for one in document] == [True, False]
 
