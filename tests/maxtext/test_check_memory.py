@@ -29,3 +29,11 @@ def test_a_dense_model() -> None:
     trainer, worker = estimated()
     assert trainer / 16 == pytest.approx(12.6, rel=0.1)  # v5e-16
     assert worker / 8 == pytest.approx(11.6, rel=0.1)  # v5e-8
+
+
+@pytest.mark.long
+def test_other_slices_and_models() -> None:
+    trainer, _ = estimated("rlax.rollouts.groups_per_step=1")
+    assert trainer / 8 == pytest.approx(22.7, rel=0.1)  # v6e-8
+    trainer, _ = estimated("model_name=qwen3-30b-a3b", "rlax.rollouts.groups_per_step=8")
+    assert trainer / 64 == pytest.approx(14.2, rel=0.1)  # v5e-64
