@@ -42,13 +42,7 @@ from rlax_plugin.errors import (
 )
 
 # Trackers.
-from rlax_plugin.metrics.tracking import (
-    BackgroundTracker,
-    Sink,
-    TrackedRun,
-    TrackerConfig,
-    require,
-)
+from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig, require
 
 # Objectives.
 from rlax_plugin.objective.advantages import Outcomes, completions, of_batch, per_group
@@ -70,6 +64,7 @@ from rlax_plugin.pass_rates.intervals import beta_interval, mixed_probability
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
 from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.engine_abilities import (
     ClosableEngine,
@@ -225,6 +220,8 @@ __all__ = [
     "CheckpointStarter",
     "Choice",
     "ClosableEngine",
+    "CompileTarget",
+    "CompiledProgram",
     "ConfigError",
     "ConvertibleModel",
     "DatasetConfig",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from rlax_plugin.objective.loss import (
     kind_of,
     resolve,
 )
+from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
 from rlax_plugin.ports.kinds import ALL, BY_NAME
 from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.offers import check_offer
@@ -286,6 +287,19 @@ class Registry:
                 options = self.options(use.kind, use.choice, use.key)
                 checked[use.key] = extension.check(options, self._within(context)) or CheckResult()
         return checked
+
+    def compiled(
+        self, kind: str, choice: Choice, key: str, context: BuildContext, target: CompileTarget
+    ) -> Iterable[CompiledProgram] | None:
+        """Runs the ``compile`` of one part; None if it has none.
+
+        Raises:
+          ConfigError: the part's options are wrong, or do not suit the target.
+        """
+        extension = self.offer(kind, choice.part, key).extension
+        if extension.compile is None:
+            return None
+        return extension.compile(self.options(kind, choice, key), self._within(context), target)
 
 
 def _of_function(error: FunctionError, choice: Choice, key: str) -> ConfigError:

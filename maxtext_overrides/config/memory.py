@@ -1,8 +1,9 @@
 """Estimates the memory a model needs from the shapes of its variables, without allocating any.
 
 Numbers are bytes over all devices of a process, before padding and before what XLA adds.
-Activations are not included, as they depend on the rematerialisation and on the compiler. The
-devices share one copy of the model; with data parallelism every replica holds another.
+Activations inside a layer are not included, as they depend on the rematerialisation and on the
+compiler. The devices share one copy of the model; with data parallelism every replica holds
+another. ``docs/scale.md`` compares the numbers with compiled programs.
 
 The upstream symbols are in ``upstream/declared.toml``. A change there is no reason to reject
 a run, because only the estimate fails.
@@ -10,6 +11,7 @@ a run, because only the estimate fails.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +38,13 @@ class TrainingMemory:
       optimizer: bytes of the optimizer's state.
       logits: bytes of one micro-batch's logits, or of one tile of them, on as many devices as the
         config counts: one if it was loaded with ``load_to_check``.
+      layer_inputs: bytes of the inputs of all layers for one micro-batch, on as many devices; every
+        rematerialisation keeps at least these for the backward pass.
+      laid_out: bytes of the copy of the weights in the dtype and order of arithmetic, which XLA
+        makes of all layers of a scan before the scan.
+      gathered: bytes that each of several devices needs for weights that are sharded: those of one
+        layer when they are gathered, as many for their gradient before it is scattered, and the
+        largest other matrix.
       shapes: variable of a weight version -> its shape.
     """
 
@@ -44,6 +53,9 @@ class TrainingMemory:
     gradients: int
     optimizer: int
     logits: int
+    layer_inputs: int
+    laid_out: int
+    gathered: int
     shapes: Mapping[str, tuple[int, ...]]
 
 
@@ -68,12 +80,31 @@ def of_training(config: Config) -> TrainingMemory:
         gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
         logits=_logits(config, graph, state),
+        layer_inputs=_layer_inputs(config),
+        laid_out=_laid_out(config, weights) if config.scan_layers else 0,
+        gathered=_gathered(config, weights),
         shapes={name: tuple(value.shape) for name, value in weights.items()},
     )
 
 
-def of_decoding(config: Config) -> tuple[int, int]:
-    """Returns the bytes of a worker's weights, and those of the key-value caches of all its slots.
+@dataclass(frozen=True, slots=True)
+class DecodingMemory:
+    """The memory that a worker needs, in bytes.
+
+    Attributes:
+      weights: a weight version.
+      caches: the key-value caches of all slots.
+      laid_out: the copy of the weights in the dtype and order of arithmetic, which XLA makes before
+        the loop of decode steps; on a processor, ``layer_major`` avoids it.
+    """
+
+    weights: int
+    caches: int
+    laid_out: int
+
+
+def of_decoding(config: Config) -> DecodingMemory:
+    """Returns the memory of a worker.
 
     Args:
       config: a worker's config, as ``maxengine_model`` takes it.
@@ -82,7 +113,46 @@ def of_decoding(config: Config) -> tuple[int, int]:
       Exception: as ``of_training``.
     """
     state = nnx.state(abstract_model(config, "autoregressive"))
-    return _bytes(published(state)), _bytes(nnx.filter_state(state, nnx.Cache))
+    weights = published(state)
+    caches, on_cpu = _bytes(nnx.filter_state(state, nnx.Cache)), config.hardware == "cpu"
+    return DecodingMemory(_bytes(weights), caches, 0 if on_cpu else _laid_out(config, weights))
+
+
+# Variables that hold all layers of a scan, as ``decoder.layers.mlp.wo.kernel``.
+_STACKED = re.compile(r"(^|\.)\w*layers\.")
+_OF_LAYERS = re.compile(r"(^|\.)\w*layers(_\d+)?\.")  # unrolled ones are ``decoder.layers_0.``
+
+
+def _laid_out(config: Config, weights: Mapping[str, Any]) -> int:
+    """Returns the bytes of the matrices that are copied, in the dtype of arithmetic."""
+    dtype = jnp.dtype(config.dtype)
+    return dtype.itemsize * sum(
+        like.size
+        for name, like in _matrices(weights).items()
+        if like.dtype != dtype or _STACKED.search(name)
+    )
+
+
+def _gathered(config: Config, weights: Mapping[str, Any]) -> int:
+    matrices, layers = _matrices(weights), int(config.num_decoder_layers)
+    sizes = {name: like.size for name, like in matrices.items() if not _OF_LAYERS.search(name)}
+    layer = sum(like.size for name, like in matrices.items() if name not in sizes) // layers
+    shards = max(1, int(config.ici_tensor_parallelism))
+    return (max(sizes.values(), default=0) + 2 * layer) * jnp.dtype(config.dtype).itemsize // shards
+
+
+def _matrices(weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: like
+        for name, like in weights.items()
+        if like.ndim > 1 and jnp.issubdtype(like.dtype, jnp.floating)
+    }
+
+
+def _layer_inputs(config: Config) -> int:
+    tokens = int(config.micro_batch_size_to_train_on) * int(config.max_target_length)
+    width = int(config.emb_dim) * jnp.dtype(config.dtype).itemsize
+    return int(config.num_decoder_layers) * tokens * width
 
 
 def _mesh(config: Config) -> jax.sharding.Mesh:

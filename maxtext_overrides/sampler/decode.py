@@ -50,13 +50,21 @@ class DecodeEngine:
       group_size: samples that usually share a prompt.
       prompt_tokens: the longest prompt without the tokens of a continued sample; None: as long as
         fits. This and ``group_size`` shape the prefill programs (``buckets.plan``).
+      devices: see ``MaxEngineModel``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
     """
 
-    def __init__(self, config: Any, *, group_size: int = 1, prompt_tokens: int | None = None):
-        self.model = MaxEngineModel(config)
+    def __init__(
+        self,
+        config: Any,
+        *,
+        group_size: int = 1,
+        prompt_tokens: int | None = None,
+        devices: Sequence[Any] | None = None,
+    ):
+        self.model = MaxEngineModel(config, devices)
         self.slots = self.model.slots
         self.max_prompt_tokens = int(config.max_prefill_predict_length)
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens

@@ -11,7 +11,7 @@ MaxEngine takes all variables as arguments and inserts several prompts at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,17 +68,21 @@ class MaxEngineModel:
       layer_axes: name -> axis of its layers, where that is not the first; see ``layer_major``.
       caches_like: path -> shape, dtype and sharding of the decode caches.
 
+    Args:
+      config: MaxText's.
+      devices: the devices of the mesh; None: those of this process.
+
     Raises:
       OverrideError: MaxText's source differs from the tested one.
     """
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Any, devices: Sequence[Any] | None = None):
         allow_untested = getattr(config, "allow_untested", False)
         check(OVERRIDES, allow_untested)
         tied_head.install(allow_untested)
         rope_scaling.install(allow_untested)
         windows.install(allow_untested)
-        engine = maxengine.MaxEngine(config)
+        engine = maxengine.MaxEngine(config, devices)
         self.slots = int(engine.max_concurrent_decodes)
         self.mesh = engine.mesh
         self._rules = config.logical_axis_rules

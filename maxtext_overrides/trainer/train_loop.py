@@ -14,12 +14,10 @@ dispatched when ``on_step_end`` begins, so its decision applies to this very ste
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -30,6 +28,7 @@ from flax import nnx
 from maxtext_overrides import folding, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.trainer import loss as rl_loss
+from maxtext_overrides.trainer.events import Events
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared import BY_MODULE
@@ -80,36 +79,6 @@ class Loop:
 
         with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
             yield
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
-    """Callbacks from inside the loop; an exception in any of them ends the loop and is raised.
-
-    Attributes:
-      batches: step -> arrays [rows, length, ...], for all of the step's updates; may block.
-      on_step_end: (loop, metrics) after each step. Metrics are device values: MaxText's scalars,
-        means over the step's updates, and the objective's sums over them, under their own names.
-      decide: step -> (save, stop), called once after ``on_step_end``: True, to save a checkpoint
-        that is not due, and True, to end the loop after this step.
-      on_start: called when the weights exist, before the train step is compiled.
-      before_checkpoint: step, right before MaxText saves the checkpoint of that step.
-      update: arrays of one update -> the same, and ``update_arrays``.
-      update_arrays: name -> spec of what ``update`` adds: what depends on a whole update.
-      place: arrays of one update -> what MaxText gets, for a trainer over several hosts.
-      next_update: the arrays of the next update that MaxText gets, on a host that has no batches;
-        then ``batches``, ``update`` and ``place`` are not called.
-    """
-
-    batches: Callable[[int], Mapping[str, np.ndarray]]
-    on_step_end: Callable[[Loop, Mapping[str, Any]], None]
-    decide: Callable[[int], tuple[bool, bool]] = lambda step: (False, False)
-    on_start: Callable[[Loop], None] = lambda loop: None
-    before_checkpoint: Callable[[int], None] = lambda step: None
-    update: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = lambda arrays: arrays
-    update_arrays: Mapping[str, ArraySpec] = MappingProxyType({})
-    place: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]] = lambda arrays: arrays
-    next_update: Callable[[], Mapping[str, Any]] | None = None
 
 
 @jax.jit
@@ -330,6 +299,27 @@ def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[Non
         yield
 
 
+@contextmanager
+def extended(
+    config: Any,
+    events: Events,
+    arrays: Mapping[str, ArraySpec],
+    objective: rl_loss.Objective | None,
+    outputs: Collection[str],
+) -> Iterator[tuple[Any, _Extension]]:
+    """Yields MaxText's trainer with our extension points; see ``run_train_loop``."""
+    train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
+    tied_head.install(config.allow_untested)
+    rope_scaling.install(config.allow_untested)
+    folding.install(config.allow_untested)
+    extension = _Extension(train, config, events, arrays, rl=objective is not None)
+    loss_fn = None
+    if objective is not None:
+        loss_fn = rl_loss.make_loss_fn(train, objective, config.rlax.rollouts.temperature, outputs)
+    with extension_points(extension, loss_fn):
+        yield train, extension
+
+
 def run_train_loop(
     config: Any,
     events: Events,
@@ -360,29 +350,20 @@ def run_train_loop(
         inside an RL step, because ``rlax.objective`` has changed.
       Exception: ``events`` raised it; it is passed on unchanged.
     """
-    train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
-    tied_head.install(config.allow_untested)
-    rope_scaling.install(config.allow_untested)
-    folding.install(config.allow_untested)
-    extension = _Extension(train, config, events, arrays, rl=objective is not None)
-    loss_fn = None
-    if objective is not None:
-        temperature = config.rlax.rollouts.temperature
-        loss_fn = rl_loss.make_loss_fn(train, objective, temperature, outputs)
-    recorder = train.create_goodput_recorder(config)
-    train.record_goodput(recorder, train.RECORD_JOB_START_TIME)
-    with (
-        extension_points(extension, loss_fn),
-        train.maybe_monitor_goodput(config),
-        _original(extension),
-        train.max_utils.maybe_get_transformer_engine_context(config),
-        contextlib.suppress(_NothingLeft),
-    ):
-        train.train_loop(config, recorder)
+    with extended(config, events, arrays, objective, outputs) as (train, extension):
+        recorder = train.create_goodput_recorder(config)
+        train.record_goodput(recorder, train.RECORD_JOB_START_TIME)
+        with (
+            train.maybe_monitor_goodput(config),
+            _original(extension),
+            train.max_utils.maybe_get_transformer_engine_context(config),
+            suppress(_NothingLeft),
+        ):
+            train.train_loop(config, recorder)
     return extension.started()
 
 
-@contextlib.contextmanager
+@contextmanager
 def _original(extension: _Extension) -> Iterator[None]:
     """Raises the original error where MaxText swallowed or wrapped it, or exited instead."""
     try:

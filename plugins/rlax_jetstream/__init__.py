@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlax_jetstream.compiling import compile_programs
 from rlax_jetstream.options import JetstreamConfig
 from rlax_plugin.api import (
     BuildContext,
@@ -45,4 +46,5 @@ def _check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
 
 @hookimpl
 def rlax_register_rollout_engine() -> dict[str, Extension]:
-    return {"jetstream": Extension(JetstreamConfig, _build, _check, needs_model=True)}
+    engine = Extension(JetstreamConfig, _build, _check, needs_model=True, compile=compile_programs)
+    return {"jetstream": engine}

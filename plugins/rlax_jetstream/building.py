@@ -18,6 +18,7 @@ from rlax_plugin.api import (
     DecodeSlots,
     ResolvedConfig,
     RlaxSection,
+    Rollouts,
 )
 
 
@@ -34,14 +35,11 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
         from maxtext_overrides.sampler.decode import FASTEST_LAYOUT, DecodeEngine
 
     rollouts, devices = context.section.rollouts, jax.device_count()
-    if rollouts.slots % devices:
-        raise ConfigError(
-            "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
-        )
+    check_slots(rollouts, devices)
     overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
-    check_mesh(_given(context).maxtext | overrides, devices)
+    check_mesh(given_config(context).maxtext | overrides, devices)
     return DecodeEngine(
-        load(_given(context), **overrides),
+        load(given_config(context), **overrides),
         group_size=rollouts.group_size,
         prompt_tokens=rollouts.max_prompt_tokens,
     )
@@ -73,26 +71,46 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
     Raises:
       ConfigError: MaxText rejects the config.
     """
-    given = _given(context)
+    given = given_config(context)
     with passed_on(given):
         overrides = sizes(context.section, 1) | config.maxtext
         worker = load_to_check(given, **overrides)
         from maxtext_overrides.config import memory
 
-        weights, caches = memory.of_decoding(worker)
+        needed = memory.of_decoding(worker)
     slots = context.section.rollouts.slots
+    found = {
+        "weights": needed.weights,
+        "new weights, while they are loaded": needed.weights,
+        f"key-value caches of {slots} slots": needed.caches,
+    }
+    if needed.laid_out:
+        found[f"copy of the weights in {worker.dtype}, for arithmetic"] = needed.laid_out
     return CheckResult(
-        memory={
-            "weights": weights,
-            "new weights, while they are loaded": weights,
-            f"key-value caches of {slots} slots": caches,
-        },
-        weights_bytes=weights,
+        memory=found,
+        weights_bytes=needed.weights,
         silent_tokens=config.longest_call(context.section.rollouts),
     )
 
 
-def _given(context: BuildContext) -> ResolvedConfig:
+def check_slots(rollouts: Rollouts, devices: int) -> None:
+    """Checks that the slots divide among the devices.
+
+    Raises:
+      ConfigError: they do not.
+    """
+    if rollouts.slots % devices:
+        raise ConfigError(
+            "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
+        )
+
+
+def given_config(context: BuildContext) -> ResolvedConfig:
+    """The resolved config, whose keys are passed to MaxText.
+
+    Raises:
+      ConfigError: there is only a section.
+    """
     if context.config is None:
         raise ConfigError("rlax.rollouts.engine", "jetstream", "needs a MaxText config")
     return context.config

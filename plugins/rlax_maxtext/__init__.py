@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlax_maxtext.checking import check
+from rlax_maxtext.compiling import compile_programs
 from rlax_maxtext.options import TrainerOptions, check_start
 from rlax_maxtext.policies import (
     OldPolicyConfig,
@@ -18,7 +19,12 @@ from rlax_plugin.api import Extension, hookimpl
 @hookimpl
 def rlax_register_trainer() -> dict[str, Extension]:
     trainer = Extension(
-        TrainerOptions, MaxTextTrainer, check, needs_model=True, check_start=check_start
+        TrainerOptions,
+        MaxTextTrainer,
+        check,
+        needs_model=True,
+        check_start=check_start,
+        compile=compile_programs,
     )
     return {"maxtext": trainer}
 

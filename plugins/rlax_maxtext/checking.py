@@ -12,6 +12,7 @@ from rlax_plugin.api import (
     BuildContext,
     CheckResult,
     ConfigError,
+    ObjectiveSlots,
     RlaxSection,
     Tokenizer,
     in_bytes,
@@ -181,21 +182,36 @@ def _memory(
 ) -> dict[str, int]:
     slots = resolve(context.section, context.part)
     rows = int(config.per_device_batch_size * devices)
-    logits = needed.logits * rows // config.micro_batch_size_to_train_on
+    logits, inputs = (
+        size * rows // config.micro_batch_size_to_train_on
+        for size in (needed.logits, needed.layer_inputs)
+    )
     tokens = f"{rows:,} x {config.max_target_length:,} tokens"
     tiled = f", a tile of {config.num_vocab_tiling}" if config.num_vocab_tiling > 1 else ""
     found = {
         "parameters": needed.weights,
         f"optimizer state ({config.opt_type.value})": needed.optimizer,
         "gradients": needed.gradients,
-        "copy that is being published": needed.weights,
         f"logits of {tokens} and their gradient{tiled}": 2 * logits,
+        f"inputs of {config.num_decoder_layers} layers, for the backward pass": inputs,
     }
+    if needed.laid_out:
+        found[f"copy of the weights in {config.dtype}, for arithmetic"] = needed.laid_out
+    if devices > 1:
+        found[f"a layer and its gradient, and the output, gathered on {devices} devices"] = (
+            needed.gathered * devices
+        )
+    return found | dict.fromkeys(kept_copies(slots, options), needed.weights)
+
+
+def kept_copies(slots: ObjectiveSlots, options: TrainerOptions) -> list[str]:
+    """The purposes of the copies of the weights that a trainer keeps on its devices."""
+    found = ["copy that is being published"]
     if slots.needs_reference and not options.offload_reference:
-        found["reference policy"] = needed.weights
+        found.append("reference policy")
     reprefill = slots.algorithm.old_policy == "reprefill" and slots.max_staleness > 1
     if reprefill and not options.offload_old_policy:
-        found["old policy (reprefill)"] = needed.weights
+        found.append("old policy (reprefill)")
     return found
 
 

@@ -24,6 +24,8 @@ from rlax_plugin.cli.common import (
 from rlax_plugin.commands.answers import declared
 from rlax_plugin.text.command_lines import pasteable
 
+_COMPILE_S = 1800.0  # a 70B model takes minutes
+
 
 def _with_answers(function: Callable[..., None]) -> Callable[..., None]:
     """Puts an option for each of ``Answers`` in the place of ``**given``."""
@@ -92,6 +94,31 @@ def check(
         bool,
         typer.Option("--fast", help="check only the section rlax: and its plug-ins, in seconds"),
     ] = False,
+    compile_for: Annotated[
+        str | None,
+        typer.Option(
+            "--compile",
+            metavar="SLICE",
+            show_default=False,
+            help="also compile the run's programs for a slice of TPUs, such as v5e-16",
+        ),
+    ] = None,
+    compile_worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SLICE",
+            show_default=False,
+            help="--compile: slice of a worker; default: one host of the same chips",
+        ),
+    ] = None,
+    compile_s: Annotated[
+        float | None,
+        typer.Option(
+            show_default=False,
+            help="--compile: time limit in seconds for the trainer's program, and for a worker's "
+            "programs; default: 1800",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
     """Finds errors in a config and explains it, without starting a run or using a device.
@@ -100,14 +127,27 @@ def check(
     checks its own keys, the trainer all of its own, the environment is built, and the prompts are
     read. The output says what will run where, the sizes of batches, the memory needed, the minimum
     deadlines, and warnings.
+
+    With --compile it then compiles the train step, and a worker's prefill and decode loop, for
+    TPUs that this machine need not have: minutes for a large model. A table has the memory that
+    each program needs on a chip, its floating-point operations and its collective operations. The
+    figures are kept in the user's cache directory. The exit status is 1 if the compiler rejects a
+    program, or if one does not fit into the memory of a chip.
     """
     with exit_status():
         from rlax_plugin.build import registry_for
         from rlax_plugin.commands import check
+        from rlax_plugin.commands import compile as compiling
         from rlax_plugin.commands.check.words import plural
         from rlax_plugin.config.loading import resolve
-        from rlax_plugin.text.terminal import console, counting
+        from rlax_plugin.text.terminal import console as harmless
+        from rlax_plugin.text.terminal import counting
 
+        wanted = None
+        if compile_for is not None:
+            limit_s = _COMPILE_S if compile_s is None else compile_s
+            wanted = compiling.Wanted.of(compile_for, compile_worker, limit_s)
+        _only_with_compile(compile_for, worker=compile_worker, s=compile_s)
         resolved = resolve(config, overrides or ())
         section = resolved.section
         found = check.examine(resolved, registry_for(section))
@@ -116,22 +156,38 @@ def check(
         if not as_json:
             typer.echo(lines[-1])
         if not fast:
-            with counting(console(sys.stderr)) as progress:
+            with counting(harmless(sys.stderr)) as progress:
                 found = check.examine_parts(found, progress)
             what = ", ".join(found.checked or ()) or "none of them has checks of its own"
             lines.append(f"ok  the parts' own checks: {what}")
             if not as_json:
                 typer.echo(lines[-1])
         document = check.explanation(found)
-        if as_json:
-            typer.echo(json.dumps({"checked": lines, **document}, indent=2))
-            return
         from rich.console import Console
 
         console = Console()
-        check.show(console if console.is_terminal else Console(width=100), document)
-        if fast:
-            typer.echo("\nNot checked with --fast: trainer, memory, environment, prompts")
+        console = console if console.is_terminal else Console(width=100)
+        if not as_json:
+            check.show(console, document)
+            if fast:
+                typer.echo("\nNot checked with --fast: trainer, memory, environment, prompts")
+        parts = []
+        if wanted is not None:
+            out = None if as_json else console
+            parts = compiling.compile_run(resolved, wanted, harmless(sys.stderr), out)
+            document["compiled"] = compiling.document(parts)
+        if as_json:
+            typer.echo(json.dumps({"checked": lines, **document}, indent=2))
+        if not all(part.all_fit for part in parts):
+            raise typer.Exit(RUN_FAILED)
+
+
+def _only_with_compile(compile_for: str | None, **given: object) -> None:
+    from rlax_plugin.errors import ConfigError
+
+    for name, value in given.items():
+        if compile_for is None and value is not None:
+            raise ConfigError(f"--compile-{name}", value, "is an option of --compile only")
 
 
 @command(CONFIGURE, "rlax score configs/demo.yml completions.jsonl")

@@ -12,6 +12,9 @@ from rlax_plugin.ports.protocols import Extension
 
 _FUNCTIONS = frozenset(("reward", "filter"))  # kinds of which a config may name a function
 
+_TWO = ("config", "context")
+_ROLES = {"build": _TWO, "check": _TWO, "check_start": _TWO, "compile": (*_TWO, "target")}
+
 
 def check_offer(kind: str, where: str, name: object, extension: object) -> None:
     """Checks what a plug-in offers under a name.
@@ -51,17 +54,17 @@ def check_offer(kind: str, where: str, name: object, extension: object) -> None:
             f"{where}: {model.__name__} has a field 'function', but this key names a function of "
             "the user's: rename the field"
         )
-    for role in ("build", "check", "check_start"):
+    for role, taken in _ROLES.items():
         function = getattr(extension, role)
         if function is None and role != "build":
             continue
-        if not callable(function) or not _takes_two(function):
-            raise PluginError(f"{where}: {role} must be a function (config, context)")
+        if not callable(function) or not _takes(function, len(taken)):
+            raise PluginError(f"{where}: {role} must be a function ({', '.join(taken)})")
 
 
-def _takes_two(function: Any) -> bool:
+def _takes(function: Any, count: int) -> bool:
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
     return True

@@ -6,7 +6,7 @@ controller; parts raise errors, and the controller handles deadlines and retries
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,6 +17,7 @@ from rlax_plugin.config import Choice
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.types import (
     Episode,
@@ -72,6 +73,9 @@ class Extension[C: BaseModel]:
       check_start: called like ``check``, by ``rlax check`` also with ``--fast``, and by ``rlax
         train`` before it starts anything: raises a ConfigError for options that contradict the rest
         of the config or have no effect. It takes milliseconds and loads no model.
+      compile: for a trainer or a rollout engine, called only by ``rlax check --compile``, in a
+        process of its own: compiles the programs that the part runs for the chips of the target,
+        one after the other.
     """
 
     config_class: type[C]
@@ -79,6 +83,7 @@ class Extension[C: BaseModel]:
     check: Callable[[C, BuildContext], CheckResult | None] | None = None
     needs_model: bool = False
     check_start: Callable[[C, BuildContext], None] | None = None
+    compile: Callable[[C, BuildContext, CompileTarget], Iterable[CompiledProgram]] | None = None
 
 
 def _no_part(kind: str, choice: Choice, key: str) -> Any:

@@ -52,7 +52,7 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
         _print_section(console, heading, texts)
     for key, memory in document["memory_bytes"].items():
         sizes = {what: in_bytes(size) for what, size in memory.items()}
-        total = {"total": f"{in_bytes(sum(memory.values()))}, without activations"}
+        total = {"total": f"{in_bytes(sum(memory.values()))}, without activations inside layers"}
         heading = f"Memory of {key}, per process, over all its devices"
         _print_section(console, heading, sizes | total)
     for warning in document["warnings"]:

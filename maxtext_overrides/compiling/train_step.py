@@ -1,0 +1,121 @@
+"""Compiles the RL train step for a slice of TPUs, with MaxText's own ``train_compile``.
+
+``train_compile.main`` builds the abstract state, its shardings and the batch as a training does.
+Under our extension points it takes our arrays and our loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from maxtext_overrides.compiling.measured import bytes_per_device, compile_measured
+from maxtext_overrides.trainer import loss as rl_loss
+from maxtext_overrides.trainer.train_loop import Events, extended
+from maxtext_overrides.upstream.declared import BY_MODULE
+from maxtext_overrides.upstream.lean_imports import unavailable
+from maxtext_overrides.upstream.signatures import check
+from maxtext_overrides.variables import published
+from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.ports.compiling import CompiledProgram
+
+OVERRIDES = BY_MODULE["maxtext_overrides/compiling/train_step.py"]
+
+
+class _Compiled(Exception):
+    """Ends ``train_compile.main`` when the program is measured: what follows only prints."""
+
+
+def compile_train_step(
+    config: Any,
+    *,
+    arrays: Mapping[str, ArraySpec],
+    update_arrays: Mapping[str, ArraySpec],
+    objective: rl_loss.Objective,
+    outputs: Collection[str],
+    copies: Mapping[str, int],
+) -> CompiledProgram:
+    """Compiles one update of an RL step.
+
+    Args:
+      config: loaded with the keys of ``topology.keys``.
+      arrays: see ``run_train_loop``; so are ``objective`` and ``outputs``.
+      update_arrays: see ``Events``.
+      copies: purpose -> number of copies of the weights that a trainer holds beside its state.
+
+    Raises:
+      OverrideError: MaxText's source differs from the tested one.
+    """
+    check(OVERRIDES, config.allow_untested)
+    rows, length = int(config.global_batch_size_to_train_on), int(config.max_target_length)
+    parts = config.gradient_accumulation_steps
+    work = f"{rows:,} rows x {length:,} tokens" + (f", {parts} micro-batches" * (parts > 1))
+    found: list[CompiledProgram] = []
+
+    def measured(
+        function: Any,
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        mesh: Any,
+        in_shardings: Any,
+        out_shardings: Any,
+        static_argnums: Any,
+        donate_argnums: Any,
+        config: Any,
+        axis_rules: Any,
+    ) -> Any:
+        del keywords, config
+        weights = bytes_per_device(_weights(arguments[0], in_shardings[0]))
+        with jax.set_mesh(mesh), axis_rules:
+            jitted = jax.jit(
+                function,
+                in_shardings=in_shardings,
+                out_shardings=out_shardings,
+                static_argnums=static_argnums,
+                donate_argnums=donate_argnums,
+            )
+            beside = {purpose: number * weights for purpose, number in copies.items()}
+            program, _ = compile_measured(
+                "train step", work, jitted, arguments, beside=beside, options=options
+            )
+        found.append(program)
+        raise _Compiled
+
+    events = Events(batches=_no_batch, on_step_end=lambda *_: None, update_arrays=update_arrays)
+    extension = extended(config, events, arrays, objective, outputs)
+    with extension as (train, _), _compiler(config, measured) as train_compile:
+        options = train.max_utils.parse_libtpu_flags_to_dict(config.compile_xla_flags)
+        with contextlib.suppress(_Compiled):
+            train_compile.main([""])
+    return found[0]
+
+
+def _no_batch(step: int) -> Mapping[str, Any]:
+    raise AssertionError("a program is compiled without a batch")
+
+
+@contextmanager
+def _compiler(config: Any, measured: Any) -> Iterator[Any]:
+    """Yields ``train_compile``, which takes this config, and calls ``measured`` to compile."""
+    with unavailable("tensorflow", "google.cloud.aiplatform"):
+        from maxtext.trainers.pre_train import train_compile
+    stock = train_compile.pyconfig.initialize, train_compile.jit_and_compile
+    train_compile.pyconfig.initialize = lambda argv: config
+    train_compile.jit_and_compile = measured
+    try:
+        yield train_compile
+    finally:
+        train_compile.pyconfig.initialize, train_compile.jit_and_compile = stock
+
+
+def _weights(state: Any, shardings: Any) -> dict[str, Any]:
+    """Returns the variables of a weight version by name, with their shardings."""
+    where = published(shardings.model)
+    return {
+        name: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=where[name])
+        for name, like in published(state.model).items()
+    }

@@ -1,0 +1,120 @@
+"""The programs of ``rlax check --compile``, compiled for this machine in place of a slice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from rlax_maxtext.checking import kept_copies
+from rlax_maxtext.options import TrainerOptions
+from tiny_engine import NEW, PROMPT, SLOTS
+from tiny_engine import configure as configure_worker
+from tiny_loop import LENGTH, ROWS, TINY, policy_gradient
+
+from maxtext_overrides.compiling import topology
+from maxtext_overrides.compiling.train_step import compile_train_step
+from maxtext_overrides.compiling.worker import compile_worker
+from maxtext_overrides.config.loading import load
+from rlax_plugin.config.loading import resolve
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.batches import ARRAYS
+
+LAYERS, WIDTH, MLP, VOCAB = 2, 32, 64, 64
+MATRICES = LAYERS * (4 * WIDTH**2 + 3 * WIDTH * MLP)
+PARAMETERS = MATRICES + VOCAB * WIDTH + (2 * LAYERS + 1) * WIDTH  # tied embedding, and norms
+
+
+def attention(queries: int, keys: int) -> int:
+    """Operations of both products of the attention of all layers."""
+    return LAYERS * 2 * 2 * queries * keys * WIDTH
+
+
+@pytest.fixture
+def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from maxtext.trainers.pre_train import train_compile
+
+    def mesh(config):
+        axes = tuple(config.mesh_axes)
+        return jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(axes)), axes)
+
+    monkeypatch.setattr(train_compile, "get_topology_mesh", mesh)
+
+
+def train_step(*argv: str):
+    config = load(
+        resolve(TINY, argv), compile_topology="v5e-1", compile_topology_num_slices=1, steps=8
+    )
+    return compile_train_step(
+        config,
+        arrays=ARRAYS,
+        update_arrays={},
+        objective=policy_gradient,
+        outputs=(),
+        copies={"copy that is being published": 1, "reference policy": 1},
+    )
+
+
+@pytest.mark.slow
+def test_the_train_step(on_this_machine) -> None:
+    program = train_step("scan_layers=true", "remat_policy=full")
+    assert not program.rejected, program.rejected
+    assert (program.name, program.work) == ("train step", "8 rows x 16 tokens")
+    # Weights and both moments of AdamW in float32; the batch and a few counters are small.
+    assert program.memory["arguments"] == pytest.approx(12 * PARAMETERS, rel=0.06)
+    assert program.memory["aliased"] == pytest.approx(12 * PARAMETERS, rel=0.01)
+    assert program.beside == dict.fromkeys(program.beside, 4 * PARAMETERS)
+    assert list(program.beside) == ["copy that is being published", "reference policy"]
+    tokens = 2 * ROWS * LENGTH
+    forward = tokens * (MATRICES + VOCAB * WIDTH) + ROWS * attention(LENGTH, LENGTH)
+    # The layers run in loops, whose bodies XLA's own analysis counts once. The backward pass
+    # computes each layer again, except its last matrix, of which it needs no result.
+    again = tokens * (MATRICES - LAYERS * WIDTH * MLP) + ROWS * attention(LENGTH, LENGTH)
+    assert program.flops == 3 * forward + again
+
+
+@pytest.mark.slow
+def test_the_programs_of_a_worker() -> None:
+    told = []
+    config = configure_worker()
+    prefill, decode = compile_worker(
+        config, jax.devices(), told.append, group_size=4, prompt_tokens=PROMPT
+    )
+    assert told == ["prefill", "decode"]
+    assert (prefill.work, decode.work) == ("1 prompt x 8 tokens", "one token in each of 8 slots")
+    head = 2 * VOCAB * WIDTH
+    expected = 2 * PROMPT * MATRICES + head + attention(PROMPT, PROMPT)
+    assert prefill.flops == pytest.approx(expected, rel=0.05)
+    expected = SLOTS * (2 * MATRICES + head + attention(1, PROMPT + NEW))
+    assert decode.flops == pytest.approx(expected, rel=0.05)
+    assert decode.notes  # it decodes until slots are free
+    weights = 4 * PARAMETERS
+    caches = SLOTS * (PROMPT + NEW) * LAYERS * 2 * WIDTH * 4
+    assert decode.memory["arguments"] == pytest.approx(weights + caches, rel=0.05)
+    assert decode.beside == {"new weights, while they are loaded": weights}
+
+
+def test_a_slice_that_does_not_exist() -> None:
+    assert topology.keys("v5e-16")["compile_topology"] == "v5e-16"
+    with pytest.raises(ConfigError, match="is no slice of TPUs that MaxText knows; did you mean"):
+        topology.keys("v5e-17")
+
+
+def test_copies_that_a_trainer_keeps() -> None:
+    def slots(needs_reference: bool, old_policy: str, max_staleness: int):
+        algorithm = SimpleNamespace(old_policy=old_policy)
+        return SimpleNamespace(
+            needs_reference=needs_reference, algorithm=algorithm, max_staleness=max_staleness
+        )
+
+    published = "copy that is being published"
+    assert kept_copies(slots(False, "sampler", 2), TrainerOptions()) == [published]
+    both = slots(True, "reprefill", 2)
+    assert kept_copies(both, TrainerOptions()) == [
+        published,
+        "reference policy",
+        "old policy (reprefill)",
+    ]
+    offloaded = TrainerOptions(offload_reference=True, offload_old_policy=True)
+    assert kept_copies(both, offloaded) == [published]
