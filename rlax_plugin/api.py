@@ -198,8 +198,6 @@ from rlax_plugin.types import (
     Unscored,
     WeightVersion,
 )
-
-# Weights.
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 

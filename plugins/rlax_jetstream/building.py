@@ -39,7 +39,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
             "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
         )
     overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
-    check_mesh(_given(context).maxtext | overrides, devices)
+    check_mesh({**_given(context).maxtext, **overrides}, devices)
     return DecodeEngine(
         load(_given(context), **overrides),
         group_size=rollouts.group_size,
