@@ -37,7 +37,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
     rollouts, devices = context.section.rollouts, jax.device_count()
     check_slots(rollouts, devices)
     overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
-    check_mesh(given_config(context).maxtext | overrides, devices)
+    check_mesh({**given_config(context).maxtext, **overrides}, devices)
     return DecodeEngine(
         load(given_config(context), **overrides),
         group_size=rollouts.group_size,

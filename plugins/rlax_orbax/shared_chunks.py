@@ -36,7 +36,7 @@ class SharedChunk:
 class SharedChunks:
     """Such reads of all arrays of a version, in order, a few at a time.
 
-    The memory is used again: with fresh memory for each chunk, reading took half as long again.
+    The memory is used again, because the first access to fresh memory is slow.
 
     Attributes:
       held_bytes: the memory that is in use, or is kept for the next reads.
