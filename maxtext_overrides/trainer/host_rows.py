@@ -25,23 +25,22 @@ class HostRows:
 
     def __init__(self, sharding: Sharding):
         self._sharding = sharding
-        self._found: dict[tuple[int, int], np.ndarray] = {}
+        self._found: dict[tuple[int, tuple[int, int]], np.ndarray] = {}
 
-    def held(self, host: int, rows: int) -> np.ndarray:
+    def held(self, host: int, shape: tuple[int, int]) -> np.ndarray:
         """Indices of the rows that a host holds, ascending.
 
         Args:
-          rows: number of rows of the batch.
+          shape: rows and length of the batch.
         """
-        if (host, rows) not in self._found:
+        if (host, shape) not in self._found:
+            held = np.zeros(shape[0], bool)
             # Devices may also divide the positions of a row; a host gets whole rows.
-            indices = self._sharding.devices_indices_map((rows, 1 << 20))
-            held = np.zeros(rows, bool)
-            for device, (index, _) in indices.items():
+            for device, (index, _) in self._sharding.devices_indices_map(shape).items():
                 if device.process_index == host:
                     held[index] = True
-            self._found[host, rows] = np.flatnonzero(held)
-        return self._found[host, rows]
+            self._found[host, shape] = np.flatnonzero(held)
+        return self._found[host, shape]
 
     def share(self, host: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The rows of a batch that a host holds.
@@ -49,7 +48,8 @@ class HostRows:
         Args:
           arrays: name -> [rows, length, ...].
         """
-        held = self.held(host, len(next(iter(arrays.values()))))
+        rows, length = next(iter(arrays.values())).shape[:2]
+        held = self.held(host, (rows, length))
         return {name: array[held] for name, array in arrays.items()}
 
     def placed(self, held: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
@@ -59,9 +59,10 @@ class HostRows:
           held: name -> those rows, [held rows, length, ...].
           rows: number of rows of the batch.
         """
-        own = self.held(jax.process_index(), rows)
 
         def placed(array: np.ndarray) -> jax.Array:
+            own = self.held(jax.process_index(), (rows, array.shape[1]))
+
             def piece(index: tuple[slice, ...]) -> np.ndarray:
                 start, stop, _ = index[0].indices(rows)
                 at = int(np.searchsorted(own, start))

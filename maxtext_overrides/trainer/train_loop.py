@@ -257,6 +257,8 @@ class _Extension:
             if save:
                 self._save_once(*saving)
             if stop:
+                if saving[0] is not None:  # MaxText waits for it only after its last step
+                    self.train.checkpointing.wait_until_finished(saving[0])
                 raise self.train.exceptions.StopTraining(f"asked to after step {loop.completed}")
             return metrics
 

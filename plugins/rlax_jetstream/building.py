@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,7 +25,8 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
     """Builds the decode engine on this process's devices, without loading or compiling yet.
 
     Raises:
-      ConfigError: the slots do not divide among the devices, or MaxText rejects the config.
+      ConfigError: the slots do not divide among the devices, the mesh has another number of
+        devices, or MaxText rejects the config.
       OverrideError: MaxText is not a tested version.
     """
     # MaxEngine uses TensorFlow only to read data; without it the import takes half as long.
@@ -36,10 +39,31 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
             "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
         )
     overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
+    check_mesh(_given(context).maxtext | overrides, devices)
     return DecodeEngine(
         load(_given(context), **overrides),
         group_size=rollouts.group_size,
         prompt_tokens=rollouts.max_prompt_tokens,
+    )
+
+
+def check_mesh(keys: Mapping[str, Any], devices: int) -> None:
+    """Compares the mesh of MaxText's keys, which may be meant for the trainer, with the devices.
+
+    Raises:
+      ConfigError: the mesh has another number of devices.
+    """
+    default = {"ici_fsdp_parallelism": -1}  # MaxText's: all devices that are left
+    sizes = default | {key: value for key, value in keys.items() if key.startswith("ici_")}
+    if -1 in sizes.values() or (needed := math.prod(sizes.values())) == devices:
+        return
+    key = max(sizes, key=lambda name: sizes[name])
+    mesh = ", ".join(f"{name}={size}" for name, size in sorted(sizes.items()) if size != 1)
+    raise ConfigError(
+        key,
+        sizes[key],
+        f"makes a mesh of {needed} devices ({mesh}), and this worker has {devices}. Set the mesh "
+        "of workers by arguments of rlax serve, or in rlax.rollouts.engine.maxtext",
     )
 
 

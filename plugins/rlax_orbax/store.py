@@ -26,6 +26,7 @@ from orbax import checkpoint as ocp
 
 from rlax_orbax.layout import ARRAY_FILE, METADATA_FILE, Layout, array_spec, decode, encode
 from rlax_orbax.shards import Pieces, nbytes_of, own_pieces
+from rlax_orbax.shared_chunks import SharedChunks
 from rlax_orbax.time_left import IO_ERRORS, Clock, read_error, write_error
 from rlax_orbax.writing import Writing, layouts_of
 from rlax_plugin.api import (
@@ -172,17 +173,18 @@ class OrbaxStore(WeightStore, SharedWriter):
         opened: dict[str, Any] = {}
         loaded: dict[str, Any] = {}
         reads: deque[tuple[str, Pieces]] = deque()
-        in_flight = 0
+        in_flight, shared = 0, SharedChunks(self._in_flight_bytes // 4)
         for name in like:
             with clock.errors(f"{path}: {name}", read_error):
                 spec = array_spec(path, name, layouts[name])
                 opened[name] = ts.open(spec, open=True, assume_metadata=True, context=self._context)
         for name, wanted in like.items():
             with clock.errors(f"{path}: {name}", read_error):
-                pieces = Pieces(opened.pop(name).result(clock.left_s()), wanted)
+                source = opened.pop(name).result(clock.left_s())
+                pieces = Pieces(source, wanted, layouts[name].chunk, shared)
             reads.append((name, pieces))
             in_flight += pieces.nbytes
-            while in_flight > self._in_flight_bytes and len(reads) > 1:
+            while in_flight + shared.held_bytes > self._in_flight_bytes and len(reads) > 1:
                 in_flight -= _finish(path, *reads.popleft(), clock, loaded)
         while reads:
             _finish(path, *reads.popleft(), clock, loaded)

@@ -275,16 +275,28 @@ def _lead(replay: _Replay, recorded: Recorded, to: int | None) -> int:
                 leader,
             )
             trainer.run(port)
-        return _compared(port, digests, console)
+        hint = _other_hosts(replay)
+        return _compared(port, digests, console, hint)
 
 
-def _compared(port: ReplayPort, digests: Mapping[int, str], console: Console) -> int:
-    """Prints the comparison of a replay with its run; returns the exit status."""
+def _other_hosts(replay: _Replay) -> str:
+    """A hint if the run was trained on another number of hosts, which rounds differently."""
+    recorded = (replay.files.get_json("config.json") or {}).get("hosts", 1)
+    given = 1 if replay.place is None else replay.place.count
+    return "" if recorded == given else f"; it was trained with --hosts {recorded}"
+
+
+def _compared(port: ReplayPort, digests: Mapping[int, str], console: Console, hint: str) -> int:
+    """Prints the comparison of a replay with its run; returns the exit status.
+
+    Args:
+      hint: printed behind a difference.
+    """
     compared = [version for version in port.digests if version in digests]
     if port.differing:
         console.print(
             f"different: version {min(port.differing)} is the first of {len(port.differing)} "
-            f"of {len(compared)} versions that differ from the run"
+            f"of {len(compared)} versions that differ from the run{hint}"
         )
         return 1
     if unknown := sorted(port.digests.keys() - digests.keys()):

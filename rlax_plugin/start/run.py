@@ -107,6 +107,8 @@ def train(
         return 0
     with locked(state_dir), quiet(state_dir / "logs" / "trainer.log") as out:
         written = {"config": config_path, "overrides": list(overrides), "config_hash": digest}
+        if hosts is not None:
+            written["hosts"] = hosts.count
         try:
             descent.record(files, origin)
             config = keep_functions(config, functions, files, state_dir)

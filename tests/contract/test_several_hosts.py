@@ -163,10 +163,13 @@ def check_killed_host(hosts: list[Host], path: Path) -> None:
     before = sorted(path.parent.iterdir())
     directory = Path(hosts[0].ask("begin", str(path)))
     hosts[0].ask("write", str(directory))
-    stuck = directory / "last_axis" / "c" / "0" / "63"
-    os.mkfifo(stuck)  # nobody reads it: host 1 waits inside the write of this chunk
+    # Nobody reads it and the chunk is larger than a pipe: host 1 waits inside the write.
+    stuck = directory / writing_host.ELSEWHERE / "c" / "0" / "0"
+    stuck.parent.mkdir(parents=True)
+    os.mkfifo(stuck)
     answer = hosts[1].asks("write", str(directory))
-    wait_until((directory / writing_host.ELSEWHERE / "c").exists, "host 1 writes its last array")
+    written = directory / "last_axis" / "c" / "0" / "63"
+    wait_until(written.exists, "host 1 writes its part of another array")
     assert not answer.done()
     hosts[1].process.kill()
     assert answer.result(ANSWER_S) == "ended"

@@ -26,6 +26,7 @@ SPECS: dict[str, tuple[tuple[int, ...], Any, tuple[Any, ...]]] = {
     "scalar": ((), np.float32, ()),
 }
 # Only host 1 has a device that holds this one; no computation takes it together with the others.
+# Its axes are odd, so it is one chunk, of 133 kB.
 ELSEWHERE = "elsewhere"
 
 
@@ -35,7 +36,7 @@ def values() -> dict[str, np.ndarray]:
     drawn = {n: rng.standard_normal(shape).astype(t) for n, (shape, t, _) in SPECS.items()}
     drawn["mask"] = np.arange(8) % 3 == 0
     drawn["replicated"] = np.arange(-3, 4, dtype=np.int32)
-    return drawn | {ELSEWHERE: np.arange(6, dtype=np.float32).reshape(2, 3)}
+    return drawn | {ELSEWHERE: np.arange(33333, dtype=np.float32).reshape(3, 11111)}
 
 
 def main(number: int, port: int) -> None:

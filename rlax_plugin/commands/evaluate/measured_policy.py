@@ -217,7 +217,7 @@ class Policy:
 
     def _open(self, running: Running, prompts: RunPrompts, waiting: Waiting) -> Session:
         opening = open_session(
-            self._builder, prompts, write=by_one_host(self._store), note=self._note, running=running
+            self._builder, prompts, store=self._store, note=self._note, running=running
         )
         deadline_s = self.section.deadlines.startup_s
         ends = ends_at("rlax.deadlines.startup_s", deadline_s)
@@ -254,7 +254,7 @@ class Policy:
         here = str(self._directory) if run.is_local else run.location(own)
         publisher = Publisher(
             loop=running.thread.loop,
-            store=self._store,
+            write=by_one_host(self._store),
             directory=f"{here}/weights",
             announcer=session,
             failures=running.supervision,

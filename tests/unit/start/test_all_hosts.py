@@ -1,0 +1,112 @@
+"""The process that starts all hosts says which of them was lost, and ends the others in time.
+
+The hosts are small programs here (fakes): what JAX does when a host is lost is theirs to imitate.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.start import hosts
+from rlax_plugin.start.follower import ENDED, log_file
+
+HOST_S = 2.0
+WAIT = "import time; print('working', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """Runs programs as hosts; returns status, loss, seconds, and what was printed."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trainer.log").write_text("step 4 of 9\n")
+    started = {}
+
+    def with_programs(*programs, then=lambda started: None):
+        def start(command, index, state_dir):
+            log = log_file(state_dir, index)
+            with log.open("ab") as out:
+                process = subprocess.Popen([sys.executable, "-c", programs[index]], stdout=out)
+            started[index] = process
+            return hosts._Host(index, process, log)
+
+        monkeypatch.setattr(hosts, "_start", start)
+        threading.Timer(1.0, lambda: then(started)).start()
+        began_s = time.monotonic()
+        found = hosts.on_all_hosts(["train"], len(programs), HOST_S, tmp_path)
+        assert all(process.poll() is not None for process in started.values())
+        return *found, time.monotonic() - began_s, capfd.readouterr().err
+
+    return with_programs
+
+
+# Host 0, once another host is lost: JAX aborts it.
+ABORTS = "import os, time; time.sleep(2); os.abort()"
+
+
+def test_all_hosts_succeed(run):
+    assert run("pass", "pass")[:2] == (0, False)
+
+
+@pytest.mark.parametrize("status", [1, 2, 130])
+def test_the_status_is_that_of_host_0_whose_end_ends_the_others(run, status):
+    follows = f"import sys, time; time.sleep(.5); sys.exit({ENDED})"
+    found, lost, _, said = run(f"import sys; sys.exit({status})", follows)
+    assert (found, lost, said) == (status, False, "")
+
+
+def test_a_killed_host_is_named_with_the_end_of_its_log(run):
+    status, lost, took_s, said = run(ABORTS, WAIT, then=lambda s: s[1].kill())
+    assert (status, lost) == (1, True) and took_s < 1 + 1.5 * HOST_S
+    assert "host 1 was lost: at " in said and f"was ended by {signal.SIGKILL.name}" in said
+    assert "host-1.log: working" in said and "host 0" not in said
+
+
+def test_a_killed_host_0_is_named(run):
+    aborted = "import os, time; time.sleep(1.3); os.abort()"
+    status, lost, _, said = run(WAIT, aborted, then=lambda s: s[0].kill())
+    assert (status, lost) == (1, True)
+    assert "host 0 was lost" in said and "SIGKILL" in said and "trainer.log: step 4 of 9" in said
+    assert "host 1" not in said
+
+
+def test_a_host_that_cannot_start_is_named_with_its_message(run):
+    fails = "import sys; print('error: host 0 has another config'); sys.exit(2)"
+    status, lost, _, said = run(WAIT, fails)
+    assert (status, lost) == (1, True)
+    assert "host 1 was lost" in said and "ended with status 2" in said
+    assert "host-1.log: error: host 0 has another config" in said
+
+
+def test_a_frozen_host_is_the_lost_one_though_another_ended(run):
+    def freeze(started):
+        os.kill(started[1].pid, signal.SIGSTOP)
+
+    status, lost, took_s, said = run(ABORTS, WAIT, then=freeze)
+    assert (status, lost) == (1, True) and took_s < 1 + 1.5 * HOST_S
+    assert "host 1 was lost" in said and "was stopped (SIGSTOP) and had to be killed" in said
+
+
+def test_a_host_that_hangs_is_killed_after_host_s(run):
+    status, lost, took_s, said = run("import os; os.abort()", WAIT)
+    assert (status, lost) == (1, True) and HOST_S < took_s < 2 * HOST_S
+    assert "host 1 was lost" in said and "did not end by itself and had to be killed" in said
+
+
+def test_signals_are_passed_on_to_host_0_alone(run):
+    stops = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(130)); time.sleep(60)"
+    follows = "import time; time.sleep(2)"
+    status, lost, _, said = run(stops, follows, then=lambda s: os.kill(os.getpid(), signal.SIGTERM))
+    assert (status, lost, said) == (130, False, "")
+
+
+@pytest.mark.parametrize("hardware", ["tpu", None])
+def test_processes_of_one_machine_share_a_processor_only(hardware):
+    with pytest.raises(ConfigError, match=r"hardware must be cpu.*--coordinator") as raised:
+        hosts.check_processor({"hardware": hardware} if hardware else {}, 2)
+    assert raised.value.key == "--hosts"
