@@ -163,7 +163,7 @@ def test_every_pod_is_the_host_of_its_index(tmp_path: Path, certs: Path) -> None
         assert found is not None and (found.index, found.count) == (index, 3)
     section = resolve(str(run.directory / "secret/config.yml"), given["overrides"]).section
     assert section.network.tls.key == "/run/rlax/server-key.pem"
-    assert section.state_dir == "/state/testing"
+    assert section.state_dir == f"{tmp_path}/testing"
 
 
 def test_a_host_that_fails_shows_the_end_of_its_log(tmp_path: Path, certs: Path) -> None:
