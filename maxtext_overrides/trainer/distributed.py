@@ -68,6 +68,8 @@ def join(place: HostPlace, *, startup_s: float, host_s: float, tls: Mapping[str,
     if place.leads:
         bind["coordinator_bind_address"] = place.coordinator
     what = f"waiting for all {place.count} hosts at {place.coordinator}"
+    # It would take SIGTERM for itself, by which runs stop with a checkpoint.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             place.coordinator,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,7 @@ class Orders:
         self._others = range(1, place.count if place is not None else 1)
         self._numbers = itertools.count()
         self._kept: weakref.WeakKeyDictionary[KeptWeights, str] = weakref.WeakKeyDictionary()
+        self._dropped: deque[str] = deque()  # copies that this host has dropped
 
     @property
     def any(self) -> bool:
@@ -110,8 +112,15 @@ class Orders:
 
     def all(self, kind: str, **settings: str) -> None:
         """Gives all hosts the same order."""
+        self._tell_dropped()
         for host in self._others:
             self._followers.tell(host, Order(kind, settings))
+
+    def _tell_dropped(self) -> None:
+        while self._dropped:
+            order = Order("drop", {"number": self._dropped.popleft()})
+            for host in self._others:
+                self._followers.tell(host, order)
 
     def number(self) -> str:
         """A new number, by which all hosts know a copy of weights."""
@@ -120,7 +129,8 @@ class Orders:
     def know(self, weights: KeptWeights, number: str) -> None:
         """Notes the number of a copy, which the other hosts drop when this host does."""
         self._kept[weights] = number
-        weakref.finalize(weights, self.all, "drop", number=number).atexit = False
+        # It may be dropped in the middle of anything: the order waits for the next one.
+        weakref.finalize(weights, self._dropped.append, number).atexit = False
 
     def divided(
         self, loop: Loop, kind: str, arrays: Mapping[str, np.ndarray], **settings: str
@@ -132,6 +142,7 @@ class Orders:
         """
         from maxtext_overrides.trainer.host_rows import rows_of
 
+        self._tell_dropped()
         held = rows_of(loop)
         for host in self._others:
             self._followers.tell(host, Order(kind, settings, held.share(host, arrays)))

@@ -216,6 +216,9 @@ class _Watch:
     def _wait_for_rest(self, first: _Host) -> None:
         end_s = time.monotonic() + _GRACE * self._host_s
         crashed = first.status is not None and first.status < 0
+        if first.index == 0 and not crashed:
+            for host in self._hosts[1:]:  # one that still looks for host 0 would go on
+                host.send(signal.SIGTERM)
         while not all(host.ended() for host in self._hosts) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
             if crashed and all(host.ended() or host.frozen for host in self._hosts):

@@ -167,6 +167,8 @@ def main(
     if host == 0:
         (directory / "figures.json").write_text(json.dumps(figures))
     leave()
+    if leader is not None:
+        thread.run_last(led.server.stop(None), 10)
     thread.close()
 
 

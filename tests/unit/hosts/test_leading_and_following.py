@@ -12,7 +12,7 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.hosts import leading
 from rlax_plugin.hosts.following import START, EndedError, FollowedPort, HostZero
-from rlax_plugin.ports.hosts import Order
+from rlax_plugin.ports.orders import Order
 from rlax_plugin.ports.training import Decision
 from rlax_plugin.types import HostPlace
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.hosts import wire
-from rlax_plugin.ports.hosts import Order
+from rlax_plugin.ports.orders import Order
 from rlax_plugin.rpc import rlax_pb2 as pb
 
 LIMIT = 64 << 20

@@ -60,6 +60,11 @@ def test_the_status_is_that_of_host_0_whose_end_ends_the_others(run, status):
     assert (found, lost, said) == (status, False, "")
 
 
+def test_a_host_that_still_looks_for_host_0_ends_with_it(run):
+    status, lost, took_s, said = run("import sys; sys.exit(2)", WAIT)
+    assert (status, lost, said) == (2, False, "") and took_s < HOST_S
+
+
 def test_a_killed_host_is_named_with_the_end_of_its_log(run):
     status, lost, took_s, said = run(ABORTS, WAIT, then=lambda s: s[1].kill())
     assert (status, lost) == (1, True) and took_s < 1 + 1.5 * HOST_S

@@ -1,0 +1,121 @@
+"""Whole runs whose trainer is spread over two hosts: killed, frozen, stopped, and continued.
+
+A run is killed twice, each time at another host and in the middle of a weight version; its weights
+are then those of a run that nothing has disturbed. Every start pays for two processes with MaxText
+in them and a worker, so one run is disturbed in as many ways as it takes.
+"""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import finished
+from runs import ROOT, Run, digests, lines
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.records.faults import VARIABLE, FaultPoint
+from rlax_plugin.records.files import RunFiles
+
+CONFIG = "tests/configs/maxtext.yml"
+STEPS, HOST_S = 6, 10.0
+KEYS = (
+    "per_device_batch_size=2",  # of 8 devices
+    f"steps={STEPS}",
+    f"rlax.deadlines.host_s={HOST_S:g}",
+    "rlax.objective.kl={coefficient: 0.04, placement: loss}",
+)
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+def started(base: Path, name: str, *more: str) -> Run:
+    where = (f"base_output_directory={base}", f"run_name={name}")
+    run = Run(ROOT, *where, *KEYS, *more, "--hosts", "2", config=CONFIG)
+    run.dir = base / name
+    return run
+
+
+def host(run: Run, index: int) -> psutil.Process:
+    """The process of a host."""
+    for child in psutil.Process(run.process.pid).children():
+        line = child.cmdline()
+        if "--host" in line and line[line.index("--host") + 1] == str(index):
+            return child
+    raise AssertionError(f"no host {index}")
+
+
+def ends_in_time(run: Run, began_s: float) -> str:
+    """What is printed at the end of a run that has lost a host."""
+    status, said = run.end()
+    assert status == 1, said
+    assert time.monotonic() - began_s < 1.5 * HOST_S, said
+    assert "the run can be continued with:" in said and "--hosts 2" in said
+    return said
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("hosts")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base):
+    run = started(base, "undisturbed")
+    status, said = run.end()
+    assert status == 0, said
+    return run
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(base, undisturbed, monkeypatch):
+    # Host 1 dies with its chunks of a version on disk and host 0 waiting for its word; then host 0
+    # dies between its own chunks and the commit of a version.
+    for point, number, lost in (
+        (FaultPoint.FOLLOWER_CHUNKS_WRITTEN, 3, 1),
+        (FaultPoint.OWN_CHUNKS_WRITTEN, 3, 0),
+    ):
+        monkeypatch.setenv(VARIABLE, f"{point}:{number}")
+        status, said = started(base, "killed").end()
+        assert status == 1
+        assert re.search(rf"host {lost} was lost: at .* process \d+ was ended by SIGKILL", said)
+        assert f"host {1 - lost} was lost" not in said
+    monkeypatch.delenv(VARIABLE)
+
+    # A frozen host 1 counts as lost.
+    run = started(base, "killed")
+    run.until(lambda: len(lines(run.dir / "metrics.jsonl")) >= 3, "step 3")
+    began_s = time.monotonic()
+    host(run, 1).send_signal(signal.SIGSTOP)
+    said = ends_in_time(run, began_s)
+    assert "host 1 was lost" in said and "was stopped (SIGSTOP) and had to be killed" in said
+
+    # A signal at host 1 stops both, with a checkpoint.
+    run = started(base, "killed")
+    run.until(
+        lambda: "step 4/6" in (run.dir / "logs/host-1.log").read_text() or _steps(run) >= 4, "4"
+    )
+    host(run, 1).send_signal(signal.SIGTERM)
+    status, said = run.end()
+    assert status in (0, 130), said
+
+    status, said = started(base, "killed").end()
+    assert status == 0, said
+    assert digests(base / "killed") == digests(undisturbed.dir)
+    report = audit(RunFiles(str(base / "killed")))
+    assert report.clean, report
+
+
+def _steps(run: Run) -> int:
+    return len(lines(run.dir / "metrics.jsonl"))
+
+
+def test_replay_and_bytes_of_a_run_on_hosts(base, undisturbed):
+    steps = undisturbed.steps()
+    sent = [step["train/sent_bytes"] for step in steps]
+    # Half of the rows of 11 arrays for the update, of 6 arrays for the reference; 4 bytes each.
+    of_a_step = 8 * 16 * 4 * (11 + 6)
+    assert sent[1:] == [of_a_step] * (STEPS - 1)
+    found = finished("replay", str(undisturbed.dir), "--hosts", "2", cwd=ROOT)
+    assert found.returncode == 0 and f"identical: {STEPS + 1} versions" in found.stdout, found
