@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import os
+import signal
 from collections.abc import Mapping
 
 import jax
 
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config.addresses import host_of, is_loopback
 from rlax_plugin.errors import ConfigError, DeadlineError, TrainingError
 from rlax_plugin.types import HostPlace
 
 log = logging.getLogger("rlax.hosts")
 
+_LOOK_S = 0.2
 _XLA_DEVICES = "xla_force_host_platform_device_count"
 
 
@@ -68,24 +72,33 @@ def join(place: HostPlace, *, startup_s: float, host_s: float, tls: Mapping[str,
     if place.leads:
         bind["coordinator_bind_address"] = place.coordinator
     what = f"waiting for all {place.count} hosts at {place.coordinator}"
-    # It would take SIGTERM for itself, by which runs stop with a checkpoint.
-    jax.config.update("jax_enable_preemption_service", False)
+    handler = signal.getsignal(signal.SIGTERM)
+    connect = functools.partial(
+        jax.distributed.initialize,
+        place.coordinator,
+        place.count,
+        place.index,
+        cluster_detection_method="deactivate",
+        initialization_timeout=math.ceil(startup_s),
+        heartbeat_timeout_seconds=math.ceil(host_s),
+        shutdown_timeout_seconds=math.ceil(host_s),
+        **bind,
+        **secured,
+    )
+    # On a thread of its own: this one can be interrupted by a signal, and JAX's call cannot.
+    connecting = on_daemon(connect, "jax.distributed")
     try:
-        jax.distributed.initialize(
-            place.coordinator,
-            place.count,
-            place.index,
-            cluster_detection_method="deactivate",
-            initialization_timeout=math.ceil(startup_s),
-            heartbeat_timeout_seconds=math.ceil(host_s),
-            shutdown_timeout_seconds=math.ceil(host_s),
-            **bind,
-            **secured,
-        )
+        while not connecting.done():
+            with contextlib.suppress(TimeoutError):
+                connecting.exception(_LOOK_S)
+        connecting.result()
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" in str(error):
             raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error
         raise TrainingError(f"{what}: {error}") from error
+    # JAX's preemption service, which MaxText asks at each checkpoint, takes SIGTERM for itself; a
+    # signal at one host must become a decision of host 0.
+    signal.signal(signal.SIGTERM, handler)
     if jax.config.jax_platforms == "cpu":
         _collectives_at("127.0.0.1" if is_local(place.coordinator) else None)
     log.info("this is host %d of %d, with coordinator %s", place.index, place.count, bind or "-")

@@ -12,6 +12,7 @@ import inspect
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
@@ -123,23 +124,26 @@ def exit_status() -> Iterator[None]:
 
 
 @contextmanager
-def ending_at_once(host: int | None) -> Iterator[None]:
-    """Ends this process with the block if it is one of several hosts and has failed.
+def ending_at_once() -> Iterator[None]:
+    """Ends this process with the block if it still belongs to a trainer over several hosts.
 
     JAX would wait for the other hosts, for ``host_s``, and then abort this process.
-
-    Args:
-      host: its number; None: it is not one of several.
     """
     try:
         yield
-    except typer.Exit as ended:
-        if host is not None and ended.exit_code not in (0, INTERRUPTED):
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ended.exit_code)
-        raise
+    except BaseException as error:
+        jax = sys.modules.get("jax")
+        if jax is None or not jax.distributed.is_initialized():
+            raise
+        status = RUN_FAILED
+        if isinstance(error, typer.Exit):
+            status = error.exit_code
+        else:
+            traceback.print_exception(error)
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def print_error(error: RlaxError | Finding) -> None:

@@ -16,7 +16,7 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.rpc.host_secret import host_secret
 from rlax_plugin.rpc.run_secrets import run_secrets
-from rlax_plugin.start.leading import led
+from rlax_plugin.start.leading import led, wait_for_hosts
 from rlax_plugin.types import HostPlace
 
 KEPT = ("secrets.json", "worker-token.json", "host-token.json", "endpoints.json")
@@ -61,6 +61,7 @@ def led_hosts(
     try:
         leader, server = thread.run(served(), section.deadlines.startup_s)
         with led(leader, lambda host, failure: None, thread, section.deadlines.rpc_s):
+            wait_for_hosts(leader, thread, section.deadlines.startup_s)
             yield leader
         thread.run_last(server.stop(None), section.deadlines.rpc_s)  # type: ignore[attr-defined]
     finally:

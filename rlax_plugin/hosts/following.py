@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import posixpath
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -78,8 +79,8 @@ class HostZero:
     async def _connected(address: str, secret: Access) -> Connection:
         return connect(address, secret)  # on the loop to which it belongs
 
-    def join(self, config_hash: str, plugins: tuple[str, ...]) -> None:
-        """Joins the trainer.
+    def join(self, config_hash: str, plugins: tuple[str, ...]) -> str:
+        """Joins the trainer; returns the identity of host 0's start.
 
         Raises:
           ConfigError: host 0 rejects this host.
@@ -91,10 +92,12 @@ class HostZero:
             coordinator=self.place.coordinator,
             config_hash=config_hash,
             versions=own_versions(plugins),
+            process=secrets.token_hex(8),
         )
-        reply = self._wait(self._call(lambda s: self._stub.Join(request, timeout=s)))
+        reply = self._wait(lambda s: self._stub.Join(request, timeout=s))
         if not reply.accepted:
             raise ConfigError("--host", self.place.index, one_line(reply.reason, _LONGEST_REASON))
+        return reply.start
 
     def order(self, number: int) -> Order:
         """Blocks until host 0 has given the order of this number."""
@@ -104,7 +107,8 @@ class HostZero:
             call = self._stub.Batch(request, timeout=timeout_s)
             return await wire.read_order(call, number, self._most_bytes)
 
-        while (found := self._wait(self._call(ask))) is None:
+        limit_s = self._limit_s + self._deadlines.rpc_s * self._most_bytes / wire.PIECE_BYTES
+        while (found := self._wait(ask, limit_s)) is None:
             pass  # it answered: there is no order yet, and its own deadlines count
         return found
 
@@ -112,13 +116,13 @@ class HostZero:
         """Blocks until host 0 has decided what follows a step."""
         request = pb.DecisionRequest(host=self.place.index, step=step)
         while True:
-            reply = self._wait(self._call(lambda s: self._stub.Decision(request, timeout=s)))
+            reply = self._wait(lambda s: self._stub.Decision(request, timeout=s))
             if reply.known:
                 return Decision(reply.save, reply.stop)
 
     def chunks(self, request: pb.ChunksRequest) -> pb.ChunksReply:
         """Says what was written of a version, and asks what is to be."""
-        return self._wait(self._call(lambda s: self._stub.Chunks(request, timeout=s)))
+        return self._wait(lambda s: self._stub.Chunks(request, timeout=s))
 
     def stop(self, failure: str = "") -> Future[Any]:
         """Asks host 0 to stop; returns at once.
@@ -127,27 +131,32 @@ class HostZero:
           failure: the error of this host; "": a signal arrived.
         """
         request = pb.StopRequest(host=self.place.index, failure=failure)
-        work = self._call(lambda s: self._stub.Stop(request, timeout=s))
+        work = self._call(lambda s: self._stub.Stop(request, timeout=s), self._limit_s)
         return asyncio.run_coroutine_threadsafe(work, self._thread.loop)
 
     def close(self) -> None:
         self._thread.run_last(self._connection.close(), self._deadlines.rpc_s)
 
-    def _wait[T](self, work: Coroutine[Any, Any, T]) -> T:
-        # Each call has a deadline, and so have its repetitions.
-        within_s = self._deadlines.host_s + 2 * (POLL_S + self._deadlines.rpc_s)
+    @property
+    def _limit_s(self) -> float:
+        """Limit of one call, which host 0 answers at the latest after ``POLL_S``."""
+        return POLL_S + self._deadlines.rpc_s
+
+    def _wait[T](self, ask: Callable[[float], Awaitable[T]], limit_s: float = 0.0) -> T:
+        limit_s = limit_s or self._limit_s
+        within_s = self._deadlines.host_s + 2 * limit_s  # of the call and its repetitions
+        work = self._call(ask, limit_s)
         return result_within(work, self._thread.loop, within_s, self._late)
 
     def _late(self, given_s: float) -> DeadlineError:
         return DeadlineError(f"an answer of host 0 at {self._address}", given_s, _HOST_S)
 
-    async def _call[T](self, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def _call[T](self, ask: Callable[[float], Awaitable[T]], limit_s: float) -> T:
         """Makes a call, and makes it again for ``host_s`` if host 0 cannot be reached.
 
         Args:
           ask: makes it once, with this limit in seconds.
         """
-        limit_s = POLL_S + self._deadlines.rpc_s
         pauses = Pauses(self._deadlines.host_s, 2.0)
         while True:
             began_s = time.monotonic()

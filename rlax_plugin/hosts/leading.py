@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -45,6 +46,8 @@ class Leader(Followers):
       note: shows one line to the user.
 
     Attributes:
+      start: identifies this start of the trainer.
+      note: as given.
       sent_bytes: bytes of the arrays in all orders so far.
       writes: weight versions that the hosts write together; set before the first one.
       on_stop: called on the event loop when another host asks for a stop: with its number, and why
@@ -60,14 +63,15 @@ class Leader(Followers):
         note: Callable[[str], None],
     ):
         self.place = place
-        self._config_hash, self._versions, self._note = config_hash, versions, note
+        self._config_hash, self._versions, self.note = config_hash, versions, note
+        self.start = secrets.token_hex(8)
         self._loop, self._changes = loop, Changes()
         self._lock = threading.Lock()
         self._orders: dict[int, deque[tuple[int, Order]]] = {
             host: deque() for host in range(1, place.count)
         }
         self._next = dict.fromkeys(self._orders, 0)
-        self._joined: set[int] = set()
+        self._joined: dict[int, str] = {}  # host -> its process
         self._ended: set[int] = set()  # those that have got their last order
         self._decided: tuple[int, Decision] | None = None
         self.sent_bytes = 0
@@ -102,14 +106,24 @@ class Leader(Followers):
         """
         self.tell_all(Order(END, {"reason": reason}))
 
+    async def all_joined(self) -> None:
+        """Returns once all other hosts have joined."""
+        while not await self._changes.until(lambda: not self.missing or None, POLL_S):
+            pass  # its caller has a deadline
+
+    @property
+    def missing(self) -> list[int]:
+        """The hosts that have not joined."""
+        return sorted(self._orders.keys() - self._joined.keys())
+
     async def heard_the_end(self, within_s: float) -> None:
         """Returns once all hosts have got their last order, or after ``within_s``."""
-        await self._changes.until(lambda: self._ended >= self._joined or None, within_s)
+        await self._changes.until(lambda: self._ended >= self._joined.keys() or None, within_s)
 
     # --- for the service, on the event loop -------------------------------------------------------
 
     def admission(self, request: pb.JoinRequest) -> str:
-        """Returns the reason why a host cannot take part; "" if it can, and is noted."""
+        """Returns the reason why a host cannot take part; "" if it takes part from now on."""
         place = self.place
         if request.host not in self._orders:
             return f"there is no host {request.host}: the hosts are 1 to {place.count - 1}"
@@ -125,11 +139,15 @@ class Leader(Followers):
             )
         if why := self._versions.rejection(f"host {request.host}", request.versions):
             return why
-        if request.host in self._joined:
+        process = self._joined.setdefault(request.host, request.process)
+        if process != request.process:
             return f"another process has joined as host {request.host} of this start already"
-        self._joined.add(request.host)
-        self._note(f"host {request.host} of {place.count} has joined")
+        self._changes.wake()
         return ""
+
+    def joined(self, host: int) -> bool:
+        """True if this host takes part."""
+        return host in self._joined
 
     async def order(self, host: int, number: int) -> Order | None:
         """Returns the order of this number as soon as there is one; None after a while.
@@ -180,10 +198,12 @@ class HostsService(rpc.HostsServicer):
         self._leader = leader
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
-        reason = self._leader.admission(request)
-        if reason:
+        leader, known = self._leader, self._leader.joined(request.host)
+        if reason := leader.admission(request):
             log.warning("host %d was rejected: %s", request.host, reason)
-        return pb.JoinReply(accepted=not reason, reason=reason)
+        elif not known:
+            leader.note(f"host {request.host} of {leader.place.count} has joined")
+        return pb.JoinReply(accepted=not reason, reason=reason, start=leader.start)
 
     async def Batch(self, request: pb.BatchRequest, context: Any) -> AsyncIterator[pb.OrderPiece]:
         await self._joined(request.host, context)
@@ -224,7 +244,7 @@ class HostsService(rpc.HostsServicer):
             return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def _joined(self, host: int, context: Any) -> None:
-        if host not in self._leader._joined:
+        if not self._leader.joined(host):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"host {host} has not joined this start"
             )

@@ -513,7 +513,7 @@ class Chunk(_message.Message):
     def __init__(self, file: _Optional[str] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("host", "hosts", "coordinator", "config_hash", "versions")
+    __slots__ = ("host", "hosts", "coordinator", "config_hash", "versions", "process")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -526,20 +526,24 @@ class JoinRequest(_message.Message):
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     host: int
     hosts: int
     coordinator: str
     config_hash: str
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, host: _Optional[int] = ..., hosts: _Optional[int] = ..., coordinator: _Optional[str] = ..., config_hash: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    process: str
+    def __init__(self, host: _Optional[int] = ..., hosts: _Optional[int] = ..., coordinator: _Optional[str] = ..., config_hash: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., process: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("accepted", "reason")
+    __slots__ = ("accepted", "reason", "start")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    start: str
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., start: _Optional[str] = ...) -> None: ...
 
 class BatchRequest(_message.Message):
     __slots__ = ("host", "number")

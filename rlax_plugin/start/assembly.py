@@ -42,6 +42,7 @@ from rlax_plugin.resume.run_state import RunState
 from rlax_plugin.rpc.operator_certificate import authority_of
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.start.generation_start import GenerationStart
+from rlax_plugin.start.leading import record_start
 from rlax_plugin.start.prior import about_rates, first_rates
 from rlax_plugin.start.run_directory import weights_directory
 from rlax_plugin.start.running import Running
@@ -190,6 +191,7 @@ class _Assembly:
             note(f"metrics for Prometheus: {exported.url}")
         leader = self._leader()
         if leader is not None:
+            await asyncio.to_thread(record_start, setup.files, leader)
             start.lead(leader)
         await self._start(start)
         publisher = Publisher(

@@ -23,7 +23,7 @@ from rlax_plugin.rpc.host_secret import host_token_file
 from rlax_plugin.rpc.secret import MissingSecretError, read_secret
 from rlax_plugin.start import descent
 from rlax_plugin.start.holder import holder
-from rlax_plugin.start.leading import check_hosts
+from rlax_plugin.start.leading import check_hosts, check_shared
 from rlax_plugin.start.run_directory import (
     make_directories,
     run_directory,
@@ -95,7 +95,7 @@ def follow(
         return OwnChunks(zero, store, directory, deadline_s)
 
     with quiet(log_file(state_dir, place.index)):
-        seeker = Seeker(config, state_dir, place, controller, token_file)
+        seeker = Seeker(config, state_dir, place, controller, token_file, shared=files)
         return obey(trainer, seeker, chunks)
 
 
@@ -156,6 +156,7 @@ class Seeker:
       place: of this host.
       controller: host:port of host 0's controller; "": found in ``state_dir``.
       token_file: host-token.json of the run; "": found there as well.
+      shared: the run's directory, which host 0 must see as well; None: it is not looked at.
     """
 
     def __init__(
@@ -165,11 +166,12 @@ class Seeker:
         place: HostPlace,
         controller: str = "",
         token_file: str = "",
+        shared: RunFiles | None = None,
     ):
         self.section = config.section
         self._state_dir, self._place, self._controller = state_dir, place, controller
         self._token_file = Path(token_file) if token_file else host_token_file(state_dir)
-        self._hash = config_hash(config.content)
+        self._hash, self._shared = config_hash(config.content), shared
 
     def join(self, thread: LoopThread) -> HostZero:
         """Returns a connection to host 0, which has accepted this host.
@@ -210,7 +212,9 @@ class Seeker:
         most_bytes = section.batch_rows * section.row_tokens * _ARRAYS_BYTES + _OTHER_BYTES
         zero = HostZero(self._place, address, secret, section.deadlines, thread, most_bytes)
         try:
-            zero.join(self._hash, section.plugins)
+            start = zero.join(self._hash, section.plugins)
+            if self._shared is not None:
+                check_shared(self._shared, start)
         except BaseException:
             zero.close()
             raise

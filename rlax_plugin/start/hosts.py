@@ -26,7 +26,7 @@ from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console
 from rlax_plugin.worker.serve import PARENT
 
-_LOOK_S = 0.1
+_LOOK_S, _SAME_S = 0.1, 5.0
 _GRACE = 1.4  # times host_s: JAX ends the survivors after at most 1.2
 _LINES, _LONGEST_LINE, _TAIL_BYTES = 5, 200, 8192
 _FAILED = 1
@@ -206,12 +206,19 @@ class _Watch:
         while True:
             for host in self._hosts[1:]:
                 if host.ended() and host.status not in (0, INTERRUPTED, ENDED):
-                    # One that fails because host 0 has failed is not the first.
-                    time.sleep(_LOOK_S)
-                    return self._hosts[0] if self._hosts[0].ended() else host
+                    return self._hosts[0] if self._same_end(host) else host
             if self._hosts[0].ended():
                 return self._hosts[0]
             time.sleep(_LOOK_S)
+
+    def _same_end(self, host: _Host) -> bool:
+        """True if host 0 ends with the same error, of the config for instance, and tells it."""
+        end_s = time.monotonic() + min(_SAME_S, self._host_s)
+        while (host.status or 0) > 0 and time.monotonic() < end_s:
+            if self._hosts[0].ended():
+                break
+            time.sleep(_LOOK_S)
+        return self._hosts[0].ended()
 
     def _wait_for_rest(self, first: _Host) -> None:
         end_s = time.monotonic() + _GRACE * self._host_s

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rlax_plugin.concurrency.loop_thread import LoopThread
+from rlax_plugin.concurrency.loop_thread import LoopThread, result_within
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.ports.training import HostTrainer, Trainer
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.operator_certificate import check_shown_by_clients
 from rlax_plugin.types import HostPlace
+
+_RECORD = "hosts.json"
 
 
 def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection) -> None:
@@ -26,6 +29,50 @@ def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection)
         raise ConfigError("--hosts", place.count, reason)
     if place is not None and place.several and section.network.tls.given:
         check_shown_by_clients(section.network.tls)
+
+
+def record_start(files: RunFiles, leader: Leader) -> None:
+    """Writes into the run's directory which start of host 0 this is."""
+    files.put_json(_RECORD, {"start": leader.start, "hosts": leader.place.count})
+
+
+def check_shared(files: RunFiles, start: str) -> None:
+    """Checks that another host sees the run's directory, into which all hosts write.
+
+    Args:
+      start: of host 0, see ``Leader``.
+
+    Raises:
+      ConfigError: it sees another directory of that name.
+    """
+    record = files.get_json(_RECORD) or {}
+    if record.get("start") != start:
+        reason = (
+            f"must be a directory that all hosts see: {files.location(_RECORD)}, as this host sees "
+            "it, was not written by host 0"
+        )
+        raise ConfigError("base_output_directory", files.url, reason)
+
+
+def wait_for_hosts(leader: Leader, thread: LoopThread, startup_s: float) -> None:
+    """Waits for all other hosts to join.
+
+    JAX would wait for them as well, but could only abort this process if one did not come.
+
+    Args:
+      thread: of the leader.
+      startup_s: ``rlax.deadlines.startup_s``.
+
+    Raises:
+      DeadlineError: some did not come; names them.
+    """
+
+    def late(given_s: float) -> DeadlineError:
+        missing = " and ".join(f"host {host}" for host in leader.missing)
+        what = f"waiting for {missing} of {leader.place.count} to join"
+        return DeadlineError(what, given_s, "rlax.deadlines.startup_s")
+
+    result_within(leader.all_joined(), thread.loop, startup_s, late)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from rlax_plugin.records.journal import check_format
 from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
 from rlax_plugin.start.function_data import check_data
-from rlax_plugin.start.leading import check_hosts, led
+from rlax_plugin.start.leading import check_hosts, led, wait_for_hosts
 from rlax_plugin.start.preflight import check_start
 from rlax_plugin.start.results import print_results, summary, too_few_steps
 from rlax_plugin.start.run_directory import (
@@ -205,6 +205,11 @@ class _Run:
         on_stop = partial(self._stopped_by_host, running.supervision)
         with led(run.leader, on_stop, thread, self._section.deadlines.rpc_s):
             try:
+                if run.leader is not None:
+                    startup_s = self._section.deadlines.startup_s
+                    ends = ends_at("rlax.deadlines.startup_s", startup_s)
+                    self._dashboard.waiting.begin("waiting for the other hosts", ends=ends)
+                    wait_for_hosts(run.leader, thread, startup_s)
                 trainer.run(port)
             except SystemExit as end:  # would end the command with a plug-in's code, such as 0
                 caller = "the trainer, or a signal or library that it called,"
