@@ -93,11 +93,31 @@ def launch(
             "workers get readiness probes; default: no metrics",
         ),
     ] = "",
+    hosts: Annotated[
+        int, typer.Option(min=1, max=4096, help="number of hosts of the trainer, one pod each")
+    ] = 1,
+    runs_claim: Annotated[
+        str,
+        typer.Option(
+            metavar="CLAIM",
+            help="with --hosts: PersistentVolumeClaim for the run's directory, which all hosts can "
+            "mount (ReadWriteMany). Not needed if base_output_directory is a URL",
+        ),
+    ] = "",
+    certs: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="with --hosts: directory of rlax certs DIR --name NAME-trainer, by which the "
+            "hosts verify each other",
+        ),
+    ] = "",
 ) -> None:
     """Writes Kubernetes manifests for a run, and the commands that apply them.
 
     The trainer becomes a StatefulSet with one pod, which resumes after every restart, and the
-    workers a Deployment. The manifests contain no secrets: commands.sh has the kubectl commands
+    workers a Deployment. With --hosts N the trainer becomes a JobSet of N pods, which all start
+    again when one is lost. The manifests contain no secrets: commands.sh has the kubectl commands
     that create Secrets from files, and all others, in their order. Nothing is sent to a cluster.
 
     The config is checked as rlax check --fast does it. Paths in it are those inside the image; a
@@ -129,6 +149,9 @@ def launch(
             service_account=service_account,
             env_secret=env_secret,
             metrics_secret=metrics_secret,
+            hosts=hosts,
+            runs_claim=runs_claim,
+            certs=certs,
         )
         rendered = write(resolved, options, render)
         for note in rendered.notes:

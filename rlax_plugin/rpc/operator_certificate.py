@@ -71,6 +71,29 @@ def authority_of(tls: Tls) -> str:
     return read_authority(f"{TLS}.ca", tls.ca) if tls.ca else ""
 
 
+def check_shown_by_clients(tls: Tls) -> None:
+    """Checks that hosts of a trainer can show the certificate to their coordinator, as clients.
+
+    Raises:
+      ConfigError: it is for servers only, or cannot be read.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key, path = f"{TLS}.certificate", tls.certificate
+    certificate = _certificates(key, path, _text(key, path, private=False))[0]
+    try:
+        purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return
+    if ExtendedKeyUsageOID.CLIENT_AUTH not in purposes:
+        reason = (
+            "is for servers only, but each host shows it to the coordinator as a client: renew it "
+            "with rlax certs DIR"
+        )
+        raise ConfigError(key, path, reason)
+
+
 def served_identity(tls: Tls, own: Identity, host: str) -> Identity | OperatorIdentity:
     """Returns the identity that a run's endpoint serves: the operator's, or its own.
 

@@ -11,6 +11,7 @@ from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.ports.training import HostTrainer, Trainer
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rpc.operator_certificate import check_shown_by_clients
 from rlax_plugin.types import HostPlace
 
 _RECORD = "hosts.json"
@@ -20,12 +21,14 @@ def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection)
     """Checks that the trainer can be spread over hosts, if it is to be.
 
     Raises:
-      ConfigError: it cannot.
+      ConfigError: it cannot, or its certificate is not for hosts.
     """
     if place is not None and not isinstance(trainer, HostTrainer):
         name = section.trainer.name
         reason = f"trainer {name!r} cannot be spread over hosts: leave --hosts out"
         raise ConfigError("--hosts", place.count, reason)
+    if place is not None and place.several and section.network.tls.given:
+        check_shown_by_clients(section.network.tls)
 
 
 def record_start(files: RunFiles, leader: Leader) -> None:

@@ -1,7 +1,7 @@
 """The manifests of a run as plain dicts, in the order in which they are applied.
 
-Only kinds of Kubernetes itself occur. No manifest contains a secret: pods mount Secrets that
-``kubectl create secret`` makes from files.
+Only kinds of Kubernetes itself occur; ``several_hosts`` adds a JobSet. No manifest contains a
+secret: pods mount Secrets that ``kubectl create secret`` makes from files.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ class Manifests:
             "image": options.image,
             "command": command,
             "env": _fields({"POD_NAME": "metadata.name", "POD_IP": "status.podIP"}),
-            "resources": _resources(
+            "resources": resources_of(
                 options.trainer_resources if is_trainer else options.worker_resources
             ),
-            "securityContext": _CONFINED,
+            "securityContext": CONFINED,
             "volumeMounts": self._mounts(role),
         }
         ports = {"controller": options.port} if is_trainer else {}
@@ -224,8 +224,8 @@ class Manifests:
             "name": "secrets",
             "image": self._options.image,
             "command": ["sh", "-c", " && ".join(("umask 077", *lines))],
-            "resources": _resources({"cpu": "10m", "memory": "32Mi"}),
-            "securityContext": _CONFINED,
+            "resources": resources_of({"cpu": "10m", "memory": "32Mi"}),
+            "securityContext": CONFINED,
             "volumeMounts": [*mounts, {"name": "secrets", "mountPath": SECRETS}],
         }
 
@@ -263,7 +263,7 @@ class Manifests:
         return volumes
 
 
-_CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def _volume(file: str) -> str:
@@ -277,6 +277,7 @@ def _fields(paths: Mapping[str, str]) -> list[Manifest]:
     ]
 
 
-def _resources(amounts: Mapping[str, str]) -> Manifest:
+def resources_of(amounts: Mapping[str, str]) -> Manifest:
+    """Requests and limits of a container; CPU is only requested."""
     limits = {name: amount for name, amount in amounts.items() if name != "cpu"}
     return {"requests": dict(amounts), "limits": limits}

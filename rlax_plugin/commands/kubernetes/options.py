@@ -9,6 +9,10 @@ from typing import Any
 
 from rlax_plugin.errors import ConfigError
 
+DEFAULT_STORAGE = "100Gi"
+COORDINATOR_PORT = 8476
+"""Of jax.distributed, in the pod of host 0."""
+
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _SECRET = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _IMAGE = re.compile(r"[a-z0-9][\w.:/@-]*")
@@ -39,6 +43,10 @@ class Options:
       service_account: of all pods; empty: none that a pod could use.
       env_secret: Secret whose keys become environment variables; empty: none.
       metrics_secret: Secret with the key ``token`` for scrapes; empty: no metrics.
+      hosts: number of hosts of the trainer.
+      runs_claim: with several hosts, claim of a volume that all of them mount, for the run's
+        directory; empty: that is at a URL.
+      certs: with several hosts, directory of ``rlax certs``.
     """
 
     image: str
@@ -51,12 +59,15 @@ class Options:
     trainer_nodes: Mapping[str, str] = field(default_factory=dict)
     worker_nodes: Mapping[str, str] = field(default_factory=dict)
     spot: bool = False
-    storage: str = "100Gi"
+    storage: str = DEFAULT_STORAGE
     storage_class: str = ""
     weights_claim: str = ""
     service_account: str = ""
     env_secret: str = ""
     metrics_secret: str = ""
+    hosts: int = 1
+    runs_claim: str = ""
+    certs: str = ""
 
     def __post_init__(self) -> None:
         if not _IMAGE.fullmatch(self.image):
@@ -69,8 +80,33 @@ class Options:
             raise ConfigError("--storage", self.storage, "must be a quantity, such as 100Gi")
         for key in ("namespace", "storage_class", "weights_claim", "service_account"):
             self._check_name(key)
-        for key in ("env_secret", "metrics_secret"):
+        for key in ("env_secret", "metrics_secret", "runs_claim"):
             self._check_name(key)
+        self._check_hosts()
+
+    def _check_hosts(self) -> None:
+        if self.hosts == 1:
+            for option, value in (("--runs-claim", self.runs_claim), ("--certs", self.certs)):
+                if value:
+                    raise ConfigError(option, value, "has an effect only with --hosts of 2 or more")
+            return
+        ignored = {
+            "--storage": self.storage != DEFAULT_STORAGE,
+            "--storage-class": self.storage_class,
+        }
+        for option, given in ignored.items():
+            if given:
+                reason = "has no effect with several hosts, whose volumes are claims that you make"
+                raise ConfigError(option, None, reason)
+        if not self.certs:
+            reason = (
+                "must name a directory with certificates, by which the hosts verify each other: "
+                f"make it with rlax certs DIR --name {self.name}-trainer"
+            )
+            raise ConfigError("--certs", None, reason)
+        if self.port == COORDINATOR_PORT:
+            reason = "is the port of the hosts' coordinator: choose another one"
+            raise ConfigError("--port", self.port, reason)
 
     def _check_name(self, attribute: str) -> None:
         value = getattr(self, attribute)

@@ -12,6 +12,7 @@ from rlax_plugin.config.functions import parse_function
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rpc.authority import CA, SERVER, SERVER_KEY
 from rlax_plugin.start.run_directory import run_directory
 
 CONFIG = "/etc/rlax"
@@ -25,6 +26,18 @@ WEIGHTS = "/weights"
 TOKEN = "worker-token.json"
 METRICS_TOKEN = "metrics-token"
 CONFIG_FILE = "config.yml"
+FILES = ("trainer.yml", "workers.yml")
+SECRET = "secret"
+"""Directory of files that become Secrets, beside the manifests."""
+
+STATE = "/state"
+"""Local volume of each host of a trainer over several hosts; it ends with the pod."""
+
+HOST_SECRETS = ("secrets.json", TOKEN, "host-token.json")
+"""Files of the state directory that a restart on other nodes must find again."""
+
+TLS_FILES = {"certificate": SERVER, "key": SERVER_KEY, "ca": CA}
+"""Key of ``rlax.network.tls`` -> its file in the directory of ``rlax certs``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,8 @@ class Places:
     Attributes:
       keys: settings in the trainer's command, in addition to the config.
       run_directory: a path on the trainer's volume, or a URL.
-      state: directory of the trainer's token file; on its volume.
+      state: directory of the trainer's token file; on its volume, or on one that ends with the
+        pod if there are several hosts.
       shares_weights: True if all pods mount the volume of the weights.
       streams_weights: True if the trainer's pod sends the weights to the others.
       files: key of the config's Secret -> path below ``CONFIG``; the config and its functions.
@@ -60,8 +74,20 @@ def places(config: ResolvedConfig, options: Options) -> Places:
     if is_local := RunFiles(directory).is_local:
         directory = f"{RUNS}/{run_name}"
         keys["base_output_directory"] = RUNS
+    if options.hosts > 1 and is_local and not options.runs_claim:
+        reason = (
+            "must name a PersistentVolumeClaim that all hosts can mount (ReadWriteMany), because "
+            "each of them writes its part of a checkpoint; or set base_output_directory to a URL, "
+            "such as gs://bucket/runs"
+        )
+        raise ConfigError("--runs-claim", None, reason)
     state = directory
-    if section.state_dir or not is_local:
+    if options.hosts > 1:
+        # Not on a volume of several nodes: the ledger there needs a local file system.
+        state = keys["rlax.state_dir"] = f"{STATE}/{run_name}"
+        for key, file in TLS_FILES.items():
+            keys[f"rlax.network.tls.{key}"] = f"{SECRETS}/{file}"
+    elif section.state_dir or not is_local:
         state = keys["rlax.state_dir"] = f"{RUNS}/state/{run_name}"
     weights = section.weights.path or directory
     is_stream = section.weights.transfer == "stream"

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
+from rlax_plugin.commands.kubernetes.commands import Commands, certificates
 from rlax_plugin.commands.kubernetes.grace import SPOT_S, worker_grace_s
 from rlax_plugin.commands.kubernetes.manifests import Manifest, Manifests
 from rlax_plugin.commands.kubernetes.options import Options, check_devices
-from rlax_plugin.commands.kubernetes.places import CONFIG_FILE, TOKEN, Places, places
+from rlax_plugin.commands.kubernetes.places import (
+    CONFIG_FILE,
+    FILES,
+    HOST_SECRETS,
+    SECRET,
+    Places,
+    places,
+)
+from rlax_plugin.commands.kubernetes.several_hosts import HostManifests
 from rlax_plugin.config.functions import parse_function
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.private import make_private
+from rlax_plugin.rpc.host_secret import host_secret
+from rlax_plugin.rpc.operator_certificate import authority_of
+from rlax_plugin.rpc.run_secrets import run_secrets
 
-_SECRET = "secret"
-_FILES = ("trainer.yml", "workers.yml")
 _MEMORY = "16Gi"
 _HEADER = "# Written by rlax launch, which replaces this file.\n"
 
@@ -65,29 +74,35 @@ def render(config: ResolvedConfig, options: Options, directory: Path) -> Rendere
     options = with_defaults(config, options)
     check_devices(options, config.maxtext)
     where = places(config, options)
-    manifests = Manifests(config.section, options, where)
+    several = options.hosts > 1
+    manifests = (HostManifests if several else Manifests)(config.section, options, where)
+    tls = certificates(options) if several else None
     written = [
-        (directory / _FILES[0], _yaml(manifests.trainer())),
-        (directory / _FILES[1], _yaml(manifests.workers())),
+        (directory / FILES[0], _yaml(manifests.trainer())),
+        (directory / FILES[1], _yaml(manifests.workers())),
     ]
     secrets = [
-        (directory / _SECRET / key, text) for key, text in _secret_files(config, where).items()
+        (directory / SECRET / key, text) for key, text in _secret_files(config, where).items()
     ]
-    commands = _commands(options, where, directory)
+    commands = Commands(options, where, directory).all()
     notes = _notes(config, options)
-    rendered = Rendered([*(path for path, _ in (*written, *secrets))], commands, notes)
+    rendered = Rendered([], commands, notes)
     script = directory / "commands.sh"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        make_private(directory / _SECRET)
+        make_private(directory / SECRET)
         for path, text in (*written, (script, rendered.text.encode())):
             path.write_bytes(text)
         for path, text in secrets:
             _write_private(path, text)
+        if tls is not None:
+            made = run_secrets(directory / SECRET, authority_of(tls))
+            host_secret(directory / SECRET, made)
+            secrets += [(directory / SECRET / file, b"") for file in HOST_SECRETS]
     except OSError as error:
         reason = f"cannot be written: {error.filename}: {error.strerror}"
         raise ConfigError("--render", str(directory), reason) from None
-    return replace(rendered, files=[*rendered.files, script])
+    return replace(rendered, files=[path for path, _ in (*written, *secrets)] + [script])
 
 
 def _secret_files(config: ResolvedConfig, where: Places) -> dict[str, bytes]:
@@ -116,42 +131,6 @@ def _write_private(path: Path, text: bytes) -> None:
 def _yaml(manifests: Sequence[Manifest]) -> bytes:
     text = yaml.safe_dump_all(manifests, sort_keys=False, width=1000)
     return (_HEADER + text).encode()
-
-
-def _commands(
-    options: Options, where: Places, directory: Path
-) -> list[tuple[str, tuple[str, ...]]]:
-    name = options.name
-    kubectl = ["kubectl", *(("--namespace", options.namespace) if options.namespace else ())]
-
-    def line(*words: str) -> str:
-        return shlex.join((*kubectl, *words))
-
-    def secret(of: str, files: Sequence[str]) -> str:
-        given = [f"--from-file={key}={directory / _SECRET / key}" for key in files]
-        return line("create", "secret", "generic", f"{name}-{of}", *given)
-
-    pod, token = f"{name}-trainer-0", directory / _SECRET / TOKEN
-    read = line("exec", pod, "--container", "trainer", "--", "cat", f"{where.state}/{TOKEN}")
-    trainer, workers = (str(directory / file) for file in _FILES)
-    return [
-        ("The config, and the files of its functions.", (secret("config", list(where.files)),)),
-        (
-            "The trainer. It is ready when workers can register with it.",
-            (
-                line("apply", "-f", trainer),
-                line("rollout", "status", f"statefulset/{name}-trainer", "--timeout=30m"),
-            ),
-        ),
-        (
-            "The token that lets workers in, which the trainer has made at its first start.",
-            (
-                f"(umask 077 && {read} > {shlex.quote(str(token))})",
-                secret("worker-token", [TOKEN]),
-            ),
-        ),
-        ("The workers.", (line("apply", "-f", workers),)),
-    ]
 
 
 def _notes(config: ResolvedConfig, options: Options) -> list[str]:
