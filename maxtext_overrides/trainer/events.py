@@ -1,18 +1,47 @@
-"""The callbacks through which a loop of MaxText gets its batches and reports its steps."""
+"""The state of a running loop of MaxText, and callbacks that give it batches and see its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
 
 from rlax_plugin.objective.arrays import ArraySpec
 
-if TYPE_CHECKING:
-    from maxtext_overrides.trainer.train_loop import Loop
+
+@dataclass(slots=True)
+class Loop:
+    """The state of the running loop that callers see.
+
+    Attributes:
+      config: config of this loop.
+      completed: finished steps, those of earlier processes included.
+      started_from: ``completed`` when this process began.
+      mesh: the devices.
+      graph: the model's ``nnx.GraphDef``.
+      model_state: the model's variables after ``completed`` steps. The next train step donates
+        their buffers: read or copy them before ``batches`` or ``on_step_end`` returns.
+    """
+
+    config: Any
+    completed: int
+    started_from: int
+    mesh: Any
+    graph: Any
+    model_state: Any
+
+    @contextmanager
+    def shardings(self) -> Iterator[None]:
+        """Sets the mesh and the axis rules under which the model is called."""
+        from flax.core.spmd import logical_axis_rules
+
+        with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
+            yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

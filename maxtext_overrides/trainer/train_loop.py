@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ from flax import nnx
 from maxtext_overrides import folding, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.trainer import loss as rl_loss
-from maxtext_overrides.trainer.events import Events
+from maxtext_overrides.trainer.events import Events, Loop
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared import BY_MODULE
@@ -49,36 +48,6 @@ MAXTEXT_ARRAYS: dict[str, ArraySpec] = {
 _TRAIN = "maxtext.trainers.pre_train.train"
 
 OVERRIDES = BY_MODULE["maxtext_overrides/trainer/train_loop.py"]
-
-
-@dataclass(slots=True)
-class Loop:
-    """The state of the running loop that callers see.
-
-    Attributes:
-      config: config of this loop.
-      completed: finished steps, those of earlier processes included.
-      started_from: ``completed`` when this process began.
-      mesh: the devices.
-      graph: the model's ``nnx.GraphDef``.
-      model_state: the model's variables after ``completed`` steps. The next train step donates
-        their buffers: read or copy them before ``batches`` or ``on_step_end`` returns.
-    """
-
-    config: Any
-    completed: int
-    started_from: int
-    mesh: Any
-    graph: Any
-    model_state: Any
-
-    @contextmanager
-    def shardings(self) -> Iterator[None]:
-        """Sets the mesh and the axis rules under which the model is called."""
-        from flax.core.spmd import logical_axis_rules
-
-        with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
-            yield
 
 
 @jax.jit

@@ -157,9 +157,10 @@ class Leader(Followers):
         """
         waiting = self._orders[host]
         with self._lock:
-            while waiting and waiting[0][0] < number:
-                waiting.popleft()
             first = waiting[0][0] if waiting else self._next[host]
+            if first + 1 == number and waiting:  # the one before has arrived
+                waiting.popleft()
+                first = number
         if number != first:
             raise TrainingError(f"order {number} of host {host} is not its next one, {first}")
 

@@ -25,6 +25,7 @@ from rlax_plugin.start import descent
 from rlax_plugin.start.holder import holder
 from rlax_plugin.start.leading import check_hosts, check_shared
 from rlax_plugin.start.run_directory import (
+    finished,
     make_directories,
     run_directory,
     state_directory,
@@ -81,6 +82,10 @@ def follow(
     config, _ = read_functions(config, files, state_dir)
     section = config.section
     origin = descent.decide(files, wanted, registry, section, config.maxtext)
+    last_step = int(config.maxtext["steps"]) // section.objective.updates_per_step
+    if finished(files, last_step, section.evaluation.problems > 0) is not None:
+        print("the run is complete")  # and so is what host 0 does
+        return 0
     builder = Builder.of(config, state_dir, run_url=files.url, hosts=place)
     trainer = builder.trainer()
     check_hosts(place, trainer, section)
