@@ -86,21 +86,18 @@ class MeshCopies:
         return Held(total, self._devices // shards, shards)
 
     def in_parts(self, nbytes: Mapping[str, int]) -> int:
-        """Returns the bytes of one part per device of arrays that lie there as a whole.
+        """Returns the bytes of the parts of arrays that the devices which hold a copy compute with.
 
-        Of several devices with the same part of an array, each computes for another part of the
-        batch. If the batch is not divided beyond the arrays, or the number of devices is open,
-        there are no such parts.
+        Each of these devices computes for another part of the batch. There are no parts if the
+        batch is not divided beyond the arrays; if the number of copies is open, they do not count.
 
         Args:
           nbytes: see ``held``; every array has an element for each sequence of the batch.
         """
-        if self._open:
-            return 0
         total = 0
         for name, size in nbytes.items():
             parts = math.prod(self._sizes[axis] for axis in self._batch_axes - self._axes[name])
-            if parts > 1:
+            if parts > 1 and self._open <= self._axes[name]:
                 total += size * self._devices // self._shards(name) // parts
         return total
 

@@ -98,9 +98,9 @@ class DecodingMemory:
       version: bytes of a weight version.
       weights: a weight version on the mesh.
       caches: the key-value caches of all slots.
-      parts: bytes of the caches' parts that a decode step reads and writes, if several devices hold
-        the same caches and each computes for a part of the slots: XLA takes the parts out of the
-        caches, and gathers the new ones.
+      parts: bytes that a call of the decode loop needs besides, if several devices hold the same
+        caches and each computes for a part of the slots. Before the loop XLA takes this part out of
+        the caches; a step reads one such part and writes another. After the loop XLA gathers them.
       laid_out: the copy of the weights in the dtype and order of arithmetic, which XLA makes before
         the loop of decode steps; on a processor, ``layer_major`` avoids it.
     """

@@ -90,7 +90,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
     }
     found = {what + _copies(part): part.nbytes for what, part in parts.items() if part.nbytes}
     if needed.parts:
-        found["parts of the caches that a decode step reads and writes"] = needed.parts
+        found["parts of the caches, for the decode loop"] = needed.parts
     return CheckResult(
         memory=found,
         weights_bytes=needed.version,

@@ -74,8 +74,8 @@ def test_an_expert_model_whose_caches_are_on_every_expert_shard() -> None:
     memory = of_worker(SCALE, tensor=4, expert=2)  # v5p-16
     assert sum(memory.values()) / 8 == pytest.approx(40.3 * GIB, rel=0.1)  # prefill
     assert sum(memory.values()) / 8 == pytest.approx(43.9 * GIB, rel=0.1)  # decode
-    # Each chip reads its half of the 64 slots, and writes as much.
-    parts = memory["parts of the caches that a decode step reads and writes"]
+    # A step of the loop reads each chip's half of the 64 slots, and writes as much.
+    parts = memory["parts of the caches, for the decode loop"]
     assert parts / 8 == pytest.approx(2 * 3 * GIB / 2, rel=0.01)
 
     memory = of_worker(SCALE, tensor=4, expert=-1)
@@ -100,6 +100,8 @@ def test_copies_on_a_mesh() -> None:
     memory = of_worker(TINY, expert=2, tensor=-1)
     assert memory["key-value caches of 64 slots, 2 copies"] == 2 * (caches + others)
     assert memory["weights"] == weights + norms  # scales of norms are on each expert shard
+    # A step reads half of the slots of each copy, and writes as much.
+    assert memory["parts of the caches, for the decode loop"] == 2 * caches
 
     memory = of_worker(TINY, fsdp=-1)
     assert memory["key-value caches of 64 slots, a copy for every device"] == caches + others
