@@ -2,8 +2,10 @@
 
 Numbers are bytes over all devices of a process, before padding and before what XLA adds.
 Activations inside a layer are not included, as they depend on the rematerialisation and on the
-compiler. The devices share one copy of the model; with data parallelism every replica holds
-another. ``docs/scale.md`` compares the numbers with compiled programs.
+compiler. ``docs/scale.md`` compares the numbers with compiled programs.
+
+Of a trainer, all devices share one copy of the model; with data parallelism every replica holds
+another, which is not counted. Of a worker, the copies on its mesh are counted.
 
 The upstream symbols are in ``upstream/declared.toml``. A change there is no reason to reject
 a run, because only the estimate fails.
@@ -22,6 +24,7 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
+from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
@@ -81,7 +84,7 @@ def of_training(config: Config) -> TrainingMemory:
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
         logits=_logits(config, graph, state),
         layer_inputs=_layer_inputs(config),
-        laid_out=_laid_out(config, weights) if config.scan_layers else 0,
+        laid_out=sum(_laid_out(config, weights).values()) if config.scan_layers else 0,
         gathered=_gathered(config, weights),
         shapes={name: tuple(value.shape) for name, value in weights.items()},
     )
@@ -89,18 +92,24 @@ def of_training(config: Config) -> TrainingMemory:
 
 @dataclass(frozen=True, slots=True)
 class DecodingMemory:
-    """The memory that a worker needs, in bytes.
+    """The memory that a worker needs.
 
     Attributes:
-      weights: a weight version.
+      version: bytes of a weight version.
+      weights: a weight version on the mesh.
       caches: the key-value caches of all slots.
+      parts: bytes that a call of the decode loop needs besides, if several devices hold the same
+        caches and each computes for a part of the slots. Before the loop XLA takes this part out of
+        the caches; a step reads one such part and writes another. After the loop XLA gathers them.
       laid_out: the copy of the weights in the dtype and order of arithmetic, which XLA makes before
         the loop of decode steps; on a processor, ``layer_major`` avoids it.
     """
 
-    weights: int
-    caches: int
-    laid_out: int
+    version: int
+    weights: Held
+    caches: Held
+    parts: int
+    laid_out: Held
 
 
 def of_decoding(config: Config) -> DecodingMemory:
@@ -113,9 +122,19 @@ def of_decoding(config: Config) -> DecodingMemory:
       Exception: as ``of_training``.
     """
     state = nnx.state(abstract_model(config, "autoregressive"))
-    weights = published(state)
-    caches, on_cpu = _bytes(nnx.filter_state(state, nnx.Cache)), config.hardware == "cpu"
-    return DecodingMemory(_bytes(weights), caches, 0 if on_cpu else _laid_out(config, weights))
+    weights, copies = published(state), MeshCopies(config, state)
+    caches = {
+        ".".join(map(str, path)): _bytes(cache)
+        for path, cache in nnx.to_flat_state(nnx.filter_state(state, nnx.Cache))
+    }
+    laid_out = {} if config.hardware == "cpu" else _laid_out(config, weights)
+    return DecodingMemory(
+        version=_bytes(weights),
+        weights=copies.held({name: _bytes(like) for name, like in weights.items()}),
+        caches=copies.held(caches),
+        parts=2 * copies.in_parts(caches),
+        laid_out=copies.held(laid_out),
+    )
 
 
 # Variables that hold all layers of a scan, as ``decoder.layers.mlp.wo.kernel``.
@@ -123,14 +142,14 @@ _STACKED = re.compile(r"(^|\.)\w*layers\.")
 _OF_LAYERS = re.compile(r"(^|\.)\w*layers(_\d+)?\.")  # unrolled ones are ``decoder.layers_0.``
 
 
-def _laid_out(config: Config, weights: Mapping[str, Any]) -> int:
-    """Returns the bytes of the matrices that are copied, in the dtype of arithmetic."""
+def _laid_out(config: Config, weights: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the bytes of each matrix that is copied, in the dtype of arithmetic."""
     dtype = jnp.dtype(config.dtype)
-    return dtype.itemsize * sum(
-        like.size
+    return {
+        name: dtype.itemsize * like.size
         for name, like in _matrices(weights).items()
         if like.dtype != dtype or _STACKED.search(name)
-    )
+    }
 
 
 def _gathered(config: Config, weights: Mapping[str, Any]) -> int:

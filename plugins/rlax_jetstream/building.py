@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -20,6 +20,9 @@ from rlax_plugin.api import (
     RlaxSection,
     Rollouts,
 )
+
+if TYPE_CHECKING:
+    from maxtext_overrides.config.copies import Held
 
 
 def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
@@ -79,18 +82,28 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
 
         needed = memory.of_decoding(worker)
     slots = context.section.rollouts.slots
-    found = {
+    parts = {
         "weights": needed.weights,
         "new weights, while they are loaded": needed.weights,
         f"key-value caches of {slots} slots": needed.caches,
+        f"copy of the weights in {worker.dtype}, for arithmetic": needed.laid_out,
     }
-    if needed.laid_out:
-        found[f"copy of the weights in {worker.dtype}, for arithmetic"] = needed.laid_out
+    found = {what + _copies(part): part.nbytes for what, part in parts.items() if part.nbytes}
+    if needed.parts:
+        found["parts of the caches, for the decode loop"] = needed.parts
     return CheckResult(
         memory=found,
-        weights_bytes=needed.weights,
+        weights_bytes=needed.version,
         silent_tokens=config.longest_call(context.section.rollouts),
     )
+
+
+def _copies(part: Held) -> str:
+    """Words on the copies of arrays that a worker's devices hold."""
+    if part.copies is not None:
+        return f", {part.copies} copies" if part.copies > 1 else ""
+    shared = part.devices_of_copy
+    return f", a copy for every {f'{shared} devices' if shared > 1 else 'device'}"
 
 
 def check_slots(rollouts: Rollouts, devices: int) -> None:

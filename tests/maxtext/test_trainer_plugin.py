@@ -255,7 +255,9 @@ def test_check_adds_up_what_training_needs():
     assert f"{parameters:,} parameters" in checked.says["model"]
     update = checked.says["one update"]
     assert update.startswith("a step of MaxText: 8 rows = 2 micro-batch(es) x 2 device(s) x per")
-    # Of all devices together, although only one is here.
+    # Of all devices together, although only one is here. A stack of two layers has norms, too.
+    stack = 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32)
+    gathered = 4 * (64 * 32 + 2 * stack // 2)
     assert checked.memory == {
         "parameters": 4 * parameters,
         "optimizer state (sgd)": 4,  # how many updates there were
@@ -263,6 +265,9 @@ def test_check_adds_up_what_training_needs():
         "copy that is being published": 4 * parameters,
         "logits of 4 x 16 tokens and their gradient": 2 * 4 * 4 * 16 * 64,
         "reference policy": 4 * parameters,
+        "inputs of 2 layers, for the backward pass": 4 * 2 * 4 * 16 * 32,
+        "copy of the weights in float32, for arithmetic": 4 * stack,
+        "a layer and its gradient, and the output, gathered on 2 devices": 2 * gathered,
     }
     warned = [key for key, _ in checked.warnings]
     assert warned == ["load_parameters_path", "enable_checkpointing"]
