@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import posixpath
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -251,14 +250,19 @@ class OwnChunks:
                     raise
 
     def _check(self, directory: str) -> None:
-        plain = posixpath.normpath(directory) if "://" not in directory else directory
-        inside = posixpath.dirname(plain.rstrip("/")) == self._directory
-        if not inside or ".." in directory.split("/"):
+        # The path of this host's own config may well have a "..", what follows it may not.
+        *parent, name = _names(directory) or [""]
+        outside = parent != _names(self._directory) or name == ".."
+        if outside or directory[0] != self._directory[0]:  # one may be relative
             raise WeightsError(
                 f"host 0 names {one_line(directory)} for chunks of weights, which is not directly "
                 f"below {self._directory}: all hosts need the same rlax.weights.path, or the same "
                 "base_output_directory"
             )
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
 
 
 class EndedError(TrainingError):
