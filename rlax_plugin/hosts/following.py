@@ -111,13 +111,15 @@ class HostZero:
             pass  # it answered: there is no order yet, and its own deadlines count
         return found
 
-    def decide(self, step: int) -> Decision:
-        """Blocks until host 0 has decided what follows a step."""
+    def decide(self, step: int) -> Decision | None:
+        """Blocks until host 0 has decided what follows a step; None if it has ended training."""
         request = pb.DecisionRequest(host=self.place.index, step=step)
         while True:
             reply = self._wait(lambda s: self._stub.Decision(request, timeout=s))
             if reply.known:
                 return Decision(reply.save, reply.stop)
+            if reply.ended:
+                return None
 
     def chunks(self, request: pb.ChunksRequest) -> pb.ChunksReply:
         """Says what was written of a version, and asks what is to be."""
@@ -319,6 +321,7 @@ class FollowedPort(FollowerPort):
             self._chunks.wait()
 
     def decide(self, step: int) -> Decision:
-        decision = self._zero.decide(step)
+        while (decision := self._zero.decide(step)) is None:
+            self.next_order()  # the last one raises the reason
         self.stopped = decision.stop
         return decision

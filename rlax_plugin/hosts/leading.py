@@ -48,6 +48,7 @@ class Leader(Followers):
     Attributes:
       start: identifies this start of the trainer.
       note: as given.
+      over: True once no orders and no decisions follow.
       sent_bytes: bytes of the arrays in all orders so far.
       writes: weight versions that the hosts write together; set before the first one.
       on_stop: called on the event loop when another host asks for a stop: with its number, and why
@@ -74,6 +75,7 @@ class Leader(Followers):
         self._joined: dict[int, str] = {}  # host -> its process
         self._ended: set[int] = set()  # those that have got their last order
         self._decided: tuple[int, Decision] | None = None
+        self.over = False
         self.sent_bytes = 0
         self.writes: SharedWrites | None = None
         self.on_stop: Callable[[int, str], None] = lambda host, failure: None
@@ -104,6 +106,7 @@ class Leader(Followers):
         Args:
           reason: the error with which training failed; "" if it did not.
         """
+        self.over = True
         self.tell_all(Order(END, {"reason": reason}))
 
     async def all_joined(self) -> None:
@@ -175,7 +178,10 @@ class Leader(Followers):
             self._changes.wake()
 
     async def decision(self, step: int) -> Decision | None:
-        """Returns the decision at the end of a step as soon as it is made; None after a while.
+        """Returns the decision at the end of a step as soon as it is made.
+
+        Returns:
+          None after a while, or at once if no decisions follow.
 
         Raises:
           TrainingError: a later step is decided already.
@@ -188,7 +194,8 @@ class Leader(Followers):
                 raise TrainingError(f"step {self._decided[0]} is decided already, not {step}")
             return self._decided[1]
 
-        return await self._changes.until(look, POLL_S)
+        found = await self._changes.until(lambda: look() or self.over or None, POLL_S)
+        return found if isinstance(found, Decision) else None
 
 
 class HostsService(rpc.HostsServicer):
@@ -224,7 +231,7 @@ class HostsService(rpc.HostsServicer):
         except TrainingError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         if found is None:
-            return pb.DecisionReply()
+            return pb.DecisionReply(ended=self._leader.over)
         return pb.DecisionReply(known=True, save=found.save, stop=found.stop)
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:

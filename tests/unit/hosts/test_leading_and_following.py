@@ -155,3 +155,24 @@ def test_a_host_gives_up_a_host_0_that_cannot_be_reached(led):
             lost.order(0)
     finally:
         lost.close()
+
+
+def test_a_host_that_waits_for_a_decision_hears_of_the_end(led):
+    port = FollowedPort(led.joined(), None)
+    led.leader.tell_all(Order(START, arrays={"canary": np.arange(3, dtype=np.int32)}))
+    assert len(port.canary_tokens) == 3
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(port.decide, 1)
+        time.sleep(0.5)
+        assert not waiting.done()
+        led.leader.end("interrupted")
+        with pytest.raises(EndedError, match="host 0 has ended training: interrupted"):
+            waiting.result(5)
+    led.thread.run(led.leader.heard_the_end(30), 10)  # at once
+
+
+def test_a_decision_that_was_made_before_the_end_is_still_passed_on(led):
+    zero = led.joined()
+    led.leader.decided(3, Decision(save=True, stop=True))
+    led.leader.end()
+    assert zero.decide(3) == Decision(save=True, stop=True)
