@@ -40,7 +40,7 @@ class Leader(Followers):
 
     Args:
       place: of host 0.
-      config_hash: of the run's config.
+      config_hash: of the run's config, see ``host_hash``.
       versions: rejects hosts with other packages.
       loop: the event loop of the service.
       note: shows one line to the user.
