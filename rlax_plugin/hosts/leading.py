@@ -51,6 +51,7 @@ class Leader(Followers):
       over: True once no orders and no decisions follow.
       sent_bytes: bytes of the arrays in all orders so far.
       writes: weight versions that the hosts write together; set before the first one.
+      early: requests to stop that came before ``on_stop`` was set.
       on_stop: called on the event loop when another host asks for a stop: with its number, and why
         it has failed or "".
     """
@@ -78,7 +79,8 @@ class Leader(Followers):
         self.over = False
         self.sent_bytes = 0
         self.writes: SharedWrites | None = None
-        self.on_stop: Callable[[int, str], None] = lambda host, failure: None
+        self.early: list[tuple[int, str]] = []
+        self.on_stop: Callable[[int, str], None] = lambda *told: self.early.append(told)
 
     def tell(self, host: int, order: Order) -> None:
         with self._lock:
@@ -151,6 +153,13 @@ class Leader(Followers):
     def joined(self, host: int) -> bool:
         """True if this host takes part."""
         return host in self._joined
+
+    def asked_to_stop(self, host: int, failure: str) -> None:
+        """Passes on another host's request to stop; one that has failed asks for nothing more."""
+        if failure:
+            self._ended.add(host)
+            self._changes.wake()
+        self.on_stop(host, failure)
 
     async def order(self, host: int, number: int) -> Order | None:
         """Returns the order of this number as soon as there is one; None after a while.
@@ -238,7 +247,7 @@ class HostsService(rpc.HostsServicer):
         await self._joined(request.host, context)
         failure = one_line(request.failure)
         log.warning("host %d asks for a stop: %s", request.host, failure or "a signal")
-        self._leader.on_stop(request.host, failure)
+        self._leader.asked_to_stop(request.host, failure)
         return pb.StopReply()
 
     async def Chunks(self, request: pb.ChunksRequest, context: Any) -> pb.ChunksReply:

@@ -100,6 +100,8 @@ def led(
         yield
         return
     leader.on_stop = on_stop
+    for told in leader.early:
+        thread.loop.call_soon_threadsafe(on_stop, *told)
     try:
         yield
     except BaseException as error:

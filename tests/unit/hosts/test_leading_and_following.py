@@ -1,5 +1,6 @@
 """Host 0 and another host over a real connection: orders, decisions, stops, and who may join."""
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from rlax_plugin.hosts import leading
 from rlax_plugin.hosts.following import START, EndedError, FollowedPort, HostZero
 from rlax_plugin.ports.orders import Order
 from rlax_plugin.ports.training import Decision
+from rlax_plugin.start import leading as leading_start
 from rlax_plugin.types import HostPlace
 
 
@@ -176,3 +178,14 @@ def test_a_decision_that_was_made_before_the_end_is_still_passed_on(led):
     led.leader.decided(3, Decision(save=True, stop=True))
     led.leader.end()
     assert zero.decide(3) == Decision(save=True, stop=True)
+
+
+def test_host_0_does_not_wait_for_a_host_that_has_failed(led):
+    zero, told = led.joined(), []
+    zero.stop("its disk is full").result(5)  # before host 0 listens
+    leads = leading_start.led(led.leader, lambda *stop: told.append(stop), led.thread, 600.0)
+    with pytest.raises(TrainingError, match="host 1 has failed"), leads:
+        led.thread.run(asyncio.sleep(0), 5)
+        assert told == [(1, "its disk is full")]
+        raise TrainingError("host 1 has failed")
+    assert led.leader.over
