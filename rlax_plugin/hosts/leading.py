@@ -142,7 +142,8 @@ class Leader(Followers):
                 f"its config has the hash {one_line(request.config_hash)}, that of host 0 "
                 f"{self._config_hash}: start all hosts with the same config and arguments"
             )
-        if why := self._versions.rejection(f"host {request.host}", request.versions):
+        who = f"host {request.host}"
+        if why := self._versions.rejection(who, request.versions, is_host=True):
             return why
         process = self._joined.setdefault(request.host, request.process)
         if process != request.process:
