@@ -241,7 +241,7 @@ class Obedient:
         """The path of an order, which must be below the run's directory."""
         path = order.settings["path"]
         own = RunFiles(self._context.run_url).location("").rstrip("/")
-        if not path.startswith(f"{own}/") or ".." in path.split("/"):
+        if not path.startswith(f"{own}/") or ".." in path.removeprefix(own).split("/"):
             raise TrainingError(f"host 0 names {one_line(path)}, which is not below {own}")
         return path
 

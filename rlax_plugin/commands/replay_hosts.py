@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlax_plugin.concurrency.loop_thread import LoopThread
-from rlax_plugin.config.identity import config_hash
+from rlax_plugin.config.identity import host_hash
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.hosts.leading import HostsService, Leader
@@ -47,7 +47,7 @@ def led_hosts(
     callers = secrets.callers()
     callers.admit(host_secret(directory, secrets).token, "host")
     thread = LoopThread()
-    digest, versions = config_hash(config.content), PackageVersions(own_versions(section.plugins))
+    digest, versions = host_hash(config.content), PackageVersions(own_versions(section.plugins))
 
     async def served() -> tuple[Leader, object]:
         leader = Leader(place, digest, versions, thread.loop, lambda line: None)

@@ -46,6 +46,11 @@ class Supervision:
         else:
             self.fail(error)
 
+    def check(self) -> None:
+        """Raises the first failure, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Returns a task that ``close`` ends even if no caller awaits it any more."""
         task = asyncio.ensure_future(work)

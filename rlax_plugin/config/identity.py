@@ -56,6 +56,15 @@ def config_hash(content: Mapping[str, Any]) -> str:
     return _digest(hashed(content))
 
 
+def host_hash(content: Mapping[str, Any]) -> str:
+    """Returns words that identify the content of a config for all hosts of one trainer.
+
+    To ``config_hash`` they add ``steps``: a run may be continued with another number, but all hosts
+    need the same one, because the learning rate depends on it.
+    """
+    return f"{config_hash(content)} (steps={content.get('steps')})"
+
+
 def sample_hash(content: Mapping[str, Any]) -> str:
     """Returns 12 hex digits that identify the keys that affect samples, equal for all workers.
 

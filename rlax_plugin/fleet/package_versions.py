@@ -59,11 +59,14 @@ class PackageVersions:
         self._allow, self._note = allow_others, note
         self._noted: set[str] = set()
 
-    def rejection(self, worker: str, told: Mapping[str, str]) -> str | None:
+    def rejection(
+        self, worker: str, told: Mapping[str, str], *, is_host: bool = False
+    ) -> str | None:
         """Returns the reason why a worker cannot take part; None if it can.
 
         Args:
           told: name -> version, as the worker says.
+          is_host: True if it is a host of the trainer, for which there is no exception.
         """
         if why := malformed(told):
             return why
@@ -74,16 +77,19 @@ class PackageVersions:
             f"{name} {told.get(name, 'of an unknown version')} (this run has {version})"
             for name, version in unlike.items()
         )
-        line = f"worker {one_line(worker)} has other packages than this run: {there}"
+        who = one_line(worker) if is_host else f"worker {one_line(worker)}"
+        line = f"{who} has other packages than this run: {there}"
         if self._allow:
             self._once(f"{line}; accepted by rlax.network.allow_other_versions")
             return None
         self._once(f"{line}; it was rejected")
         wanted = [f"{name}=={version}" for name, version in unlike.items()]
+        remedy = f"{line}. On its machine run: {pasteable('pip', 'install', *wanted)}"
+        if is_host:
+            return remedy
         return (
-            f"{line}. On its machine run: {pasteable('pip', 'install', *wanted)}. Or set "
-            "rlax.network.allow_other_versions: true in the run's config, if you know that they "
-            "compute the same"
+            f"{remedy}. Or set rlax.network.allow_other_versions: true in the run's config, if you "
+            "know that they compute the same"
         )
 
     def _unlike(self, told: Mapping[str, str]) -> dict[str, str]:

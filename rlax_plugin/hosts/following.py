@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import posixpath
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -79,8 +78,13 @@ class HostZero:
     async def _connected(address: str, secret: Access) -> Connection:
         return connect(address, secret)  # on the loop to which it belongs
 
-    def join(self, config_hash: str, plugins: tuple[str, ...]) -> str:
+    def join(self, config_hash: str, plugins: tuple[str, ...], process: str = "") -> str:
         """Joins the trainer; returns the identity of host 0's start.
+
+        It tries once: the address may be that of an earlier start, and is then looked up again.
+
+        Args:
+          process: the same for all tries of this process; "": this is the only one.
 
         Raises:
           ConfigError: host 0 rejects this host.
@@ -92,9 +96,9 @@ class HostZero:
             coordinator=self.place.coordinator,
             config_hash=config_hash,
             versions=own_versions(plugins),
-            process=secrets.token_hex(8),
+            process=process or secrets.token_hex(8),
         )
-        reply = self._wait(lambda s: self._stub.Join(request, timeout=s))
+        reply = self._wait(lambda s: self._stub.Join(request, timeout=s), again_s=0.0)
         if not reply.accepted:
             raise ConfigError("--host", self.place.index, one_line(reply.reason, _LONGEST_REASON))
         return reply.start
@@ -112,13 +116,15 @@ class HostZero:
             pass  # it answered: there is no order yet, and its own deadlines count
         return found
 
-    def decide(self, step: int) -> Decision:
-        """Blocks until host 0 has decided what follows a step."""
+    def decide(self, step: int) -> Decision | None:
+        """Blocks until host 0 has decided what follows a step; None if it has ended training."""
         request = pb.DecisionRequest(host=self.place.index, step=step)
         while True:
             reply = self._wait(lambda s: self._stub.Decision(request, timeout=s))
             if reply.known:
                 return Decision(reply.save, reply.stop)
+            if reply.ended:
+                return None
 
     def chunks(self, request: pb.ChunksRequest) -> pb.ChunksReply:
         """Says what was written of a version, and asks what is to be."""
@@ -142,22 +148,33 @@ class HostZero:
         """Limit of one call, which host 0 answers at the latest after ``POLL_S``."""
         return POLL_S + self._deadlines.rpc_s
 
-    def _wait[T](self, ask: Callable[[float], Awaitable[T]], limit_s: float = 0.0) -> T:
+    def _wait[T](
+        self,
+        ask: Callable[[float], Awaitable[T]],
+        limit_s: float = 0.0,
+        again_s: float | None = None,
+    ) -> T:
         limit_s = limit_s or self._limit_s
         within_s = self._deadlines.host_s + 2 * limit_s  # of the call and its repetitions
-        work = self._call(ask, limit_s)
+        work = self._call(ask, limit_s, again_s)
         return result_within(work, self._thread.loop, within_s, self._late)
 
     def _late(self, given_s: float) -> DeadlineError:
         return DeadlineError(f"an answer of host 0 at {self._address}", given_s, _HOST_S)
 
-    async def _call[T](self, ask: Callable[[float], Awaitable[T]], limit_s: float) -> T:
-        """Makes a call, and makes it again for ``host_s`` if host 0 cannot be reached.
+    async def _call[T](
+        self,
+        ask: Callable[[float], Awaitable[T]],
+        limit_s: float,
+        again_s: float | None = None,
+    ) -> T:
+        """Makes a call, and makes it again for a while if host 0 cannot be reached.
 
         Args:
           ask: makes it once, with this limit in seconds.
+          again_s: seconds in which it is made again; None: ``host_s``.
         """
-        pauses = Pauses(self._deadlines.host_s, 2.0)
+        pauses = Pauses(self._deadlines.host_s if again_s is None else again_s, 2.0)
         while True:
             began_s = time.monotonic()
             try:
@@ -251,14 +268,19 @@ class OwnChunks:
                     raise
 
     def _check(self, directory: str) -> None:
-        plain = posixpath.normpath(directory) if "://" not in directory else directory
-        inside = posixpath.dirname(plain.rstrip("/")) == self._directory
-        if not inside or ".." in directory.split("/"):
+        # The path of this host's own config may well have a "..", what follows it may not.
+        *parent, name = _names(directory) or [""]
+        outside = parent != _names(self._directory) or name == ".."
+        if outside or directory[0] != self._directory[0]:  # one may be relative
             raise WeightsError(
                 f"host 0 names {one_line(directory)} for chunks of weights, which is not directly "
                 f"below {self._directory}: all hosts need the same rlax.weights.path, or the same "
                 "base_output_directory"
             )
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
 
 
 class EndedError(TrainingError):
@@ -315,6 +337,7 @@ class FollowedPort(FollowerPort):
             self._chunks.wait()
 
     def decide(self, step: int) -> Decision:
-        decision = self._zero.decide(step)
+        while (decision := self._zero.decide(step)) is None:
+            self.next_order()  # the last one raises the reason
         self.stopped = decision.stop
         return decision

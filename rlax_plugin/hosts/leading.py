@@ -40,7 +40,7 @@ class Leader(Followers):
 
     Args:
       place: of host 0.
-      config_hash: of the run's config.
+      config_hash: of the run's config, see ``host_hash``.
       versions: rejects hosts with other packages.
       loop: the event loop of the service.
       note: shows one line to the user.
@@ -48,8 +48,10 @@ class Leader(Followers):
     Attributes:
       start: identifies this start of the trainer.
       note: as given.
+      over: True once no orders and no decisions follow.
       sent_bytes: bytes of the arrays in all orders so far.
       writes: weight versions that the hosts write together; set before the first one.
+      early: requests to stop that came before ``on_stop`` was set.
       on_stop: called on the event loop when another host asks for a stop: with its number, and why
         it has failed or "".
     """
@@ -74,9 +76,11 @@ class Leader(Followers):
         self._joined: dict[int, str] = {}  # host -> its process
         self._ended: set[int] = set()  # those that have got their last order
         self._decided: tuple[int, Decision] | None = None
+        self.over = False
         self.sent_bytes = 0
         self.writes: SharedWrites | None = None
-        self.on_stop: Callable[[int, str], None] = lambda host, failure: None
+        self.early: list[tuple[int, str]] = []
+        self.on_stop: Callable[[int, str], None] = lambda *told: self.early.append(told)
 
     def tell(self, host: int, order: Order) -> None:
         with self._lock:
@@ -104,6 +108,7 @@ class Leader(Followers):
         Args:
           reason: the error with which training failed; "" if it did not.
         """
+        self.over = True
         self.tell_all(Order(END, {"reason": reason}))
 
     async def all_joined(self) -> None:
@@ -137,7 +142,8 @@ class Leader(Followers):
                 f"its config has the hash {one_line(request.config_hash)}, that of host 0 "
                 f"{self._config_hash}: start all hosts with the same config and arguments"
             )
-        if why := self._versions.rejection(f"host {request.host}", request.versions):
+        who = f"host {request.host}"
+        if why := self._versions.rejection(who, request.versions, is_host=True):
             return why
         process = self._joined.setdefault(request.host, request.process)
         if process != request.process:
@@ -148,6 +154,13 @@ class Leader(Followers):
     def joined(self, host: int) -> bool:
         """True if this host takes part."""
         return host in self._joined
+
+    def asked_to_stop(self, host: int, failure: str) -> None:
+        """Passes on another host's request to stop; one that has failed asks for nothing more."""
+        if failure:
+            self._ended.add(host)
+            self._changes.wake()
+        self.on_stop(host, failure)
 
     async def order(self, host: int, number: int) -> Order | None:
         """Returns the order of this number as soon as there is one; None after a while.
@@ -176,7 +189,10 @@ class Leader(Followers):
             self._changes.wake()
 
     async def decision(self, step: int) -> Decision | None:
-        """Returns the decision at the end of a step as soon as it is made; None after a while.
+        """Returns the decision at the end of a step as soon as it is made.
+
+        Returns:
+          None after a while, or at once if no decisions follow.
 
         Raises:
           TrainingError: a later step is decided already.
@@ -189,7 +205,8 @@ class Leader(Followers):
                 raise TrainingError(f"step {self._decided[0]} is decided already, not {step}")
             return self._decided[1]
 
-        return await self._changes.until(look, POLL_S)
+        found = await self._changes.until(lambda: look() or self.over or None, POLL_S)
+        return found if isinstance(found, Decision) else None
 
 
 class HostsService(rpc.HostsServicer):
@@ -225,14 +242,14 @@ class HostsService(rpc.HostsServicer):
         except TrainingError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         if found is None:
-            return pb.DecisionReply()
+            return pb.DecisionReply(ended=self._leader.over)
         return pb.DecisionReply(known=True, save=found.save, stop=found.stop)
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:
         await self._joined(request.host, context)
         failure = one_line(request.failure)
         log.warning("host %d asks for a stop: %s", request.host, failure or "a signal")
-        self._leader.on_stop(request.host, failure)
+        self._leader.asked_to_stop(request.host, failure)
         return pb.StopReply()
 
     async def Chunks(self, request: pb.ChunksRequest, context: Any) -> pb.ChunksReply:

@@ -593,14 +593,16 @@ class DecisionRequest(_message.Message):
     def __init__(self, host: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class DecisionReply(_message.Message):
-    __slots__ = ("known", "save", "stop")
+    __slots__ = ("known", "save", "stop", "ended")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     known: bool
     save: bool
     stop: bool
-    def __init__(self, known: _Optional[bool] = ..., save: _Optional[bool] = ..., stop: _Optional[bool] = ...) -> None: ...
+    ended: bool
+    def __init__(self, known: _Optional[bool] = ..., save: _Optional[bool] = ..., stop: _Optional[bool] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("host", "failure")

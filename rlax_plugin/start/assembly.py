@@ -7,6 +7,7 @@ import functools
 import os
 from dataclasses import dataclass
 
+from rlax_plugin.config.identity import host_hash
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.chosen import Chosen, ChosenFilter, ChosenSampler
@@ -213,7 +214,9 @@ class _Assembly:
         note = self._setup.dashboard.message
         versions = PackageVersions(own_versions(s.plugins), note=note)
         loop = asyncio.get_running_loop()
-        return Leader(place, self._setup.config_hash, versions, loop, note)
+        config = self._builder.context.config
+        assert config is not None, "a run has a config"
+        return Leader(place, host_hash(config.content), versions, loop, note)
 
     def _by_all_hosts(self, store: WeightStore, leader: Leader) -> PartWriter:
         """A writer of parts whose arrays are spread over all hosts.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from rlax_plugin.build import registry_for
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.config.identity import config_hash
+from rlax_plugin.config.identity import host_hash
 from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import DeadlineError, RlaxError, TrainingError
@@ -33,7 +34,7 @@ from rlax_plugin.start.run_directory import (
 )
 from rlax_plugin.start.running import Signals
 from rlax_plugin.text.terminal import quiet
-from rlax_plugin.types import HostPlace
+from rlax_plugin.types import Descent, HostPlace
 from rlax_plugin.weights.shared_writes import shared_writer
 
 log = logging.getLogger("rlax.hosts")
@@ -100,7 +101,9 @@ def follow(
         return OwnChunks(zero, store, directory, deadline_s)
 
     with quiet(log_file(state_dir, place.index)):
-        seeker = Seeker(config, state_dir, place, controller, token_file, shared=files)
+        seeker = Seeker(
+            config, state_dir, place, controller, token_file, shared=files, origin=origin
+        )
         return obey(trainer, seeker, chunks)
 
 
@@ -162,6 +165,7 @@ class Seeker:
       controller: host:port of host 0's controller; "": found in ``state_dir``.
       token_file: host-token.json of the run; "": found there as well.
       shared: the run's directory, which host 0 must see as well; None: it is not looked at.
+      origin: of the first weights; host 0 must have recorded the same.
     """
 
     def __init__(
@@ -172,11 +176,14 @@ class Seeker:
         controller: str = "",
         token_file: str = "",
         shared: RunFiles | None = None,
+        origin: Descent | None = None,
     ):
         self.section = config.section
         self._state_dir, self._place, self._controller = state_dir, place, controller
         self._token_file = Path(token_file) if token_file else host_token_file(state_dir)
-        self._hash, self._shared = config_hash(config.content), shared
+        self._hash = host_hash(config.content)
+        self._shared, self._origin = shared, origin
+        self._process = secrets.token_hex(8)  # a reply to an earlier try may have been lost
 
     def join(self, thread: LoopThread) -> HostZero:
         """Returns a connection to host 0, which has accepted this host.
@@ -217,10 +224,17 @@ class Seeker:
         most_bytes = section.batch_rows * section.row_tokens * _ARRAYS_BYTES + _OTHER_BYTES
         zero = HostZero(self._place, address, secret, section.deadlines, thread, most_bytes)
         try:
-            start = zero.join(self._hash, section.plugins)
+            start = zero.join(self._hash, section.plugins, self._process)
             if self._shared is not None:
-                check_shared(self._shared, start)
+                self._check_shared(zero, self._shared, start)
         except BaseException:
             zero.close()
             raise
         return zero
+
+    def _check_shared(self, zero: HostZero, shared: RunFiles, start: str) -> None:
+        try:
+            check_shared(shared, start, self._origin)
+        except RlaxError as error:
+            _tell(zero, error, self.section.deadlines.rpc_s)  # it counts on this host already
+            raise

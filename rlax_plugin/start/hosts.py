@@ -26,7 +26,7 @@ from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console
 from rlax_plugin.worker.serve import PARENT
 
-_LOOK_S, _SAME_S = 0.1, 5.0
+_LOOK_S, _SAME_S = 0.1, 15.0
 _GRACE = 1.4  # times host_s: JAX ends the survivors after at most 1.2
 _LINES, _LONGEST_LINE, _TAIL_BYTES = 5, 200, 8192
 _FAILED = 1

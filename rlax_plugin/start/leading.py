@@ -12,7 +12,8 @@ from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.ports.training import HostTrainer, Trainer
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.operator_certificate import check_shown_by_clients
-from rlax_plugin.types import HostPlace
+from rlax_plugin.start import descent
+from rlax_plugin.types import Descent, HostPlace
 
 _RECORD = "hosts.json"
 
@@ -36,14 +37,15 @@ def record_start(files: RunFiles, leader: Leader) -> None:
     files.put_json(_RECORD, {"start": leader.start, "hosts": leader.place.count})
 
 
-def check_shared(files: RunFiles, start: str) -> None:
+def check_shared(files: RunFiles, start: str, origin: Descent | None) -> None:
     """Checks that another host sees the run's directory, into which all hosts write.
 
     Args:
       start: of host 0, see ``Leader``.
+      origin: of the first weights, as the other host has decided.
 
     Raises:
-      ConfigError: it sees another directory of that name.
+      ConfigError: it sees another directory of that name, or would start from other weights.
     """
     record = files.get_json(_RECORD) or {}
     if record.get("start") != start:
@@ -52,6 +54,10 @@ def check_shared(files: RunFiles, start: str) -> None:
             "it, was not written by host 0"
         )
         raise ConfigError("base_output_directory", files.url, reason)
+    if (known := descent.recorded(files)) != origin:
+        theirs = known or "weights of its own"
+        reason = f"must be the same on all hosts: host 0 starts from {theirs}"
+        raise ConfigError(descent.OPTION, None if origin is None else str(origin), reason)
 
 
 def wait_for_hosts(leader: Leader, thread: LoopThread, startup_s: float) -> None:
@@ -94,6 +100,8 @@ def led(
         yield
         return
     leader.on_stop = on_stop
+    for told in leader.early:
+        thread.loop.call_soon_threadsafe(on_stop, *told)
     try:
         yield
     except BaseException as error:

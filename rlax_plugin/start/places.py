@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlax_plugin.config.addresses import host_of, is_loopback
+from rlax_plugin.config.addresses import host_of, is_address, is_loopback
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.types import HostPlace
 
@@ -117,6 +117,8 @@ class Places:
                 "prints (set rlax.network.host and port there)"
             )
             raise ConfigError("--controller", None, reason)
+        if self.controller and not is_address(self.controller):
+            raise ConfigError("--controller", self.controller, "must be HOST:PORT")
         return HostPlace(self.host, self.hosts, self.coordinator)
 
 

@@ -211,6 +211,9 @@ class _Run:
                     self._dashboard.waiting.begin("waiting for the other hosts", ends=ends)
                     wait_for_hosts(run.leader, thread, startup_s)
                 trainer.run(port)
+            except KeyboardInterrupt:
+                running.supervision.check()  # another host's failure interrupts a start
+                raise
             except SystemExit as end:  # would end the command with a plug-in's code, such as 0
                 caller = "the trainer, or a signal or library that it called,"
                 raise TrainingError(f"{caller} ended with sys.exit({end.code!r})") from end
@@ -244,6 +247,8 @@ class _Run:
         """Handles another host's request to stop; called on the event loop."""
         if failure:
             supervision.fail(TrainingError(f"host {host} has failed: {failure}"))
+            if self._port is not None and not self._port.training:
+                os.kill(os.getpid(), signal.SIGINT)  # nothing else ends the wait for that host
         elif (self._port is None or not self._port.stopping) and not self._stop():
             os.kill(os.getpid(), signal.SIGINT)  # as if it had arrived here
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any, Self
@@ -14,9 +16,12 @@ from rlax_plugin.start.closing import Closing
 
 log = logging.getLogger("rlax.controller")
 
+_SAME_S = 1.0
+"""Linux sends the signal for a dead parent once for each of the parent's threads."""
+
 
 class Signals:
-    """Makes SIGTERM act like Ctrl-C, within ``with``.
+    """Makes SIGTERM act like Ctrl-C, within ``with``; several in a row count as one.
 
     Args:
       stop: returns True if the command will stop by itself, which avoids an interrupt.
@@ -30,8 +35,13 @@ class Signals:
         self._stop = stop
         self.ending = False
         self._previous: dict[signal.Signals, Any] = {}
+        self._terminated_s = -math.inf
 
     def _take(self, number: int, frame: object) -> None:
+        if number == signal.SIGTERM:
+            before_s, self._terminated_s = self._terminated_s, time.monotonic()
+            if self._terminated_s - before_s < _SAME_S:
+                return
         if not self.ending and not self._stop():
             raise KeyboardInterrupt
 

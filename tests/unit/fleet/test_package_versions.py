@@ -115,3 +115,9 @@ def test_a_worker_ends_with_what_to_install() -> None:
     fleet: Any = Fleet()
     with pytest.raises(ConfigError, match=r"^installed packages: run: pip install jax==0\.7\.2$"):
         asyncio.run(join(fleet, pb.RegisterRequest(), Deadlines(), "scripted"))
+
+
+def test_a_host_of_the_trainer_is_told_of_no_exception():
+    why = PackageVersions({"jax": "0.11.0"}).rejection("host 1", {"jax": "0.12.0"}, is_host=True)
+    assert why is not None and why.endswith("pip install jax==0.11.0")
+    assert why.startswith("host 1 has other packages than this run: jax 0.12.0 (this run has 0.11")

@@ -1,5 +1,6 @@
 """Host 0 and another host over a real connection: orders, decisions, stops, and who may join."""
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from rlax_plugin.hosts import leading
 from rlax_plugin.hosts.following import START, EndedError, FollowedPort, HostZero
 from rlax_plugin.ports.orders import Order
 from rlax_plugin.ports.training import Decision
+from rlax_plugin.start import leading as leading_start
 from rlax_plugin.types import HostPlace
 
 
@@ -155,3 +157,35 @@ def test_a_host_gives_up_a_host_0_that_cannot_be_reached(led):
             lost.order(0)
     finally:
         lost.close()
+
+
+def test_a_host_that_waits_for_a_decision_hears_of_the_end(led):
+    port = FollowedPort(led.joined(), None)
+    led.leader.tell_all(Order(START, arrays={"canary": np.arange(3, dtype=np.int32)}))
+    assert len(port.canary_tokens) == 3
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(port.decide, 1)
+        time.sleep(0.5)
+        assert not waiting.done()
+        led.leader.end("interrupted")
+        with pytest.raises(EndedError, match="host 0 has ended training: interrupted"):
+            waiting.result(5)
+    led.thread.run(led.leader.heard_the_end(30), 10)  # at once
+
+
+def test_a_decision_that_was_made_before_the_end_is_still_passed_on(led):
+    zero = led.joined()
+    led.leader.decided(3, Decision(save=True, stop=True))
+    led.leader.end()
+    assert zero.decide(3) == Decision(save=True, stop=True)
+
+
+def test_host_0_does_not_wait_for_a_host_that_has_failed(led):
+    zero, told = led.joined(), []
+    zero.stop("its disk is full").result(5)  # before host 0 listens
+    leads = leading_start.led(led.leader, lambda *stop: told.append(stop), led.thread, 600.0)
+    with pytest.raises(TrainingError, match="host 1 has failed"), leads:
+        led.thread.run(asyncio.sleep(0), 5)
+        assert told == [(1, "its disk is full")]
+        raise TrainingError("host 1 has failed")
+    assert led.leader.over

@@ -53,6 +53,11 @@ def test_the_place_that_options_describe(given, place):
             "not host 0",
         ),
         ({"hosts": 2, "host": 1, "coordinator": "a.example:80"}, "--controller", "must be given"),
+        (
+            {"hosts": 2, "host": 1, "coordinator": AT, "controller": "one.example"},
+            "--controller",
+            "HOST:PORT",
+        ),
     ],
 )
 def test_options_that_contradict_each_other(given, option, reason):

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.start import running
 from rlax_plugin.start.running import Running, Signals
 
 
@@ -59,7 +60,22 @@ def test_a_signal_interrupts_what_runs_unless_it_stops_by_itself_but_never_the_e
             up.closing.part().callback(end)
             os.kill(os.getpid(), signal.SIGTERM)  # it will stop by itself
             assert stops == [False]
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(60)
         assert (ended, stops, signals.ending) == (["whole"], [], True)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_repeated_sigterm_is_the_same_one_until_a_while_has_passed(monkeypatch) -> None:
+    """That of a parent which was killed arrives once for each of its threads."""
+    asked: list[int] = []
+    with Signals(lambda: not asked.append(1)):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert len(asked) == 1
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # a second Ctrl-C is meant
+        assert len(asked) == 3
+        monkeypatch.setattr(running, "_SAME_S", 0.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(asked) == 4

@@ -156,7 +156,16 @@ def test_too_few_chunks_are_not_committed(hosts):
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/cron.d/x", f"{WEIGHTS}/../x", f"{WEIGHTS}/a/b", "relative", "gs://other/x"]
+    "path",
+    [
+        "/etc/cron.d/x",
+        f"{WEIGHTS}/../x",
+        f"{WEIGHTS}/a/../b",
+        f"{WEIGHTS}/a/b",
+        "relative",
+        f"{WEIGHTS[1:]}/x",
+        "gs://other/x",
+    ],
 )
 def test_a_host_writes_only_directly_below_the_weights_directory(hosts, path):
     writes, _, other, chunks = hosts
@@ -166,6 +175,21 @@ def test_a_host_writes_only_directly_below_the_weights_directory(hosts, path):
     with pytest.raises(WeightsError, match="not directly below /run/weights"):
         chunks.wait()
     assert other.calls == []
+
+
+@pytest.mark.parametrize(
+    "own", ["/home/../run/weights", "/run//weights/", "gs://bucket/run/weights"]
+)
+def test_the_directory_of_the_config_may_be_written_in_any_way(own):
+    with led_by_host_0() as led:
+        led.leader.writes = writes = SharedWrites(Store("ab"), 2, led.thread.loop, 3)
+        other = Store("c")
+        chunks = OwnChunks(led.joined(), other, own, 3)
+        chunks.write(4, {"base": ARRAYS})
+        writes.write(4, "base", f"{own.rstrip('/')}/4", ARRAYS)
+        chunks.wait()
+        chunks.close()
+        assert other.calls == [("write", f"{own.rstrip('/')}/4.tmp")]
 
 
 @pytest.mark.parametrize("chunks", [-1, 1 << 41])
