@@ -124,16 +124,21 @@ def exit_status() -> Iterator[None]:
 
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Ends this process with the block if it still belongs to a trainer over several hosts.
+def ending_at_once(host: int | None) -> Iterator[None]:
+    """Ends this process with the block if it is a host of a trainer that need not wait any more.
 
-    JAX would wait for the other hosts, for ``host_s``, and then abort this process.
+    Host 0 ends so if it has failed: JAX would wait for the other hosts, for ``host_s``, and then
+    abort this process. The other hosts always do: threads of libraries would keep them for seconds.
+
+    Args:
+      host: its number; None: the trainer has one host.
     """
     try:
         yield
     except BaseException as error:
         jax = sys.modules.get("jax")
-        if jax is None or not jax.distributed.is_initialized():
+        joined = jax is not None and jax.distributed.is_initialized()
+        if host is None or not (host or joined):
             raise
         status = RUN_FAILED
         if isinstance(error, typer.Exit):

@@ -113,7 +113,7 @@ def replay(
     from rlax_plugin.start.places import Places
 
     places = Places(hosts, host, coordinator)
-    with ending_at_once(), exit_status():
+    with ending_at_once(host), exit_status():
         from rlax_plugin.commands.replay import replay as run_again
 
         if with_parent:

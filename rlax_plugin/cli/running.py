@@ -102,7 +102,7 @@ def train(
     from rlax_plugin.start.places import Places
 
     places = Places(hosts, host, coordinator, controller, token_file)
-    with ending_at_once(), exit_status():
+    with ending_at_once(host), exit_status():
         if with_parent:
             places.end_with_parent()
         raise typer.Exit(places.train(config, overrides or (), start))
