@@ -10,7 +10,7 @@ an estimate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +62,14 @@ class MeshCopies:
         shape = tuple(_SEVERAL if size == _OPEN else int(size) for size in sizes.values())
         mesh = jax.sharding.AbstractMesh(shape, tuple(sizes))
         batch = linen.logical_to_mesh_axes(("activation_batch",), config.logical_axis_rules)
-        self._batch_axes = _axes(jax.sharding.NamedSharding(mesh, batch))
+        self._batch_axes = _named(batch or ())
         with logical_axis_rules(config.logical_axis_rules):
             shardings = sharding.nnx_construct_named_sharding(state, mesh)
         self._axes = {
-            ".".join(map(str, path)): _axes(variable.get_value())
+            # A quantised variable consists of several arrays.
+            ".".join(map(str, path)): _named(
+                entry for one in jax.tree.leaves(variable.get_value()) for entry in one.spec
+            )
             for path, variable in nnx.to_flat_state(shardings)
         }
 
@@ -105,8 +108,7 @@ class MeshCopies:
         return math.prod(self._sizes[axis] for axis in self._axes[name])
 
 
-def _axes(placed: Any) -> set[str]:
-    """Returns the axes of the mesh that divide an array, or any array of a quantised variable."""
-    entries = [entry for one in jax.tree.leaves(placed) for entry in one.spec]
+def _named(entries: Iterable[Any]) -> set[str]:
+    """Returns the axes of the mesh in the entries of partition specs."""
     named = ([entry] if isinstance(entry, str) else entry or () for entry in entries)
     return {axis for axes in named for axis in axes}

@@ -83,6 +83,7 @@ def test_an_expert_model_whose_caches_are_on_every_expert_shard() -> None:
     assert caches == pytest.approx(copy, rel=0.01)
 
 
+@pytest.mark.slow
 def test_copies_on_a_mesh() -> None:
     # 2 layers x keys and values x 64 slots x 16 tokens x 2 heads x 16, in float32; and for each
     # token its sample, for each slot a length, for each layer a position, in 4 bytes.
