@@ -19,6 +19,7 @@ from rlax_plugin.config.loading import resolve
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import diagnostics
+from rlax_plugin.ports.orders import NoFollowers
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import CheckpointReader, Decision, FirstWeightsReader
 from rlax_plugin.types import Descent, Prompt
@@ -26,6 +27,8 @@ from rlax_plugin.types import Descent, Prompt
 
 class FakePort:
     """A controller that has every batch ready and asks for a stop after some steps."""
+
+    followers = NoFollowers()
 
     def __init__(self, stop_after, canary=True):
         self.stop_after, self.calls, self.metrics, self.weights = stop_after, [], {}, {}
