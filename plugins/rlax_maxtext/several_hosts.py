@@ -62,8 +62,8 @@ def join(context: BuildContext, given: ResolvedConfig) -> ResolvedConfig:
                 reason = f"must divide the {count} devices for which the config makes its batches"
                 raise ConfigError("--hosts", place.count, reason)
             distributed.use_cpu_devices(count // place.count)
-        elif count > 1 and not distributed.cpu_devices_are_set():
-            distributed.use_cpu_devices(count)  # of a run over hosts that is evaluated by one
+        elif _was_on_hosts(context) and not distributed.cpu_devices_are_set():
+            distributed.use_cpu_devices(count)  # as all hosts of the run had together
     if place is None or not place.several:
         return given
     tls = section.network.tls
@@ -77,6 +77,13 @@ def join(context: BuildContext, given: ResolvedConfig) -> ResolvedConfig:
     deadlines = section.deadlines
     distributed.join(place, startup_s=deadlines.startup_s, host_s=deadlines.host_s, tls=files)
     return replace(given, maxtext={**given.maxtext, "skip_jax_distributed_system": True})
+
+
+def _was_on_hosts(context: BuildContext) -> bool:
+    """True if the run that is evaluated or replayed here was trained with ``--hosts``."""
+    run = context.replays or context.run_url
+    record = RunFiles(run).get_json("config.json") if run else None
+    return bool(record and record.get("hosts"))
 
 
 def _devices(given: ResolvedConfig, section: RlaxSection) -> int:
