@@ -28,11 +28,11 @@ class MaxTextView(ModelView):
     Args:
       config: MaxText's, of the RL loop.
       temperature: temperature of the samples.
-      orders: has the other hosts of the trainer do the same.
+      orders: has the other hosts of the trainer do the same; None: there are none.
     """
 
-    def __init__(self, config: Config, temperature: float, orders: Orders):
-        self._scores, self._orders = BatchScores(config, temperature), orders
+    def __init__(self, config: Config, temperature: float, orders: Orders | None = None):
+        self._scores, self._orders = BatchScores(config, temperature), orders or Orders()
         self._loop: Loop | None = None
         self.resumable = config.enable_checkpointing
         features = ArraySpec(np.dtype(config.dtype), (config.emb_dim,))

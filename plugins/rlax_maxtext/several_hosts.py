@@ -101,13 +101,13 @@ class Orders:
     """Host 0's orders for all other hosts; with one host it gives none.
 
     Args:
-      followers: the other hosts.
+      followers: the other hosts; None: there are none.
       place: of this process, host 0; None: it is the only one.
     """
 
-    def __init__(self, followers: Followers, place: HostPlace | None):
+    def __init__(self, followers: Followers | None = None, place: HostPlace | None = None):
         self._followers = followers
-        self._others = range(1, place.count if place is not None else 1)
+        self._others = range(1, 1 if place is None or followers is None else place.count)
         self._numbers = itertools.count()
         self._kept: weakref.WeakKeyDictionary[KeptWeights, str] = weakref.WeakKeyDictionary()
         self._dropped: deque[str] = deque()  # copies that this host has dropped
@@ -120,14 +120,19 @@ class Orders:
     def all(self, kind: str, **settings: str) -> None:
         """Gives all hosts the same order."""
         self._tell_dropped()
-        for host in self._others:
-            self._followers.tell(host, Order(kind, settings))
+        self._tell_all(Order(kind, settings))
 
     def _tell_dropped(self) -> None:
         while self._dropped:
-            order = Order("drop", {"number": self._dropped.popleft()})
-            for host in self._others:
-                self._followers.tell(host, order)
+            self._tell_all(Order("drop", {"number": self._dropped.popleft()}))
+
+    def _tell_all(self, order: Order) -> None:
+        for host in self._others:
+            self._tell(host, order)
+
+    def _tell(self, host: int, order: Order) -> None:
+        assert self._followers is not None, "there are other hosts"
+        self._followers.tell(host, order)
 
     def number(self) -> str:
         """A new number, by which all hosts know a copy of weights."""
@@ -152,7 +157,7 @@ class Orders:
         self._tell_dropped()
         held = rows_of(loop)
         for host in self._others:
-            self._followers.tell(host, Order(kind, settings, held.share(host, arrays)))
+            self._tell(host, Order(kind, settings, held.share(host, arrays)))
         return held.share(0, arrays)
 
     def number_of(self, weights: KeptWeights | None) -> str:

@@ -201,8 +201,8 @@ def warm_start(
 ) -> str:
     """Trains on correct answers until validation pass@1 is in the config's window.
 
-    To be called unless it is ``finished``. Runs MaxText's loop under
-    ``<run_name>/prepared/warm_start``, on all hosts of the trainer, which read the same problems.
+    Skipped if it is ``finished``. Runs MaxText's loop under ``<run_name>/prepared/warm_start``, on
+    all hosts of the trainer, which read the same problems.
 
     Args:
       given: the config of the RL run.
@@ -215,10 +215,12 @@ def warm_start(
       Path for MaxText's ``load_parameters_path``.
 
     Raises:
-      ConfigError: the config cannot work.
+      ConfigError: the config cannot work, or see ``finished``.
       TrainingError: pass@1 jumped over the window, or the steps ran out below it and
         ``rlax.trainer.warm_start.required`` is true.
     """
+    if done := finished(rl_config, warm):
+        return done
     files = _files(rl_config, warm)
     config = _configure(given, rl_config, warm)
     most = config.rlax.rollouts.max_new_tokens

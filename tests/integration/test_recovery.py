@@ -147,7 +147,9 @@ def undisturbed_packed(tmp_path_factory) -> RunFiles:
 
 
 def test_the_chains_of_kills_have_every_point():
-    assert {kill.partition(":")[0] for chain in CHAINS for kill in chain} == set(FaultPoint)
+    of_hosts = {FaultPoint.OWN_CHUNKS_WRITTEN, FaultPoint.FOLLOWER_CHUNKS_WRITTEN}  # MaxText's
+    killed = {kill.partition(":")[0] for chain in CHAINS for kill in chain}
+    assert killed == set(FaultPoint) - of_hosts
 
 
 @pytest.mark.timeout(900)
