@@ -184,19 +184,19 @@ def replay(run: str, to: int | None = None, out: str | None = None, places: Plac
         check_private_run(files)
     directory = _directory(files, out)
     config = files.config()
-    overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
-    resolved = of_yaml(config, files.location(CONFIG), overrides)
-    if place is not None and not place.leads:
-        return _follow(_Replay(files, resolved, directory, place))
-    recorded = _read_run(files)
-    segments, digests = recorded.segments, recorded.digests
-    if not segments or not digests:
+    follows = place is not None and not place.leads
+    recorded = Recorded(files, {}, {}) if follows else _read_run(files)
+    if not follows and not (recorded.segments and recorded.digests):
         reason = (
             "cannot be replayed yet: it has no recorded batch, or no weight version to compare with"
         )
         raise ConfigError("RUN", files.url, reason)
     if (pruned := read_pruned(files)).step:
         raise ConfigError("RUN", files.url, f"cannot be replayed from its first step: {pruned}")
+    overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
+    resolved = of_yaml(config, files.location(CONFIG), overrides)
+    if follows:
+        return _follow(_Replay(files, resolved, directory, place))
     if place is None or not place.several:  # else the process that has started this one did
         _empty(directory)
         (directory / CONFIG).write_bytes(config)
