@@ -17,6 +17,7 @@ from rlax_plugin.start import hosts
 from rlax_plugin.start.follower import ENDED, log_file
 
 HOST_S = 2.0
+AT_MOST_S = 30.0  # a machine may stall; the programs that wait do so for twice as long
 WAIT = "import time; print('working', flush=True); time.sleep(60)"
 
 
@@ -62,12 +63,12 @@ def test_the_status_is_that_of_host_0_whose_end_ends_the_others(run, status):
 
 def test_a_host_that_still_looks_for_host_0_ends_with_it(run):
     status, lost, took_s, said = run("import sys; sys.exit(2)", WAIT)
-    assert (status, lost, said) == (2, False, "") and took_s < HOST_S
+    assert (status, lost, said) == (2, False, "") and took_s < AT_MOST_S
 
 
 def test_a_killed_host_is_named_with_the_end_of_its_log(run):
     status, lost, took_s, said = run(ABORTS, WAIT, then=lambda s: s[1].kill())
-    assert (status, lost) == (1, True) and took_s < 1 + 1.5 * HOST_S
+    assert (status, lost) == (1, True) and took_s < AT_MOST_S
     assert "host 1 was lost: at " in said and f"was ended by {signal.SIGKILL.name}" in said
     assert "host-1.log: working" in said and "host 0" not in said
 
@@ -93,7 +94,7 @@ def test_a_frozen_host_is_the_lost_one_though_another_ended(run):
         os.kill(started[1].pid, signal.SIGSTOP)
 
     status, lost, took_s, said = run(ABORTS, WAIT, then=freeze)
-    assert (status, lost) == (1, True) and took_s < 1 + 1.5 * HOST_S
+    assert (status, lost) == (1, True) and took_s < AT_MOST_S
     assert "host 1 was lost" in said and "was stopped (SIGSTOP) and had to be killed" in said
 
 
@@ -102,13 +103,13 @@ def test_a_frozen_host_0_is_the_lost_one_though_another_was_aborted(run):
         os.kill(started[0].pid, signal.SIGSTOP)
 
     status, lost, took_s, said = run(WAIT, ABORTS, then=freeze)
-    assert (status, lost) == (1, True) and took_s < 1 + 1.5 * HOST_S
+    assert (status, lost) == (1, True) and took_s < AT_MOST_S
     assert "host 0 was lost" in said and "was stopped (SIGSTOP)" in said and "host 1" not in said
 
 
 def test_a_host_that_hangs_is_killed_after_host_s(run):
     status, lost, took_s, said = run("import os; os.abort()", WAIT)
-    assert (status, lost) == (1, True) and HOST_S < took_s < 2 * HOST_S
+    assert (status, lost) == (1, True) and HOST_S < took_s < AT_MOST_S
     assert "host 1 was lost" in said and "did not end by itself and had to be killed" in said
 
 
