@@ -69,7 +69,7 @@ def bytes_read() -> int:
 
 
 def generated(slots: DecodeEngine, version: Any) -> dict[str, Any]:
-    """What a worker with these slots reads, verifies and samples."""
+    """Returns the bytes, checks and samples of a worker with these slots."""
 
     async def scenario() -> dict[str, Any]:
         engine = JetstreamEngine(

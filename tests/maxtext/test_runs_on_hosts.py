@@ -49,7 +49,7 @@ def host(run: Run, index: int) -> psutil.Process:
 
 
 def ends_in_time(run: Run, began_s: float) -> str:
-    """What is printed at the end of a run that has lost a host."""
+    """Returns the printed end of a run that has lost a host."""
     status, said = run.end()
     assert status == 1, said
     # 1.2 times at most on a machine that does not stall.

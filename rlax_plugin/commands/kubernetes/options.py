@@ -11,7 +11,7 @@ from rlax_plugin.errors import ConfigError
 
 DEFAULT_STORAGE = "100Gi"
 COORDINATOR_PORT = 8476
-"""Of jax.distributed, in the pod of host 0."""
+"""The port of jax.distributed in the pod of host 0."""
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _SECRET = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")

@@ -1,4 +1,4 @@
-"""How reading is divided: whole chunks, each of them once."""
+"""Divides reading into whole chunks, each of which is read once."""
 
 from __future__ import annotations
 
