@@ -51,7 +51,7 @@ class MathVerify(Reward):
 
     def __init__(self, config: MathVerifyConfig, verdict: LimitedFunction):
         self._config, self._verdict = config, verdict
-        self._is_readable = functools.lru_cache(_KEPT)(self._readable)
+        self._reason_against = functools.lru_cache(_KEPT)(self._unreadable)
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
         """Scores one completion.
@@ -69,8 +69,8 @@ class MathVerify(Reward):
         answer = _plain(answer)
         if _WORDS.fullmatch(reference) or _WORDS.fullmatch(answer):
             return float(reference.casefold() == answer.casefold())
-        if not self._is_readable(reference):
-            raise ValueError(f"prompt {prompt.id}: cannot read the reference {reference[:100]!r}")
+        if reason := self._reason_against(reference):
+            raise ValueError(f"prompt {prompt.id}: cannot read the reference {reason}")
         if answer == reference:
             return 1.0
         if len(answer) > config.most_characters or not may_be_parsed(answer):
@@ -80,11 +80,13 @@ class MathVerify(Reward):
         except OverLimitError:
             return 0.0
 
-    def _readable(self, reference: str) -> bool:
+    def _unreadable(self, reference: str) -> str:
+        """Returns what is wrong with a reference; empty if it can be read."""
+        shown = repr(reference[:100])
         try:
-            return self._verdict(reference, None)
-        except OverLimitError:
-            return False
+            return "" if self._verdict(reference, None) else shown
+        except OverLimitError as error:
+            return f"{shown}: {error}"
 
 
 def build_math_verify(config: MathVerifyConfig, context: BuildContext) -> MathVerify:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 from etils import epath
 from orbax import checkpoint as ocp
 from rlax_orbax.store import OrbaxStore
@@ -139,10 +140,13 @@ def test_remains_that_cannot_be_removed_are_an_error(tmp_path, monkeypatch):
         store.abandon(str(tmp_path / "0"))
 
 
-def test_deadlines_of_the_steps_hold(tmp_path):
+def test_deadlines_of_the_steps_hold(tmp_path, monkeypatch):
     large = {"w": np.ones(1 << 28, np.uint8)}
     directory = OrbaxStore().begin(str(tmp_path / "0"), large)
     with pytest.raises(DeadlineError, match=r"writing .*rlax\.deadlines\.weights_s"):
         OrbaxStore(deadline_s=1e-9).write(directory, large)
+    promise, never = ts.Promise.new()
+    monkeypatch.setattr(Writing, "open", lambda self, **_: self._opened.update(w=never))
     with pytest.raises(DeadlineError, match=r"rlax\.deadlines\.weights_s"):
-        OrbaxStore(deadline_s=1e-9).begin(str(tmp_path / "1"), large)
+        OrbaxStore(deadline_s=0.1, grace_s=0.1).begin(str(tmp_path / "1"), large)
+    promise.set_result(None)  # it is kept until here
