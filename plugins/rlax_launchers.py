@@ -88,6 +88,11 @@ class Local(Launcher):
         """Keeps one worker alive until this is cancelled or the worker fails too often."""
         loop = asyncio.get_running_loop()
         failures = 0
+        environment = {
+            **os.environ,
+            "RLAX_PARENT_PID": str(os.getpid()),
+            "RLAX_STATE_DIR": str(log_path.parent.parent),  # there rlax doctor finds the worker
+        }
         while True:
             started = loop.time()
             with log_path.open("ab") as out:
@@ -96,7 +101,7 @@ class Local(Launcher):
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
-                    env={**os.environ, "RLAX_PARENT_PID": str(os.getpid())},
+                    env=environment,
                     # Its own session: a Ctrl-C is for the trainer, which then ends its workers.
                     start_new_session=True,
                 )

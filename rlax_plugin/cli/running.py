@@ -334,6 +334,7 @@ def parameter_server(
         from rlax_plugin.build import build_weight_store
         from rlax_plugin.config.loading import load_section
         from rlax_plugin.config.network import Place
+        from rlax_plugin.liveness.watchdog import watched
         from rlax_plugin.ports.protocols import BuildContext
         from rlax_plugin.records.files import RunFiles
         from rlax_plugin.records.places import check_file_writable
@@ -359,7 +360,7 @@ def parameter_server(
         context, files = BuildContext.outside_run(section), RunFiles(run_directory(maxtext))
         state_dir = state_directory(section, files)
         make_directories(files, state_dir, section, maxtext)
-        tls = section.network.tls
+        tls, beat_s = section.network.tls, section.deadlines.heartbeat_s
         secrets = run_secrets(state_dir, authority_of(tls))
         callers = secrets.callers()
         identity = served_identity(tls, secrets.identity, place.reached_at)
@@ -376,7 +377,7 @@ def parameter_server(
                 published_in=weights_directory(section, files),
                 index=index,
                 advertised=advertised_host,
-                beside=lambda: upkeep.run(section.deadlines.heartbeat_s),
+                beside=lambda: watched(state_dir, "parameter server", upkeep.run(beat_s)),
                 streams=section.weights.streams,
             )
         )

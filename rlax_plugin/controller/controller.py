@@ -17,10 +17,11 @@ from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Evaluated, Results
 from rlax_plugin.fleet.fleet import FleetListener, Worker
+from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
-from rlax_plugin.metrics.waiting import ASSUME, ends_at
+from rlax_plugin.metrics.waiting import ASSUME
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.pass_rates.pass_rate_table import RateColumns
 from rlax_plugin.ports.protocols import Tracker
@@ -121,6 +122,11 @@ class Controller(FleetListener):
         self._begun: asyncio.Task[None] | None = None  # once there are weights
         self._replaced_before = 0  # reward processes, at the last step's end
         self._played_before = PlayCounts()  # episodes, at the last step's end
+
+    @property
+    def ready(self) -> str:
+        """The part of the next batch that is ready, such as ``3 of 8 groups``."""
+        return self._flow.ready
 
     # --- events --------------------------------------------------------------------------------
 

@@ -77,6 +77,11 @@ class Flow:
         """The current state of the run."""
         return self._history.run_state
 
+    @property
+    def ready(self) -> str:
+        """The part of the next batch that is ready, such as ``3 of 8 groups``."""
+        return self._buffer.ready
+
     async def start(self, recovery: Recovery) -> None:
         """Begins to hand out batches; recorded ones first, unchanged."""
         self._turns.take_up(recovery.turns)

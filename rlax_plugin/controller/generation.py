@@ -13,7 +13,8 @@ from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.scaling import Scaler
-from rlax_plugin.metrics.waiting import ASSUME, Waiting, ends_at
+from rlax_plugin.liveness.activity import ends_at
+from rlax_plugin.metrics.waiting import ASSUME, Waiting
 from rlax_plugin.ports.protocols import Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
 

@@ -15,6 +15,7 @@ from rlax_plugin.controller.controller import Controller
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.hosts.following import START
 from rlax_plugin.hosts.leading import Leader
+from rlax_plugin.liveness.activity import Activity, ends_at
 from rlax_plugin.metrics.step import FinishedStep, StepStats, StepTimes
 from rlax_plugin.objective import batches
 from rlax_plugin.ports.orders import Order
@@ -34,6 +35,9 @@ class ControllerPort(TrainerPort):
       controller: lives on ``loop``, which runs on another thread.
       publisher: takes the weights.
       leader: of the other hosts; None: there are none.
+
+    Attributes:
+      activity: the present activity of the trainer's thread.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class ControllerPort(TrainerPort):
         self._times = StepTimes()
         self._batch_at_s = 0.0
         self._last_done_s = time.perf_counter()
+        self.activity = Activity()
 
     def _on_loop(
         self,
@@ -84,6 +89,7 @@ class ControllerPort(TrainerPort):
             self._on_loop(self._controller.begun(), "what precedes training", None, "")
             deadline_s += self._section.deadlines.startup_s  # engines may compile for it
         what = f"the batch of step {step}"
+        self.activity.begins(f"waiting for {what}", ends_at("rlax.deadlines.batch_s", deadline_s))
         work = self._controller.next_batch(step)
         self._current = self._on_loop(work, what, deadline_s, "batch_s", self._batch_needs_s)
         batch, _ = self._current
@@ -93,6 +99,7 @@ class ControllerPort(TrainerPort):
             started = self._last_done_s = self._batch_at_s
             self.waits("the first train step, which the trainer compiles", _FIRST_STEP_S)
         self._times.wait_s = self._batch_at_s - started
+        self.activity.begins(f"training step {step}")
         return arrays
 
     @property
@@ -101,6 +108,9 @@ class ControllerPort(TrainerPort):
 
     def take(self, weights: NewWeights) -> None:
         started = time.perf_counter()
+        weights_s = self._section.deadlines.weights_s
+        ends = ends_at("rlax.deadlines.weights_s", weights_s)
+        self.activity.begins(f"handing over version {weights.step} to the publisher", ends)
         self._publisher.publish(weights)
         self._times.publish_s = time.perf_counter() - started
         if self._first_publish:
@@ -116,6 +126,8 @@ class ControllerPort(TrainerPort):
 
     def before_checkpoint(self, step: int) -> None:
         what = f"the controller's snapshot of step {step}"
+        ends = ends_at("rlax.deadlines.weights_s", self._section.deadlines.weights_s)
+        self.activity.begins(f"writing {what}, then the trainer's checkpoint", ends)
         batch, stats = self._current or (TrainBatch(step, (), ()), StepStats())
         unfinished = FinishedStep(batch, stats, {}, self._times)
         work = self._controller.snapshot(unfinished)
@@ -125,6 +137,7 @@ class ControllerPort(TrainerPort):
         if self._current is None:
             raise TrainingError(f"step {step} ended without a batch")
         now = time.perf_counter()
+        self.activity.begins(f"ending step {step}")
         self._times.train_s = now - self._batch_at_s
         self._times.whole_s = now - self._last_done_s
         self._times.write_s = self._publisher.last_s

@@ -27,6 +27,7 @@ from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.replies import all_contributors, check_reply
 from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
+from rlax_plugin.fleet.under_way import UnderWay
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.rpc.pieces import Outgoing
@@ -65,6 +66,7 @@ class Dispatcher(FleetListener):
       late: answers to expired requests, which are ignored.
       giving_up: ends generation at workers whose result cannot be used.
       backlog: the samples that are under way.
+      under_way: the requests that are under way.
     """
 
     def __init__(
@@ -80,12 +82,10 @@ class Dispatcher(FleetListener):
         self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
         self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
-        self._scheduled, self.backlog = False, Backlog()
+        self.under_way = UnderWay(self._calls.values(), self._waiting.values())
+        self._scheduled, self._seen_late, self.backlog = False, "", Backlog()
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
-        self.reissued = 0
-        self.tokens_resumed = 0
-        self.late = 0
-        self._seen_late = ""
+        self.reissued = self.tokens_resumed = self.late = 0
 
     @property
     def vocabulary(self) -> int:

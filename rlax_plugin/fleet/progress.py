@@ -62,6 +62,11 @@ class Progress:
         """
         self._watched[attempt] = _Watched(on_expiry)
 
+    def still_s(self, attempt: Attempt) -> float:
+        """Returns the seconds for which a request has stood still; 0: it is not watched."""
+        one = self._watched.get(attempt)
+        return 0.0 if one is None else one.still_s
+
     def forget(self, attempt: Attempt) -> float:
         """Stops watching a request; returns the seconds for which it has stood still."""
         one = self._watched.pop(attempt, None)

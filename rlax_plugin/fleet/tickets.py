@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -51,10 +52,12 @@ class Ticket:
       failed_on: identities of the workers that failed at it.
       failures: times a worker failed at it, or was lost before it held the version it needs.
       losses: times it was issued again by this process, for any reason.
+      since: Unix time at which this process issued it first.
     """
 
     request: Request
     done: asyncio.Future[Completed]
+    since: float = field(default_factory=time.time)
     resume_workers: tuple[Worker, ...] = ()
     partials: tuple[Sampled, ...] = ()
     partials_workers: tuple[Worker, ...] = ()

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from rlax_plugin.liveness.run_status import Doing, shown
 from rlax_plugin.metrics.durations import Durations
 from rlax_plugin.text.harmless import one_line
 
@@ -20,11 +21,6 @@ NO_DEADLINE = "no deadline ends this wait, Ctrl-C does"
 _TICK_S = 1.0
 _LEAST_S = 1.0  # as an estimate
 _LONGEST = 200  # characters of a phase's name, or of a note: a trainer may say anything
-
-
-def ends_at(key: str, seconds: float, what: str = "") -> str:
-    """Returns the end of a line about a wait, which names its deadline."""
-    return f"{key} = {seconds:g} s{what} ends this wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +137,15 @@ class Waiting:
         text += f"; {phase.ends}" * late
         beside = self.beside()
         return f"{text} | {beside}" if beside else text
+
+    @property
+    def doing(self) -> Doing | None:
+        """The phase, for the status of a run; None: there is none."""
+        if (phase := self._phase) is None:
+            return None
+        took_s = self._clock() - phase.began_s
+        what = f"{phase.what}: {phase.progress}" if phase.progress else phase.what
+        return Doing(what=shown(what), since=time.time() - took_s, ends=shown(phase.ends))
 
     def tick(self) -> None:
         """Prints the line about a phase that has gone on for long; call it every second or so."""

@@ -9,9 +9,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.liveness.marks import forget
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.rewards.messages import line
 from rlax_plugin.rewards.output import RewardOutput
@@ -83,6 +85,11 @@ class RewardProcess:
         self.lines = Lines()
         self.needs = Needs()
 
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 while there is none."""
+        return 0 if self._process is None else self._process.pid
+
     async def start(self) -> None:
         """Starts the process, after ending any earlier one.
 
@@ -107,7 +114,9 @@ class RewardProcess:
                 pass_fds=descriptors,
                 start_new_session=True,  # a Ctrl-C is the controller's to handle
             )
-        self._ended = asyncio.ensure_future(self._end_with_it(process))
+        self._ended = asyncio.ensure_future(
+            self._end_with_it(process, Path(self._hello["run_dir"]))
+        )
         self.lines = lines = Lines()
         first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -147,10 +156,11 @@ class RewardProcess:
         raise kind(f"a reward process {how} before it had started")
 
     @staticmethod
-    async def _end_with_it(process: asyncio.subprocess.Process) -> None:
+    async def _end_with_it(process: asyncio.subprocess.Process, run_dir: Path) -> None:
         """Waits for the process to end, and then kills the processes that it has started."""
         await process.wait()
         kill_tree(process.pid, gone=True)
+        forget(run_dir, process.pid)
 
     def send(self, data: bytes) -> None:
         """Sends lines; does nothing if the process has ended."""

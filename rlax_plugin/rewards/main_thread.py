@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -42,6 +43,13 @@ class MainThread:
         self._send, self._witness, self._failures = send, witness, failures
         self._work: queue.SimpleQueue[Callable[[], None] | Sequence[bytes]] = queue.SimpleQueue()
         self._jobs = JobReader()
+        self._since_s: float | None = None  # of the job that runs
+
+    @property
+    def busy_s(self) -> float:
+        """The seconds since the present job began; 0: none runs."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def take(self, lines: Sequence[bytes]) -> None:
         """Adds jobs without async rewards to the queue."""
@@ -81,11 +89,14 @@ class MainThread:
     def run(self, forms: Sequence[Form]) -> None:
         """Works until the process ends."""
         while True:
+            self._since_s = None
             work = self._work.get()
+            self._since_s = time.monotonic()
             if callable(work):
                 work()
                 continue
             for line in work:
+                self._since_s = time.monotonic()
                 message = json.loads(line)
                 self._send({"job": message["job"], "scores": _now(self._scores(message, forms))})
 

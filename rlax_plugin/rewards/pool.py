@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -92,6 +93,16 @@ class RewardPool:
     def under_way(self) -> int:
         """The number of jobs that processes have now."""
         return sum(runner.load for runner in self._distributor.runners)
+
+    def slowest(self, most: int) -> list[tuple[Job, int]]:
+        """Returns the jobs that have taken longest, each with the pid of its process."""
+        running = [
+            (job, runner.process.pid)
+            for runner in self._distributor.runners
+            for job in runner.jobs
+            if job.clock.runs
+        ]
+        return heapq.nlargest(most, running, key=lambda one: one[0].clock.used_s)
 
     @property
     def needs(self) -> Needs:

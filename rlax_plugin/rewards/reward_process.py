@@ -23,6 +23,8 @@ from typing import Any
 
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.liveness.marks import announced
+from rlax_plugin.liveness.watchdog import STILL_S, Watchdog
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.rewards.event_loop import WaitingJobs, loop_with
 from rlax_plugin.rewards.forms import Needs, form_of
@@ -128,8 +130,15 @@ def main() -> None:
             failures,
             reward_limit=section.reward_limit,
         )
-    connection.send({"ready": True, **asdict(needs)})
-    main_thread.run(forms)
+    run_dir = Path(start["run_dir"])
+    log = str(run_dir / "logs" / "rewards.log")
+    with announced(run_dir, "rewards", log=log) as mark, Watchdog(mark) as watchdog:
+        reward_s = section.deadlines.reward_s
+        watchdog.watch("a reward", lambda: main_thread.busy_s, min(STILL_S, reward_s / 2))
+        if waiting is not None:
+            watchdog.watch_loop("the event loop of rewards and episodes", loop)
+        connection.send({"ready": True, **asdict(needs)})
+        main_thread.run(forms)
 
 
 if __name__ == "__main__":

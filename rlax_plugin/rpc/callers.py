@@ -41,6 +41,7 @@ METHODS: Mapping[str, frozenset[Role]] = {
     "/rlax.v1.Hosts/Decision": _HOST,
     "/rlax.v1.Hosts/Stop": _HOST,
     "/rlax.v1.Hosts/Chunks": _HOST,
+    "/rlax.v1.Run/Status": _TRAINER | _CLIENT,
     "/rlax.v1.ParameterServer/Publish": _TRAINER,
     "/rlax.v1.ParameterServer/Latest": _TRAINER | _WORKER,
     "/rlax.v1.ParameterServer/Acquire": _TRAINER | _WORKER,

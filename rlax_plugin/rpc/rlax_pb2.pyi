@@ -25,6 +25,16 @@ UNFINISHED: Finish
 STOP: Finish
 LENGTH: Finish
 
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: bytes
+    def __init__(self, status: _Optional[bytes] = ...) -> None: ...
+
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "max_new_tokens", "stop_ids", "stop_strings")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]

@@ -1023,3 +1023,79 @@ class Hosts:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RunStub:
+    """Served by the controller, for the user's commands on other machines.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Status = channel.unary_unary(
+                '/rlax.v1.Run/Status',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.StatusRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.StatusReply.FromString,
+                _registered_method=True)
+
+
+class RunServicer:
+    """Served by the controller, for the user's commands on other machines.
+    """
+
+    def Status(self, request, context):
+        """What the run does, as rlax_plugin/liveness/run_status.py has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RunServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.StatusRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.StatusReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'rlax.v1.Run', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('rlax.v1.Run', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Run:
+    """Served by the controller, for the user's commands on other machines.
+    """
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlax.v1.Run/Status',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.StatusRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

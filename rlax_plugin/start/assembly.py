@@ -44,6 +44,7 @@ from rlax_plugin.rpc.operator_certificate import authority_of
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.start.generation_start import GenerationStart
 from rlax_plugin.start.leading import record_start
+from rlax_plugin.start.observed import ObservedRun
 from rlax_plugin.start.prior import about_rates, first_rates
 from rlax_plugin.start.run_directory import weights_directory
 from rlax_plugin.start.running import Running
@@ -75,6 +76,7 @@ class _Assembly:
       trainer: the trainer of the run; used here only to list its checkpoints.
       running: receives the cleanup of each started part.
       prompts: of training and of evaluations.
+      observed: shows the run to the user's other commands.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class _Assembly:
         observers: Observers,
         running: Running,
         prompts: RunPrompts,
+        observed: ObservedRun,
     ):
         self._setup, self._trainer, self._observers = setup, trainer, observers
+        self._observed = observed
         self._prompts, self._builder, self._section = prompts, setup.builder, setup.section
         self._closing, self._supervision = running.closing, running.supervision
         self._running = running
@@ -194,6 +198,7 @@ class _Assembly:
         if leader is not None:
             await asyncio.to_thread(record_start, setup.files, leader)
             start.lead(leader)
+        start.show(self._observed)
         await self._start(start)
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
@@ -299,10 +304,11 @@ async def assemble(
     observers: Observers,
     running: Running,
     prompts: RunPrompts,
+    observed: ObservedRun,
 ) -> Assembled:
     """Brings up the reward pool, the endpoints and the workers; for ``Running.bring_up``.
 
     Raises:
       RlaxError: a part did not start.
     """
-    return await _Assembly(setup, trainer, observers, running, prompts).controller()
+    return await _Assembly(setup, trainer, observers, running, prompts, observed).controller()

@@ -17,10 +17,11 @@ from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import DeadlineError, RlaxError, TrainingError
 from rlax_plugin.functions.copies import read_functions
 from rlax_plugin.hosts.following import EndedError, FollowedPort, HostZero, OwnChunks
+from rlax_plugin.liveness.marks import announced
 from rlax_plugin.ports.training import HostTrainer
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rpc.host_secret import host_token_file
+from rlax_plugin.rpc.role_secret import token_file as file_of_role
 from rlax_plugin.rpc.secret import MissingSecretError, read_secret
 from rlax_plugin.start import descent
 from rlax_plugin.start.holder import holder
@@ -100,7 +101,8 @@ def follow(
     def chunks(zero: HostZero) -> OwnChunks:
         return OwnChunks(zero, store, directory, deadline_s)
 
-    with quiet(log_file(state_dir, place.index)):
+    log_path = log_file(state_dir, place.index)
+    with quiet(log_path), announced(state_dir, "host", str(place.index), str(log_path)):
         seeker = Seeker(
             config, state_dir, place, controller, token_file, shared=files, origin=origin
         )
@@ -180,7 +182,7 @@ class Seeker:
     ):
         self.section = config.section
         self._state_dir, self._place, self._controller = state_dir, place, controller
-        self._token_file = Path(token_file) if token_file else host_token_file(state_dir)
+        self._token_file = Path(token_file) if token_file else file_of_role(state_dir, "host")
         self._hash = host_hash(config.content)
         self._shared, self._origin = shared, origin
         self._process = secrets.token_hex(8)  # a reply to an earlier try may have been lost

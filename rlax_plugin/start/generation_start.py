@@ -35,12 +35,13 @@ from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
-from rlax_plugin.rpc.host_secret import host_secret
 from rlax_plugin.rpc.key_ring import on_ring
 from rlax_plugin.rpc.operator_certificate import authority_of, served_identity
+from rlax_plugin.rpc.role_secret import role_secret
 from rlax_plugin.rpc.run_secrets import RunSecrets, run_secrets
 from rlax_plugin.rpc.upkeep import Upkeep
 from rlax_plugin.start.closing import PART_S
+from rlax_plugin.start.observed import ObservedRun, StatusService
 from rlax_plugin.start.running import Running
 from rlax_plugin.weights.parameter_server import ParameterServer
 
@@ -167,8 +168,13 @@ class GenerationStart:
 
     def lead(self, leader: Leader) -> None:
         """Lets the other hosts of the trainer in; to be called before ``start``."""
-        self._callers.admit(host_secret(self._run_dir, self.secrets).token, "host")
+        self._callers.admit(role_secret(self._run_dir, self.secrets, "host").token, "host")
         rpc.add_HostsServicer_to_server(HostsService(leader), self._server)
+
+    def show(self, observed: ObservedRun) -> None:
+        """Lets the user's commands ask for the status; to be called before ``start``."""
+        self._callers.admit(role_secret(self._run_dir, self.secrets, "client").token, "client")
+        rpc.add_RunServicer_to_server(StatusService(observed), self._server)
 
     async def start(self) -> None:
         """Brings all parts up and has workers started.

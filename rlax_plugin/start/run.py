@@ -22,14 +22,15 @@ from rlax_plugin.config.loading import resolve
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.controller import Controller, RunSetup
 from rlax_plugin.controller.observers import Observers, chosen_observers
+from rlax_plugin.controller.status import StatusCollector
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.curation.stages import check_stages
 from rlax_plugin.errors import ConfigError, RlaxError, TrainingError
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.functions.copies import keep_functions, read_functions
+from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.durations import Durations, kind_of_work
-from rlax_plugin.metrics.waiting import ends_at
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.record import record_prompts
@@ -40,6 +41,7 @@ from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
 from rlax_plugin.start.function_data import check_data
 from rlax_plugin.start.leading import check_hosts, led, wait_for_hosts
+from rlax_plugin.start.observed import ObservedRun
 from rlax_plugin.start.preflight import check_start
 from rlax_plugin.start.results import print_results, summary, too_few_steps
 from rlax_plugin.start.run_directory import (
@@ -131,8 +133,9 @@ def train(
             last_step=last_step,
             dashboard=dashboard,
         )
-        run = _Run(setup, out, began_s)
-        with run.signals:
+        observed = ObservedRun(state_dir, dashboard.waiting)
+        run = _Run(setup, out, began_s, observed)
+        with run.signals, observed:
             try:
                 return run.execute()
             except KeyboardInterrupt:
@@ -144,8 +147,9 @@ def train(
 class _Run:
     """One process's part of a run: the parts that it has started, and their end."""
 
-    def __init__(self, setup: RunSetup, console: Console, began_s: float):
+    def __init__(self, setup: RunSetup, console: Console, began_s: float, observed: ObservedRun):
         self._setup, self._console, self._began_s = setup, console, began_s
+        self._observed = observed
         self._dashboard, self._section = setup.dashboard, setup.section
         config = setup.builder.context.config
         self._maxtext = {} if config is None else config.maxtext
@@ -163,6 +167,7 @@ class _Run:
             self._console.print(f"the first weights are those of {setup.origin}{instead}")
         chosen = chosen_observers(builder)
         with Running(self.signals, self._dashboard.message, "logs/trainer.log") as running:
+            self._observed.watch_loop(running.thread.loop)
             observers = Observers(builder.registry.manager, chosen, running.supervision)
             try:
                 with self._dashboard:
@@ -172,7 +177,7 @@ class _Run:
                     deadline_s = self._section.deadlines.startup_s
                     ends = ends_at("rlax.deadlines.startup_s", deadline_s)
                     self._dashboard.waiting.begin("starting the controller", ends=ends)
-                    work = assemble(setup, trainer, observers, running, prompts)
+                    work = assemble(setup, trainer, observers, running, prompts, self._observed)
                     run = running.bring_up(work, "starting the controller", deadline_s)
                     running.last.callback(run.publisher.close)
                     stopped = self._train(running, run, trainer)
@@ -202,6 +207,9 @@ class _Run:
         self._dashboard.waiting.beside = controller.generation.starting
         self._dashboard.waiting.begin(f"starting trainer {self._section.trainer.name}")
         port = self._port = ControllerPort(controller, thread.loop, publisher, run.leader)
+        collector = StatusCollector(controller, self._setup.last_step)
+        self._observed.controller_runs(collector, thread.loop, port.activity, publisher.activity)
+        running.last.callback(self._observed.controller_ended)
         on_stop = partial(self._stopped_by_host, running.supervision)
         with led(run.leader, on_stop, thread, self._section.deadlines.rpc_s):
             try:

@@ -19,6 +19,7 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.liveness.activity import Activity, ends_at
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
@@ -84,6 +85,10 @@ class Publisher:
       on_published: called on the event loop once a version is visible.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
+
+    Attributes:
+      last_s: seconds that the newest version took.
+      activity: the version that is being published.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Publisher:
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
         self._deadline_s, self._pace = deadline_s, pace
         self._doing = ""  # what takes its time, for a message
+        self.activity = Activity()
         self._closed = threading.Event()
         self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
@@ -136,7 +142,10 @@ class Publisher:
         if weights.canary is not None:  # it is there once the weights are computed
             weights = weights._replace(canary=_on_host(weights.step, weights.canary))
         started = time.perf_counter()
+        ends = ends_at("rlax.deadlines.weights_s", self._deadline_s)
+        self.activity.begins(f"publishing version {weights.step}", ends)
         self._write(weights, prints)
+        self.activity.ends()
         self.last_s = time.perf_counter() - started
 
     def _write(self, weights: NewWeights, prints: _Prints) -> None:

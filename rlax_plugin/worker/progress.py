@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.engine_abilities import ProgressReporter
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -67,6 +69,29 @@ class ProgressReport:
             pb.Progress(key=key_to_proto(key), attempt=attempt, moves=one.moves)
             for (key, attempt), one in seen.items()
         ]
+
+
+class EngineBeat:
+    """Says for how long an engine has generated nothing although requests are open.
+
+    Args:
+      busy: returns True if requests are open.
+    """
+
+    def __init__(self, engine: RolloutEngine, busy: Callable[[], bool]):
+        self._engine, self._busy = engine, busy
+        self._figure: tuple[float | None, ...] = ()
+        self._since_s = time.monotonic()
+
+    def still_s(self) -> float:
+        """Returns the seconds; any thread may call, but only one."""
+        try:
+            figure = _generated(self._engine.health())
+        except WorkerError:  # it has died, which others say
+            return 0.0
+        if figure != self._figure or not self._busy():
+            self._figure, self._since_s = figure, time.monotonic()
+        return time.monotonic() - self._since_s
 
 
 async def load_within(

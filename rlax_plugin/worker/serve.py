@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import grpc
 
@@ -22,6 +24,8 @@ from rlax_plugin.config.loading import ResolvedConfig, overridden, resolve
 from rlax_plugin.config.network import Network, Place, check_page_is_local
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.liveness.marks import STATE_DIR, Announced, announced
+from rlax_plugin.liveness.watchdog import STILL_S, Watchdog
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc.operator_certificate import read_authority
 from rlax_plugin.rpc.own_address import own_address
@@ -29,6 +33,7 @@ from rlax_plugin.weights.local_copies import local_copies
 from rlax_plugin.worker.joining import RunToJoin, fetch_config
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, log_to_stderr, run
+from rlax_plugin.worker.progress import EngineBeat
 from rlax_plugin.worker.rollout_service import RolloutService
 
 log = logging.getLogger("rlax.worker")
@@ -95,7 +100,21 @@ async def work(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
         )
         await endpoint.start(service)
-        await _live(member, service, endpoint.server, section, terminated)
+        with _announced(name) as mark, Watchdog(mark) as watchdog:
+            watchdog.watch_loop("the event loop of this worker", asyncio.get_running_loop())
+            engine_s = max(STILL_S, section.deadlines.group_s / 2)  # it may have to compile
+            beat = EngineBeat(engine, lambda: service.generating)
+            watchdog.watch("the engine", beat.still_s, engine_s)
+            await _live(member, service, endpoint.server, section, terminated)
+
+
+def _announced(name: str) -> AbstractContextManager[Announced | None]:
+    """Leaves this worker's mark where its launcher says, if it is on the trainer's machine."""
+    state_dir = os.environ.get(STATE_DIR, "")
+    if not state_dir or not os.path.isdir(state_dir):
+        return contextlib.nullcontext()
+    log_path = Path(state_dir, "logs", f"{name}.log")
+    return announced(Path(state_dir), "worker", name, str(log_path) if log_path.exists() else "")
 
 
 async def _live(

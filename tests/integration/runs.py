@@ -82,6 +82,11 @@ class Run(Records):
                 kill_group(process)
                 process.communicate()
 
+    @classmethod
+    def keep(cls, run: Run) -> None:
+        """Leaves it to the caller to end a run that several tests share."""
+        cls._started.remove(run.process)
+
     def end(self) -> tuple[int, str]:
         try:
             out, _ = self.process.communicate(timeout=DEADLINE_S)

@@ -32,7 +32,7 @@ from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
-from rlax_plugin.rpc.host_secret import host_secret, host_token_file
+from rlax_plugin.rpc.role_secret import role_secret, token_file
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.types import HostPlace, TrainBatch
@@ -183,7 +183,7 @@ def led(place: HostPlace, thread: LoopThread, directory: Path) -> Leader:
         await server.start()
         return leader, address, server
 
-    callers.admit(host_secret(directory, secrets).token, "host")
+    callers.admit(role_secret(directory, secrets, "host").token, "host")
     leader, address, led.server = thread.run(served(), 20)
     (directory / "address").write_text(address)
     return leader
@@ -194,7 +194,7 @@ def joined(place: HostPlace, thread: LoopThread, directory: Path, deadlines: Dea
     while not (directory / "address").exists():
         assert time.monotonic() < end_s
         time.sleep(0.1)
-    secret = read_secret(host_token_file(directory), "token")
+    secret = read_secret(token_file(directory, "host"), "token")
     zero = HostZero(place, (directory / "address").read_text(), secret, deadlines, thread, 1 << 24)
     zero.join("tests", ())
     return zero

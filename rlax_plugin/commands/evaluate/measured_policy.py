@@ -29,8 +29,9 @@ from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError
 from rlax_plugin.functions.copies import kept_functions
+from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.durations import Durations, kind_of_work
-from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay, ends_at
+from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay
 from rlax_plugin.ports.training import TrainerPort
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.records.files import CONFIG, RunFiles

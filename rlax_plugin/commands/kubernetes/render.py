@@ -26,8 +26,8 @@ from rlax_plugin.config.functions import parse_function
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.private import make_private
-from rlax_plugin.rpc.host_secret import host_secret
 from rlax_plugin.rpc.operator_certificate import authority_of
+from rlax_plugin.rpc.role_secret import role_secret
 from rlax_plugin.rpc.run_secrets import run_secrets
 
 _MEMORY = "16Gi"
@@ -97,7 +97,7 @@ def render(config: ResolvedConfig, options: Options, directory: Path) -> Rendere
             _write_private(path, text)
         if tls is not None:
             made = run_secrets(directory / SECRET, authority_of(tls))
-            host_secret(directory / SECRET, made)
+            role_secret(directory / SECRET, made, "host")
             secrets += [(directory / SECRET / file, b"") for file in HOST_SECRETS]
     except OSError as error:
         reason = f"cannot be written: {error.filename}: {error.strerror}"

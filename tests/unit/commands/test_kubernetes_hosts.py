@@ -19,7 +19,7 @@ from command_line import rlax
 
 from rlax_plugin.cli import app
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.rpc.host_secret import host_secret
+from rlax_plugin.rpc.role_secret import role_secret
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.start.places import Places
@@ -233,7 +233,7 @@ def test_the_secrets_of_a_run_are_made_once_and_are_those_that_host_0_uses(
     copies = [place["secrets"] / "server-key.pem", *(state / name for name in names)]
     assert all(not stat.S_IMODE(path.stat().st_mode) & 0o077 for path in copies)
     found = run_secrets(state, (certs / "ca.pem").read_text())
-    assert host_secret(state, found).token == read_secret(secret / names[2], "").token
+    assert role_secret(state, found, "host").token == read_secret(secret / names[2], "").token
     assert {name: (state / name).read_text() for name in names} == before
 
 

@@ -21,16 +21,16 @@ SERVICES = pb.DESCRIPTOR.services_by_name.values()
 TOKENS = {role: new_token() for role in ("trainer", "host", "worker", "client")}
 LEASES = {"Latest", "Acquire", "Renew", "Release", "Watch", "Files", "Fetch"}
 ALLOWED = {
-    "trainer": LEASES | {"Generate", "GiveUp", "Health", "Publish"},
+    "trainer": LEASES | {"Generate", "GiveUp", "Health", "Publish", "Status"},
     "host": {"Join", "Batch", "Decision", "Stop", "Chunks"},
     "worker": LEASES | {"Config", "Register", "Heartbeat", "Deregister"},
-    "client": {"Health"},
+    "client": {"Health", "Status"},
 }
 
 
 def test_every_method_of_the_protocol_is_in_the_table_and_no_other_one() -> None:
     names = {f"/{s.full_name}/{m.name}" for s in SERVICES for m in s.methods}
-    assert len(names) == 20 and set(METHODS) == names
+    assert len(names) == 21 and set(METHODS) == names
     assert all(METHODS.values())
 
 

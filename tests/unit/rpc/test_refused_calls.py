@@ -32,7 +32,7 @@ LIMIT_S = 60.0
 ROLES = ("trainer", "host", "worker", "client")
 TOKENS = {role: new_token() for role in ROLES}
 SERVICES = {
-    "controller": ("Fleet", "ParameterServer"),
+    "controller": ("Fleet", "ParameterServer", "Run"),
     "parameter server": ("ParameterServer",),
     "worker": ("Rollout",),
 }

@@ -1,0 +1,1 @@
+"""``rlax doctor``: what of a run is stuck or slow, what will end that, and what to try."""

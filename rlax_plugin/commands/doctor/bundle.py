@@ -1,0 +1,96 @@
+"""Packs the evidence about a run into one file, for another person to read; it has no secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlax_plugin.commands.doctor.evidence import Evidence, last_lines
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.liveness.marks import Mark
+from rlax_plugin.records.files import RunFiles
+
+_LINES = 500  # of each log
+_SECRET = ("token", "secret", "password", "api_key", "apikey", "credential", "authorization")
+_WITH_TEXTS = ("rewards.log",)  # rewards print what they like, such as answers
+
+
+def write_bundle(
+    path: Path,
+    run: RunFiles,
+    state_dir: Path,
+    evidence: Evidence,
+    stacks: Mapping[Mark, str],
+    *,
+    texts: bool,
+) -> Path:
+    """Writes a ``.tar.gz`` that only this user can read; returns its path.
+
+    Values of config keys that may be secrets are left out, and tokens and keys are in none of the
+    files that it packs.
+
+    Args:
+      texts: also packs logs that may hold prompts and answers.
+
+    Raises:
+      ConfigError: the file exists, or cannot be written.
+    """
+    files = {
+        "config.yml": yaml.safe_dump(_without_secrets(yaml.safe_load(run.config()))),
+        "processes.json": json.dumps([asdict(one) for one in evidence.processes], indent=2),
+        "machine.json": json.dumps(
+            {
+                "now": evidence.now,
+                "available_bytes": evidence.available,
+                "memory_bytes": evidence.memory,
+                "disks": [asdict(one) for one in evidence.disks],
+            },
+            indent=2,
+        ),
+    }
+    if evidence.seen.status is not None:
+        files["status.json"] = evidence.seen.status.model_dump_json(indent=2)
+    for mark, text in stacks.items():
+        files[f"stacks/{mark.role.replace(' ', '-')}-{mark.pid}.txt"] = text
+    for log in sorted((state_dir / "logs").glob("*.log")):
+        if texts or log.name not in _WITH_TEXTS:
+            files[f"logs/{log.name}"] = "\n".join(last_lines(str(log), _LINES))
+    try:
+        with (
+            open(path, "xb", opener=_private) as out,
+            tarfile.open(fileobj=out, mode="w:gz") as tar,
+        ):
+            for name, text in files.items():
+                _add(tar, f"rlax-doctor/{name}", text)
+    except OSError as error:
+        raise ConfigError("--bundle", str(path), f"cannot be written: {error.strerror}") from None
+    return path
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
+    data = text.encode(errors="replace")
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _without_secrets(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _without_secrets(one, str(name)) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(one, key) for one in value]
+    named = any(word in key.lower() for word in _SECRET)
+    return "(left out)" if named and isinstance(value, str) and value else value

@@ -1,0 +1,89 @@
+"""``rlax doctor``, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from rlax_plugin.commands.doctor.bundle import write_bundle
+from rlax_plugin.commands.doctor.evidence import Evidence, Process, gather, last_lines
+from rlax_plugin.commands.doctor.findings import Finding, findings
+from rlax_plugin.commands.doctor.stacks_shown import shortened
+from rlax_plugin.commands.status.show import lines_of
+from rlax_plugin.commands.status.source import run_state_directory
+from rlax_plugin.config.loading import of_yaml
+from rlax_plugin.liveness.marks import Mark
+from rlax_plugin.liveness.stacks import ask, newest
+from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.text.terminal import HarmlessConsole
+
+_STACKS_S = 3.0
+_LOG_LINES = 5
+
+
+def examine(
+    run: str, *, all_stacks: bool = False, bundle: str | None = None, with_texts: bool = False
+) -> bool:
+    """Prints what of a run is stuck or slow.
+
+    Args:
+      all_stacks: prints the whole stacks of all its processes.
+      bundle: file to write all evidence to; None: none.
+      with_texts: puts logs that may hold prompts and answers into the bundle as well.
+
+    Returns:
+      True if nothing is wrong.
+
+    Raises:
+      RlaxError: there is no such run, or its status is malformed.
+    """
+    files, state_dir = RunFiles(run), run_state_directory(run)
+    section = of_yaml(files.config(), files.location(CONFIG)).section
+    evidence = gather(files, section, state_dir)
+    found = findings(evidence)
+    wanted = _concerned(evidence, found, everybody=all_stacks or bundle is not None)
+    stacks = ask([p.mark for p in wanted if p.lives], _STACKS_S)
+    stacks |= {p.mark: newest(p.mark) for p in wanted if not p.lives}
+    console = HarmlessConsole(highlight=False)
+    for line in lines_of(evidence.seen, evidence.now):
+        console.print(line, soft_wrap=True)
+    _print_findings(console, found)
+    for process in wanted:
+        _print_process(console, process, stacks, whole=all_stacks)
+    if bundle is not None:
+        written = write_bundle(Path(bundle), files, state_dir, evidence, stacks, texts=with_texts)
+        console.print(f"wrote {written}", soft_wrap=True)
+    return not found
+
+
+def _concerned(evidence: Evidence, found: list[Finding], *, everybody: bool) -> list[Process]:
+    if everybody:
+        return [one for one in evidence.processes if one.lives or evidence.seen.ended]
+    named = [one.process for one in found if one.process is not None]
+    return list({process.mark.pid: process for process in named}.values())
+
+
+def _print_findings(console: Console, found: list[Finding]) -> None:
+    if not found:
+        console.print("nothing is stuck")
+    for number, one in enumerate(found, 1):
+        console.print(f"\n{number}. {one.what}", style="bold", soft_wrap=True)
+        if one.ends:
+            console.print(f"   ends by: {one.ends}", soft_wrap=True)
+        if one.try_:
+            console.print(f"   try: {one.try_}", soft_wrap=True)
+
+
+def _print_process(
+    console: Console, process: Process, stacks: dict[Mark, str], *, whole: bool
+) -> None:
+    mark, text = process.mark, stacks.get(process.mark, "")
+    console.print(f"\n{mark.who}:", style="bold")
+    lines = text.splitlines() if whole else shortened(text, dict(mark.threads))
+    for line in lines or ["no stacks: it has left none"]:
+        console.print(f"  {line}", soft_wrap=True)
+    if log := last_lines(mark.log, _LOG_LINES):
+        console.print(f"  the last lines of {mark.log}:", soft_wrap=True)
+        for line in log:
+            console.print(f"    {line}", soft_wrap=True)

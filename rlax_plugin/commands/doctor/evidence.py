@@ -1,0 +1,127 @@
+"""Gathers what this machine knows of a run, within seconds: processes, status, disks, memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from rlax_plugin.commands.status.source import Seen, seen_here
+from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.liveness.marks import Mark, lives, marks, state
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.run_directory import weights_directory
+from rlax_plugin.text.harmless import one_line
+
+_LOG_BYTES = 1 << 16
+_LONGEST_LINE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of the run.
+
+    Attributes:
+      state: the kernel's letter for it, see ``marks.state``; empty: it has ended.
+      rss: bytes of memory that it holds.
+    """
+
+    mark: Mark
+    state: str
+    rss: int = 0
+
+    @property
+    def lives(self) -> bool:
+        return bool(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A file system with files of the run."""
+
+    path: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The observations of a run at one moment.
+
+    Attributes:
+      now: Unix time.
+      available, memory: bytes of memory of the machine that are available, and all.
+      deadlines: of the run.
+    """
+
+    now: float
+    seen: Seen
+    deadlines: Deadlines
+    processes: Sequence[Process] = ()
+    disks: Sequence[Disk] = ()
+    available: int = 1
+    memory: int = 1
+    by_pid: Mapping[int, Process] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_pid", {one.mark.pid: one for one in self.processes})
+
+    def worker(self, name: str) -> Process | None:
+        """Returns the living process of a worker on this machine; None: there is none."""
+        found = (p for p in self.processes if p.lives and p.mark.role == "worker")
+        return next((one for one in found if one.mark.name == name), None)
+
+
+def gather(run: RunFiles, section: RlaxSection, state_dir: Path) -> Evidence:
+    """Looks at a run on this machine.
+
+    Raises:
+      RlaxError: its status is malformed.
+    """
+    memory = psutil.virtual_memory()
+    return Evidence(
+        now=time.time(),
+        seen=seen_here(state_dir),
+        deadlines=section.deadlines,
+        processes=[_process(mark) for mark in marks(state_dir)],
+        disks=_disks(run, section, state_dir),
+        available=memory.available,
+        memory=memory.total,
+    )
+
+
+def _process(mark: Mark) -> Process:
+    if not lives(mark):
+        return Process(mark, "")
+    try:
+        return Process(mark, state(mark.pid), psutil.Process(mark.pid).memory_info().rss)
+    except (OSError, psutil.Error):
+        return Process(mark, "")
+
+
+def _disks(run: RunFiles, section: RlaxSection, state_dir: Path) -> list[Disk]:
+    weights = RunFiles(weights_directory(section, run))
+    places = [state_dir, *(Path(one.location()) for one in (run, weights) if one.is_local)]
+    found: dict[int, Disk] = {}
+    for place in places:
+        try:
+            device, use = os.stat(place).st_dev, psutil.disk_usage(str(place))
+        except OSError:
+            continue  # it is made later
+        found.setdefault(device, Disk(str(place), use.free, use.total))
+    return list(found.values())
+
+
+def last_lines(path: str, most: int) -> list[str]:
+    """Returns the last lines of a log, harmless; none if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [one_line(line, _LONGEST_LINE) for line in lines if line.strip()][-most:]

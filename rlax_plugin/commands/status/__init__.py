@@ -1,0 +1,1 @@
+"""``rlax status``: what a run does now, how fast, and what it waits for."""

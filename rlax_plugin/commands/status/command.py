@@ -1,0 +1,74 @@
+"""``rlax status``, from the command line: once, as JSON, or until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from rich.live import Live
+
+from rlax_plugin.commands.status.bottleneck import bottleneck
+from rlax_plugin.commands.status.show import rendered
+from rlax_plugin.commands.status.source import (
+    Seen,
+    run_state_directory,
+    seen_here,
+    seen_there,
+)
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.rpc.secret import read_secret
+from rlax_plugin.text.terminal import HarmlessConsole
+
+_EVERY_S = 1.0
+_ANSWER_S = 10.0  # for a controller elsewhere
+
+
+def source(run: str | None, controller: str, token_file: str) -> Callable[[], Seen]:
+    """Returns a function that reads the present status.
+
+    Raises:
+      ConfigError: it is not said which run, or there is none.
+    """
+    if (run is None) == (not controller):
+        reason = "must be a run directory on this machine; for a run elsewhere give --controller"
+        raise ConfigError("RUN", run, reason)
+    if controller:
+        if not token_file:
+            reason = "must name client-token.json of the run, which the trainer's machine has"
+            raise ConfigError("--token-file", None, reason)
+        secret = read_secret(token_file, "--token-file")
+        return lambda: seen_there(controller, secret, _ANSWER_S)
+    assert run is not None
+    state_dir = run_state_directory(run)
+    return lambda: seen_here(state_dir)
+
+
+def to_json(seen: Seen) -> str:
+    """Returns a status as JSON, with the bottleneck and what is wrong with it."""
+    status = None if seen.status is None else seen.status.model_dump(mode="json")
+    said = "" if seen.status is None else bottleneck(seen.status)
+    document = {"problem": seen.problem, "ended": seen.ended, "bottleneck": said, "status": status}
+    return json.dumps(document, indent=2)
+
+
+def show_status(look: Callable[[], Seen], *, once: bool) -> bool:
+    """Prints the status; on a terminal until Ctrl-C or the end of the run, unless ``once``.
+
+    Returns:
+      True if the run goes on.
+
+    Raises:
+      RlaxError: the status cannot be read.
+    """
+    console = HarmlessConsole()
+    seen = look()
+    if once or seen.ended or not console.is_terminal:
+        console.print(rendered(seen), soft_wrap=not console.is_terminal)
+        return not seen.ended
+    with Live(rendered(seen), console=console, auto_refresh=False) as live:
+        while not seen.ended:
+            time.sleep(_EVERY_S)
+            seen = look()
+            live.update(rendered(seen), refresh=True)
+    return False

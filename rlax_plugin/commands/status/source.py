@@ -1,0 +1,108 @@
+"""Reads the status of a run: from its file on this machine, or from its controller."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from rlax_plugin.config.loading import of_yaml
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.liveness.marks import lives, marks
+from rlax_plugin.liveness.marks import state as kernel_state
+from rlax_plugin.liveness.run_status import RunStatus, read_status
+from rlax_plugin.liveness.status_file import age_s, last_status
+from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.channels import describe
+from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.secret import Secret
+from rlax_plugin.start.run_directory import state_directory
+
+_OLD = 5  # times the interval between two statuses
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A status, and what is known of its writer.
+
+    Attributes:
+      status: None: the run has written none.
+      problem: the reason why the status is not the present one; empty: it is.
+      ended: True if the trainer's process has ended.
+    """
+
+    status: RunStatus | None
+    problem: str = ""
+    ended: bool = False
+
+
+def run_state_directory(run: str) -> Path:
+    """Returns the state directory of a run on this machine.
+
+    Raises:
+      ConfigError: there is no such run, or it runs elsewhere.
+    """
+    files = RunFiles(run)
+    section = of_yaml(files.config(), files.location(CONFIG)).section
+    found = state_directory(section, files)
+    if not found.is_dir():
+        reason = (
+            f"has no state directory on this machine ({found}): ask its controller instead, with "
+            "--controller HOST:PORT and --token-file FILE"
+        )
+        raise ConfigError("RUN", run, reason)
+    return found
+
+
+def seen_here(state_dir: Path) -> Seen:
+    """Reads the status that a run on this machine has written last.
+
+    Raises:
+      RlaxError: the file cannot be read.
+    """
+    status = last_status(state_dir)
+    trainers = [mark for mark in marks(state_dir) if mark.role == "trainer"]
+    living = [mark for mark in trainers if lives(mark)]
+    if not living:
+        how = "was killed" if trainers else "has ended"
+        return Seen(status, f"the process of the trainer {how}", ended=True)
+    if status is None:
+        return Seen(None, "the run has just started")
+    if kernel_state(living[0].pid) in ("T", "t"):
+        pid = living[0].pid
+        return Seen(status, f"the trainer (pid {pid}) is stopped: kill -CONT {pid} continues it")
+    if age_s(status) > _OLD * status.every_s:
+        return Seen(status, f"the trainer has written no status for {age_s(status):.0f} s")
+    if status.controller is not None:
+        silent_s = status.at - status.controller.seen
+        if silent_s > _OLD * status.every_s:
+            problem = f"the event loop of the controller has not answered for {silent_s:.0f} s"
+            return Seen(status, problem)
+    return Seen(status)
+
+
+def seen_there(controller: str, secret: Secret, within_s: float) -> Seen:
+    """Asks a controller for the status of its run.
+
+    Raises:
+      RlaxError: it does not answer, or with no status.
+    """
+    return asyncio.run(_asked(controller, secret, within_s))
+
+
+async def _asked(controller: str, secret: Secret, within_s: float) -> Seen:
+    connection = connect(controller, secret)
+    try:
+        request = pb.StatusRequest()
+        reply = await rpc.RunStub(connection).Status(request, timeout=within_s)
+    except grpc.aio.AioRpcError as error:
+        await connection.diagnose(error)
+        why = describe(error)
+        raise RlaxError(f"the controller at {controller} gives no status: {why}") from None
+    finally:
+        await connection.close()
+    return Seen(read_status(reply.status, f"the answer of {controller}"))

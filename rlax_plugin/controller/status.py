@@ -1,0 +1,189 @@
+"""Collects the status of a run: its pace, workers, slowest groups and rewards."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from rlax_plugin.controller.controller import Controller
+from rlax_plugin.fleet.fleet import FleetListener, Worker
+from rlax_plugin.fleet.identities import CLOCK
+from rlax_plugin.fleet.under_way import Under
+from rlax_plugin.liveness.run_status import (
+    MOST_SHOWN,
+    ControllerStatus,
+    GroupStatus,
+    JobStatus,
+    WorkerStatus,
+    finite,
+    shown,
+)
+
+_STEPS = 20  # whose times make the shares
+_SAMPLES = 30  # heartbeats, or statuses, over which the load is averaged
+PHASES = {"wait": "time/wait_s", "train": "time/train_s", "publish": "time/publish_on_loop_s"}
+_GROUP_S = "rlax.deadlines.group_s"
+
+
+@dataclass(slots=True)
+class _Heard:
+    """The last heartbeats of a worker.
+
+    Attributes:
+      at_s: of the newest, of ``time.monotonic``.
+      clock_s: seconds by which its clock is ahead.
+      tokens: generated so far; ``tokens_per_s``: between the last two heartbeats.
+    """
+
+    at_s: float
+    clock_s: float | None = None
+    tokens: float | None = None
+    tokens_per_s: float | None = None
+
+
+class _Average:
+    """A mean over about the last ``_SAMPLES`` values; None before the first one."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        before = value if self.value is None else self.value
+        self.value = before + (value - before) / _SAMPLES
+
+
+class StatusCollector(FleetListener):
+    """Learns of heartbeats, and says at any time how the run is; lives on the event loop.
+
+    Args:
+      controller: of the run.
+      last_step: of the run.
+    """
+
+    def __init__(self, controller: Controller, last_step: int):
+        self._controller, self._last_step = controller, last_step
+        self._generation, self._section = controller.generation, controller.section
+        self._heard: dict[tuple[str, str], _Heard] = {}
+        self._slots_used, self._rewards_used = _Average(), _Average()
+        controller.fleet.listeners.append(self)
+
+    def worker_heard(self, worker: Worker) -> None:
+        now_s, before = time.monotonic(), self._heard.get(worker.identity)
+        figures = worker.figures
+        one = _Heard(now_s, tokens=figures.get("tokens_total"))
+        if (clock := figures.get(CLOCK)) is not None:
+            one.clock_s = clock - time.time()
+        if before is not None and before.tokens is not None and one.tokens is not None:
+            one.tokens_per_s = (one.tokens - before.tokens) / max(now_s - before.at_s, 1e-3)
+        self._heard[worker.identity] = one
+        self._slots_used.add(min(worker.assigned, worker.slots) / max(worker.slots, 1))
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        self._heard.pop(worker.identity, None)
+
+    async def status(self) -> ControllerStatus:
+        """Returns the present status."""
+        run, section = self._controller, self._section
+        history = run.stats.history[-_STEPS:]
+        newest = history[-1] if history else {}
+        step_s = statistics.median([m["time/step_s"] for m in history]) if history else None
+        step = run.run_state.next_step - 1
+        scaler, pool = self._generation.scaler, self._generation.rewards
+        processes = section.reward_processes
+        self._rewards_used.add(min(1.0, pool.under_way / max(processes, 1)))
+        rewards = [m["time/reward_s"] for m in history if "time/reward_s" in m]
+        return ControllerStatus(
+            seen=time.time(),
+            step=step,
+            steps=self._last_step,
+            version=run.fleet.newest.number,
+            step_s=finite(step_s),
+            left_s=None if step_s is None else finite(step_s * max(0, self._last_step - step)),
+            tokens_per_s=_rate(history, "rollout/tokens"),
+            shares=_shares(history),
+            staleness_mean=finite(newest.get("staleness/mean")),
+            staleness_max=finite(newest.get("staleness/max")),
+            max_staleness=section.staleness.max_staleness,
+            synchronous=section.staleness.max_staleness == 1,
+            reward_s=finite(statistics.fmean(rewards)) if rewards else None,
+            reward_processes=processes,
+            slots_used=self._slots_used.value,
+            rewards_used=self._rewards_used.value,
+            replaced=pool.replaced,
+            reissued=run.run_state.totals.reissued,
+            samples=self._generation.dispatcher.backlog.samples,
+            batch=shown(run.ready),
+            wanted=None if scaler is None else scaler.wanted,
+            workers=tuple(map(self._worker, run.fleet.workers.values())),
+            groups=tuple(map(self._group, self._slowest())),
+            jobs=self._jobs(),
+        )
+
+    def _slowest(self) -> list[Under]:
+        return self._generation.dispatcher.under_way.slowest(MOST_SHOWN)
+
+    def _worker(self, worker: Worker) -> WorkerStatus:
+        now_s = time.monotonic()
+        heard = self._heard.setdefault(worker.identity, _Heard(now_s))
+        if worker.version < 0:
+            state = "loads weights"
+        elif worker.draining:
+            state = "drains"
+        elif worker.keep >= 0:
+            state = f"pinned to version {worker.keep}"
+        else:
+            state = "generates" if worker.assigned else "idle"
+        return WorkerStatus(
+            name=shown(worker.name),
+            version=worker.version,
+            samples=worker.assigned,
+            slots=worker.slots,
+            tokens_per_s=finite(heard.tokens_per_s),
+            silent_s=now_s - heard.at_s,
+            clock_s=finite(heard.clock_s),
+            state=state,
+        )
+
+    def _group(self, under: Under) -> GroupStatus:
+        key, section = under.key, self._section
+        asked = self._controller.run_state.open.get(key.group) if key.purpose == "train" else None
+        deadlines = section.deadlines
+        ends = f"{_GROUP_S} = {deadlines.group_s:g} s without progress ends this attempt"
+        if under.worker is None:
+            ends = f"rlax.deadlines.startup_s = {deadlines.startup_s:g} s without any worker"
+        return GroupStatus(
+            what=str(key),
+            prompt="" if asked is None else shown(asked.prompt.id),
+            worker="" if under.worker is None else shown(under.worker.name),
+            since=under.since,
+            still_s=under.still_s,
+            ends=ends,
+        )
+
+    def _jobs(self) -> tuple[JobStatus, ...]:
+        return tuple(
+            JobStatus(
+                what="an episode" if job.plays else "a reward",
+                prompt=shown(job.prompt.id),
+                used_s=job.clock.used_s,
+                limit_s=job.limit_s,
+                key=job.limit_key,
+                pid=pid,
+            )
+            for job, pid in self._generation.rewards.slowest(MOST_SHOWN)
+        )
+
+
+def _shares(history: list[dict[str, float]]) -> dict[str, float]:
+    """Returns each phase's share of the time of these steps."""
+    whole_s = sum(m["time/step_s"] for m in history)
+    if whole_s <= 0:
+        return {}
+    shares = {name: sum(m[key] for m in history) / whole_s for name, key in PHASES.items()}
+    return shares | {"other": max(0.0, 1 - sum(shares.values()))}
+
+
+def _rate(history: list[dict[str, float]], name: str) -> float | None:
+    seconds = sum(m["time/step_s"] for m in history)
+    return finite(sum(m.get(name, 0.0) for m in history) / seconds) if seconds > 0 else None

@@ -1,0 +1,1 @@
+"""The present activity of the processes of a run, and those that stand still."""

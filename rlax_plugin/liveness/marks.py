@@ -1,0 +1,219 @@
+"""The processes of a run on this machine: each leaves a mark, by which others find and ask it.
+
+A process that has left its mark writes the stacks of all its threads to a file when it receives
+``SIGNAL``. The mark says exactly which process that is: without the handler, the signal would kill
+another one that has got the same pid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from rlax_plugin.records.private import make_private
+
+SIGNAL = signal.SIGUSR2
+STATE_DIR = "RLAX_STATE_DIR"
+"""Environment variable by which a launcher names the run's state directory to its workers."""
+
+Role = Literal["trainer", "host", "worker", "rewards", "parameter server"]
+_FOLDER = "processes"
+_MOST_BYTES, _MOST_THREADS = 1 << 16, 300  # of a mark
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_START = 19  # field of /proc/PID/stat after the name: start in clock ticks since the boot
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One process of a run.
+
+    Attributes:
+      role: its part in the run.
+      name: distinguishes it from others of its role, such as a worker's name; may be empty.
+      pid: its process id.
+      start: its start in clock ticks since the boot; ``boot`` identifies the boot.
+      stacks: path of the file that receives its stacks.
+      log: path of its log; empty: unknown.
+      still: names of the activities that stand still, each with the Unix time since when.
+      threads: names of its threads, by the number that stacks show, such as ``0x00007f12``.
+    """
+
+    role: Role
+    name: str
+    pid: int
+    start: int
+    boot: str
+    stacks: str
+    log: str = ""
+    still: tuple[tuple[str, float], ...] = ()
+    threads: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def who(self) -> str:
+        """The process in words."""
+        return f"{self.role} {self.name}".rstrip() + f" (pid {self.pid})"
+
+
+class Announced:
+    """The mark of this process, while it is in its file.
+
+    Attributes:
+      mark: as it is written at present.
+      stacks: the open file that receives stacks.
+    """
+
+    def __init__(self, path: Path, mark: Mark, stacks: IO[bytes]):
+        self._path, self.mark, self.stacks = path, mark, stacks
+
+    def note(self, still: tuple[tuple[str, float], ...]) -> None:
+        """Writes which activities stand still, and the names of threads, if anything has changed.
+
+        A disk that rejects it changes nothing else.
+        """
+        numbered = ((f"{one.ident or 0:#018x}", one.name) for one in threading.enumerate())
+        threads = tuple(sorted(numbered)[:_MOST_THREADS])
+        if (still, threads) != (self.mark.still, self.mark.threads):
+            self.mark = dataclasses.replace(self.mark, still=still, threads=threads)
+            with suppress(OSError):
+                _write(self._path, self.mark)
+
+
+@contextmanager
+def announced(
+    state_dir: Path, role: Role, name: str = "", log: str = ""
+) -> Iterator[Announced | None]:
+    """Leaves the mark of this process in a run's state directory, within ``with``.
+
+    The signal's handler stays to the end of the process: a late signal must not kill it.
+
+    Args:
+      log: path of its log; empty: unknown.
+
+    Yields:
+      The mark; None if the directory cannot be written, which is no reason to end.
+    """
+    folder = state_dir / _FOLDER
+    path = folder / f"{os.getpid()}.json"
+    made: Announced | None = None
+    with suppress(OSError):
+        make_private(folder)
+        start, boot = started(os.getpid()), boot_id()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        stacks_path = folder / f"{os.getpid()}.stacks"
+        stacks = os.fdopen(os.open(stacks_path, flags, 0o600), "ab", buffering=0)
+        faulthandler.register(SIGNAL, file=stacks, all_threads=True, chain=False)
+        mark = Mark(role, name, os.getpid(), start, boot, str(stacks_path), log)
+        _write(path, mark)
+        made = Announced(path, mark, stacks)
+    try:
+        yield made
+    finally:
+        # The stacks are left for a post mortem, which has nothing to say about a process that has
+        # ended as it should: then they are empty, and go as well.
+        with suppress(OSError):
+            path.unlink()
+            if made is not None and not os.path.getsize(made.mark.stacks):
+                os.unlink(made.mark.stacks)
+
+
+def marks(state_dir: Path) -> list[Mark]:
+    """Returns the marks of living and of killed processes of a run, without malformed ones."""
+    found = []
+    for path in sorted((state_dir / _FOLDER).glob("*.json")):
+        with suppress(OSError, ValueError, TypeError, KeyError), path.open("rb") as file:
+            found.append(_of_json(json.loads(file.read(_MOST_BYTES))))
+    return found
+
+
+def forget(state_dir: Path, pid: int) -> None:
+    """Removes the mark of a process that has ended, and its stacks."""
+    for name in (f"{pid}.json", f"{pid}.stacks"):
+        with suppress(OSError):
+            (state_dir / _FOLDER / name).unlink()
+
+
+def forget_ended(state_dir: Path) -> None:
+    """Removes the marks of processes that have ended, when another process takes up the run."""
+    for mark in marks(state_dir):
+        if not lives(mark):
+            forget(state_dir, mark.pid)
+
+
+def lives(mark: Mark) -> bool:
+    """True if the process of a mark has not ended, on this machine."""
+    try:
+        return (
+            boot_id() == mark.boot
+            and started(mark.pid) == mark.start
+            and state(mark.pid) not in ("Z", "X")
+        )
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def boot_id() -> str:
+    """Returns the identity of this machine's present boot."""
+    return _BOOT.read_text().strip()
+
+
+def started(pid: int) -> int:
+    """Returns the start of a process, in clock ticks since the boot.
+
+    Raises:
+      OSError: there is no such process.
+    """
+    return int(_stat(pid)[_START])
+
+
+def state(pid: int) -> str:
+    """Returns the kernel's letter for the state of a process; T: it is stopped, Z: it has ended.
+
+    Raises:
+      OSError: there is no such process.
+    """
+    return _stat(pid)[0]
+
+
+def _stat(pid: int) -> list[str]:
+    # The name, in brackets, may contain anything.
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def _write(path: Path, mark: Mark) -> None:
+    temporary = path.with_suffix(".new")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    with temporary.open("x") as file:
+        json.dump(asdict(mark), file)
+    os.replace(temporary, path)
+
+
+def _of_json(said: dict[str, Any]) -> Mark:
+    texts = [said[name] for name in ("role", "name", "boot", "stacks", "log")]
+    numbers = [said["pid"], said["start"]]
+    if not all(isinstance(text, str) for text in texts) or said["role"] not in get_args(Role):
+        raise ValueError("not a mark")
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        raise ValueError("not a mark")
+    still = tuple((str(what), float(since)) for what, since in said["still"])
+    threads = tuple((str(number), str(name)) for number, name in said["threads"])
+    return Mark(
+        role=said["role"],
+        name=said["name"],
+        pid=said["pid"],
+        start=said["start"],
+        boot=said["boot"],
+        stacks=said["stacks"],
+        log=said["log"],
+        still=still,
+        threads=threads,
+    )

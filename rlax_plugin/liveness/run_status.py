@@ -1,0 +1,186 @@
+"""The status of a run: what it does, how fast, and what it waits for; written, sent and read."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.text.harmless import one_line
+
+_LONGEST = 300
+MOST_SHOWN = 8
+"""Groups and jobs in a status: those that take longest."""
+
+Text = Annotated[str, Field(max_length=_LONGEST)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class Doing(_Part):
+    """One thing that is being done or waited for.
+
+    Attributes:
+      what: it, in words.
+      since: Unix time at which it began.
+      ends: the deadline that ends it, in words; may be empty.
+    """
+
+    what: Text
+    since: Number
+    ends: Text = ""
+
+
+class WorkerStatus(_Part):
+    """A live worker.
+
+    Attributes:
+      version: the weight version that it generates with; -1: none yet.
+      samples: assigned to it, generating or waiting there.
+      slots: sequences that it decodes at once.
+      tokens_per_s: generated since the status before; None: unknown.
+      silent_s: seconds since its last heartbeat.
+      clock_s: seconds by which its clock is ahead of the trainer's; None: unknown.
+      state: ``generates``, ``idle``, ``loads weights``, ``drains`` or ``pinned``.
+    """
+
+    name: Text
+    version: int
+    samples: int
+    slots: Count
+    tokens_per_s: Number | None
+    silent_s: Number
+    clock_s: Number | None
+    state: Text
+
+
+class GroupStatus(_Part):
+    """A request that waits or is being generated.
+
+    Attributes:
+      what: its purpose and group, such as ``train group 12``.
+      prompt: id of its prompt; may be empty.
+      worker: that has it; empty: it waits for one.
+      since: Unix time at which it was requested.
+      still_s: seconds for which the worker reports no progress of it.
+      ends: the deadline that ends it, in words.
+    """
+
+    what: Text
+    prompt: Text
+    worker: Text
+    since: Number
+    still_s: Number
+    ends: Text
+
+
+class JobStatus(_Part):
+    """A reward or an episode that is being computed.
+
+    Attributes:
+      what: such as ``scores`` or ``plays``.
+      used_s: seconds that it has used of ``limit_s``, the value of the config key ``key``.
+      pid: the reward process.
+    """
+
+    what: Text
+    prompt: Text
+    used_s: Number
+    limit_s: Number
+    key: Text
+    pid: Count
+
+
+class ControllerStatus(_Part):
+    """The part of a status that only the controller's event loop knows.
+
+    Attributes:
+      seen: Unix time at which the event loop said it.
+      step: the last finished step; ``steps``: the last one of the run.
+      version: the newest published weight version.
+      step_s: median seconds of a step; None: unknown. ``left_s``: estimate to the end.
+      shares: phase -> share of the time of the last steps.
+      reward_s: mean seconds to score a group; None: unknown.
+      synchronous: True if each step waits for samples of the newest weights.
+      slots_used: share of the workers' slots that are in use, averaged over the last heartbeats;
+        ``rewards_used``: that of the reward processes. None: unknown.
+      wanted: number of workers that the launcher keeps; None: unknown.
+    """
+
+    seen: Number
+    step: Count
+    steps: Count
+    version: int
+    step_s: Number | None = None
+    left_s: Number | None = None
+    tokens_per_s: Number | None = None
+    shares: dict[str, Number] = {}
+    staleness_mean: Number | None = None
+    staleness_max: Number | None = None
+    max_staleness: Count = 1
+    synchronous: bool = True
+    reward_s: Number | None = None
+    reward_processes: Count = 0
+    slots_used: Number | None = None
+    rewards_used: Number | None = None
+    replaced: Count = 0
+    reissued: Count = 0
+    samples: Count = 0
+    batch: Text = ""
+    wanted: int | None = None
+    workers: tuple[WorkerStatus, ...] = ()
+    groups: tuple[GroupStatus, ...] = ()
+    jobs: tuple[JobStatus, ...] = ()
+
+
+class RunStatus(_Part):
+    """The status of a run.
+
+    Attributes:
+      at: Unix time at which it was written.
+      pid: the trainer's process.
+      every_s: seconds between two of them.
+      phase: the wait before training, or after it; None: the run trains.
+      trainer: activity of the trainer's thread; None: it has not begun.
+      publisher: the weight version that is being published; None: none is.
+      controller: None until the controller runs.
+    """
+
+    at: Number
+    pid: Count
+    every_s: Number
+    phase: Doing | None = None
+    trainer: Doing | None = None
+    publisher: Doing | None = None
+    controller: ControllerStatus | None = None
+
+
+def read_status(data: bytes, where: str) -> RunStatus:
+    """Reads a status.
+
+    Raises:
+      RlaxError: it is malformed.
+    """
+    try:
+        return RunStatus.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        said = one_line(f"{place}: {first['msg']}", _LONGEST)
+        raise RlaxError(f"{where} holds no status of a run: {said}") from None
+
+
+def shown(text: str) -> str:
+    """Returns text in the form that a status can hold: harmless and short."""
+    return one_line(text, _LONGEST)
+
+
+def finite(value: float | None) -> float | None:
+    """Returns a finite number, or None for any other."""
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,77 @@
+"""The file ``status.json`` in a run's state directory, written every second or so."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.liveness.run_status import RunStatus, read_status
+from rlax_plugin.records.files import RunFiles
+
+log = logging.getLogger("rlax.controller")
+
+EVERY_S = 1.0
+_NAME = "status.json"
+_MOST_BYTES = 16 << 20
+
+
+class StatusFile:
+    """Writes the status of a run, on a thread of its own, within ``with``.
+
+    A disk that fails or hangs leaves an old status behind, and nothing else.
+
+    Args:
+      collect: returns the status; called on the thread.
+    """
+
+    def __init__(self, state_dir: Path, collect: Callable[[], RunStatus]):
+        self._files, self._collect = RunFiles(state_dir), collect
+        self._ended = threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="rlax-status", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            data = self._collect().model_dump_json().encode()
+            try:
+                self._files.put(_NAME, data)
+                self._failed = False
+            except RlaxError as error:
+                if not self._failed:
+                    log.warning("the status cannot be written: %s", error)
+                self._failed = True
+
+
+def last_status(state_dir: Path) -> RunStatus | None:
+    """Returns the status that a run has written last; None: it has written none.
+
+    Raises:
+      RlaxError: the file cannot be read, or is malformed.
+    """
+    path = state_dir / _NAME
+    try:
+        if os.path.getsize(path) > _MOST_BYTES:
+            raise RlaxError(f"{path} is larger than a status can be")
+        return read_status(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RlaxError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def age_s(status: RunStatus) -> float:
+    """Returns the seconds since a status was written; never negative."""
+    return max(0.0, time.time() - status.at)

@@ -1,0 +1,118 @@
+"""Lets others see what a run does: its mark, its watchdog, and the file with its status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+from rlax_plugin.concurrency.loop_thread import result_within
+from rlax_plugin.controller.status import StatusCollector
+from rlax_plugin.errors import DeadlineError
+from rlax_plugin.liveness.activity import Activity
+from rlax_plugin.liveness.marks import announced, forget_ended
+from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus
+from rlax_plugin.liveness.status_file import EVERY_S, StatusFile
+from rlax_plugin.liveness.watchdog import Watchdog
+from rlax_plugin.metrics.waiting import Waiting
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+
+_ANSWER_S = 0.5  # for the event loop to say what it knows
+
+
+class ObservedRun:
+    """Shows a run to other processes of its user, within ``with``.
+
+    Args:
+      state_dir: of the run.
+      waiting: the phase that the run waits for while it does not train.
+
+    Attributes:
+      trainer: activity of the trainer's thread; publisher: that of the publisher's.
+    """
+
+    def __init__(self, state_dir: Path, waiting: Waiting):
+        self._state_dir, self._waiting = state_dir, waiting
+        self._closing = ExitStack()
+        self._controller: tuple[StatusCollector, asyncio.AbstractEventLoop] | None = None
+        self._newest: ControllerStatus | None = None
+        self.trainer, self.publisher = Activity(), Activity()
+
+    def __enter__(self) -> Self:
+        forget_ended(self._state_dir)
+        log_path = self._state_dir / "logs" / "trainer.log"
+        enter = self._closing.enter_context
+        mark = enter(announced(self._state_dir, "trainer", log=str(log_path)))
+        self._watchdog = enter(Watchdog(mark))
+        enter(StatusFile(self._state_dir, self.status))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watches the controller's event loop from now on."""
+        self._watchdog.watch_loop("the event loop of the controller", loop)
+
+    def controller_runs(
+        self,
+        collector: StatusCollector,
+        loop: asyncio.AbstractEventLoop,
+        trainer: Activity,
+        publisher: Activity,
+    ) -> None:
+        """Adds what the controller knows; ``collector`` lives on ``loop``."""
+        self._controller = collector, loop
+        self.trainer, self.publisher = trainer, publisher
+
+    def controller_ended(self) -> None:
+        """Keeps the controller's last status; its event loop ends."""
+        self._controller = None
+
+    def status(self) -> RunStatus:
+        """Returns the present status; any thread but the event loop's own may call."""
+        return self._status(self._of_controller())
+
+    async def status_on_loop(self) -> RunStatus:
+        """Returns the present status, on the controller's event loop."""
+        known = self._controller
+        return self._status(None if known is None else await known[0].status())
+
+    def _status(self, controller: ControllerStatus | None) -> RunStatus:
+        return RunStatus(
+            at=time.time(),
+            pid=os.getpid(),
+            every_s=EVERY_S,
+            phase=self._waiting.doing,
+            trainer=self.trainer.doing,
+            publisher=self.publisher.doing,
+            controller=controller,
+        )
+
+    def _of_controller(self) -> ControllerStatus | None:
+        """Asks the event loop; if it does not answer, its last answer stays."""
+        if self._controller is None:
+            return None
+        collector, loop = self._controller
+        with suppress(DeadlineError, RuntimeError):  # it stands still, or the run ends
+            self._newest = result_within(collector.status(), loop, _ANSWER_S, _late)
+        return self._newest
+
+
+class StatusService(rpc.RunServicer):
+    """Answers the user's commands on other machines; lives on the controller's event loop."""
+
+    def __init__(self, observed: ObservedRun):
+        self._observed = observed
+
+    async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:
+        status = await self._observed.status_on_loop()
+        return pb.StatusReply(status=status.model_dump_json().encode())
+
+
+def _late(given_s: float) -> DeadlineError:
+    return DeadlineError("the status of the controller", given_s, "")

@@ -1,0 +1,132 @@
+"""A run seen from outside: its status here and over gRPC, and the doctor at three troubles."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import processes
+import psutil
+import pytest
+from runs import HELPERS, TWO_WORKERS, Run, kill_group, plugins
+from waiting import wait_until
+
+from rlax_plugin.commands.doctor.evidence import Evidence, gather
+from rlax_plugin.commands.doctor.findings import Finding, findings
+from rlax_plugin.commands.status.source import seen_here, seen_there
+from rlax_plugin.config.loading import of_yaml
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.liveness.marks import lives, marks
+from rlax_plugin.liveness.run_status import ControllerStatus
+from rlax_plugin.liveness.stacks import ask
+from rlax_plugin.records.endpoints import endpoints
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rpc.secret import read_secret
+
+STEPS = 100_000
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    directory = tmp_path_factory.mktemp("watched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+        one = Run(
+            directory,
+            plugins("blocked_reward"),
+            f"rlax.rewards=[{{name: blocked, file: {directory / 'block'}}}]",
+            f"steps={STEPS}",
+            TWO_WORKERS,
+        )
+    Run.keep(one)  # it lives as long as all tests of this module
+    try:
+        one.until(lambda: len(one.steps()) > 3, "the first steps")
+        yield one
+    finally:
+        kill_group(one.process)
+        one.process.communicate(timeout=60)
+
+
+def seen(run: Run) -> ControllerStatus:
+    status = seen_here(run.dir).status
+    assert status is not None and status.controller is not None
+    return status.controller
+
+
+def evidence(run: Run) -> Evidence:
+    section = of_yaml(RunFiles(run.dir).config(), "config").section
+    return gather(RunFiles(run.dir), section, run.dir)
+
+
+def found(run: Run, what: str) -> Callable[[], Finding | None]:
+    return lambda: next((one for one in findings(evidence(run)) if what in one.what), None)
+
+
+def test_the_status_is_the_same_here_and_over_grpc(watched: Run) -> None:
+    known = lambda: seen(watched).step >= 3 and len(seen(watched).workers) == 2  # noqa: E731
+    wait_until(known, "two workers")
+    here = seen(watched)
+    token = read_secret(watched.dir / "client-token.json", "")
+    at = endpoints(watched.dir)
+    assert at is not None
+    there = seen_there(at.controller, token, 60).status
+    assert there is not None and there.controller is not None
+    assert there.pid == watched.process.pid and there.controller.step >= here.step >= 3
+    assert there.controller.steps == STEPS and there.controller.version >= here.version
+    assert sorted(one.name for one in there.controller.workers) == ["local-0", "local-1"]
+    assert 0.99 < sum(here.shares.values()) < 1.2  # publishing goes on beside the waits
+    worker = read_secret(watched.dir / "worker-token.json", "")
+    with pytest.raises(RlaxError, match=f"the controller at {at.controller} gives no status"):
+        seen_there(at.controller, worker, 60)
+    assert {mark.role for mark in marks(watched.dir)} == {"trainer", "worker", "rewards"}
+    assert findings(evidence(watched)) == []
+
+
+def test_a_reward_that_blocks_is_named_with_its_line(watched: Run) -> None:
+    block = watched.dir.parent.parent / "block"
+    block.touch()
+    try:
+        look = found(watched, "a reward of prompt ")
+        wait_until(look, "the finding")
+        finding = look()
+        assert finding is not None and finding.process is not None
+        assert "rlax.deadlines.reward_s = 60 s" in finding.ends
+        mark = finding.process.mark
+        assert "in blocks_while_a_file_exists" in ask([mark], 60)[mark]
+    finally:
+        block.unlink()
+    step = seen(watched).step
+    wait_until(lambda: seen(watched).step > step + 1, "the run goes on")
+
+
+def test_a_frozen_worker_is_named_and_the_rest_goes_on(watched: Run) -> None:
+    frozen = psutil.Process(watched.workers()[0].pid)
+    frozen.suspend()
+    try:
+        wait_until(found(watched, f"(pid {frozen.pid}) is stopped by a signal"), "the finding")
+        result = processes.finished("doctor", str(watched.dir), cwd=watched.dir)
+        assert result.returncode == 1, result.stderr
+        assert f"try: kill -CONT {frozen.pid} continues it" in result.stdout
+    finally:
+        frozen.resume()
+
+
+def test_a_killed_trainer_leaves_a_post_mortem(watched: Run) -> None:
+    as_json = processes.finished("status", str(watched.dir), "--json", cwd=watched.dir)
+    document = json.loads(as_json.stdout)
+    assert as_json.returncode == 0 and document["status"]["controller"]["steps"] == STEPS
+    (trainer,) = [mark for mark in marks(watched.dir) if mark.role == "trainer"]
+    os.kill(trainer.pid, signal.SIGKILL)
+    wait_until(lambda: not lives(trainer), "the end")
+    bundle: Path = watched.dir / "evidence.tar.gz"
+    arguments = ("doctor", str(watched.dir), "--bundle", str(bundle))
+    result = processes.finished(*arguments, cwd=watched.dir)
+    assert result.returncode == 1, result.stderr
+    assert "has ended without a word: it was killed" in result.stdout
+    assert "try: the same rlax train command continues the run" in result.stdout
+    assert f"{watched.dir}/logs/trainer.log" in result.stdout and bundle.exists()
+    ended = processes.finished("status", str(watched.dir), cwd=watched.dir)
+    assert ended.returncode == 1 and "the process of the trainer was killed" in ended.stdout

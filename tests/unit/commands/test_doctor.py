@@ -1,0 +1,208 @@
+"""``rlax doctor``: each rule by its sentence, on evidence made by hand."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_status import status, worker
+
+from rlax_plugin.commands.doctor.bundle import write_bundle
+from rlax_plugin.commands.doctor.evidence import Disk, Evidence, Process, last_lines
+from rlax_plugin.commands.doctor.findings import findings
+from rlax_plugin.commands.doctor.stacks_shown import shortened
+from rlax_plugin.commands.status.source import Seen
+from rlax_plugin.config import Deadlines
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.liveness.marks import Mark, Role
+from rlax_plugin.liveness.run_status import Doing, GroupStatus, JobStatus
+from rlax_plugin.records.files import RunFiles
+
+NOW = 1000.0
+DEADLINES = Deadlines(heartbeat_s=1.0, heartbeats_lost=20, reward_s=30.0, weights_s=120.0)
+
+
+def process(role: Role = "trainer", state: str = "S", name: str = "", pid: int = 7, **mark: Any):
+    return Process(Mark(role, name, pid, 1, "boot", "/none", **mark), state, rss=1 << 30)
+
+
+def evidence(seen: Seen | None = None, **changes: Any) -> Evidence:
+    values: dict[str, Any] = {
+        "now": NOW,
+        "seen": seen or Seen(status(0.05)),
+        "deadlines": DEADLINES,
+        "processes": [process(), process("worker", name="a", pid=8)],
+        "disks": [Disk("/runs", 10 << 30, 100 << 30)],
+        "available": 8 << 30,
+        "memory": 16 << 30,
+    }
+    return Evidence(**values | changes)
+
+
+def said(**changes: Any) -> list[tuple[str, str]]:
+    return [(one.what, one.ends) for one in findings(evidence(**changes))]
+
+
+def test_nothing_is_wrong_with_a_run_that_goes_on() -> None:
+    assert findings(evidence()) == []
+    ended = Seen(status(), "the process of the trainer has ended", ended=True)
+    assert findings(evidence(ended, processes=[])) == []
+
+
+def test_a_machine_without_disk_or_memory() -> None:
+    (what, ends), *more = said(disks=[Disk("/runs", 50 << 20, 100 << 30)])
+    assert what == "the disk of /runs is full: 50 MiB of 100 GiB are free" and not more
+    assert "rlax.deadlines.weights_s = 120 s" in ends
+    (what, _), *more = said(available=100 << 20)
+    assert what == "memory is short: 100 MiB of 16 GiB are available; trainer (pid 7) holds 1 GiB"
+
+
+@pytest.mark.parametrize(
+    ("one", "what", "ends"),
+    [
+        (
+            process("worker", "T", "b", 9),
+            "worker b (pid 9) is stopped by a signal or a debugger",
+            "rlax.deadlines.heartbeats_lost x heartbeat_s = 20 s",
+        ),
+        (process("parameter server", "", pid=9), "parameter server (pid 9) was killed", ""),
+        (process("worker", "D", "b", 9), "worker b (pid 9) waits for a disk", ""),
+        (
+            process("worker", "S", "b", 9, still=(("the engine", 980.0),)),
+            "the engine of worker b (pid 9) stands still since 20 s",
+            "then its groups run elsewhere",
+        ),
+        (
+            process("host", "T", "1", 9),
+            "host 1 (pid 9) is stopped",
+            "rlax.deadlines.host_s = 60 s ends all hosts",
+        ),
+        (
+            process("rewards", "S", pid=9, still=(("a reward", 988.0),)),
+            "a reward of rewards (pid 9) stands still since 12 s",
+            "rlax.deadlines.reward_s = 30 s replaces it",
+        ),
+    ],
+)
+def test_a_process_that_does_not_run(one: Process, what: str, ends: str) -> None:
+    ((found, its_end),) = said(processes=[process(), one])
+    assert found.startswith(what) and ends in its_end
+
+
+def test_a_worker_that_was_started_again_is_not_missed() -> None:
+    before, now = process("worker", "", "a", 9), process("worker", "S", "a", 10)
+    assert said(processes=[process(), before, now]) == []
+    killed_by_its_owner = process("rewards", "", pid=11)
+    assert said(processes=[process(), killed_by_its_owner]) == []
+
+
+def test_a_killed_trainer() -> None:
+    ended = Seen(status(), "the process of the trainer was killed", ended=True)
+    (found,) = findings(evidence(ended, processes=[process(state="")]))
+    assert "has ended without a word" in found.what and found.lost
+    assert found.try_ == "the same rlax train command continues the run"
+
+
+def test_silent_workers_and_none_at_all() -> None:
+    silent = status(0.05, workers=(worker("a", silent_s=8.0), worker("b", silent_s=2.0)))
+    ((what, ends),) = said(seen=Seen(silent))
+    assert what == "worker a has sent no heartbeat for 8 s; it holds 8 samples"
+    assert ends.startswith("20 s without one")
+    ((what, _),) = said(seen=Seen(status(0.05, workers=(), samples=16)))
+    assert what == "no worker is there for 16 samples"
+
+
+def test_a_group_and_a_reward_that_take_long() -> None:
+    group = GroupStatus(
+        what="group 12", prompt="ab", worker="a", since=900.0, still_s=11.0, ends="group_s"
+    )
+    job = JobStatus(
+        what="a reward", prompt="cd", used_s=6.0, limit_s=30.0, key="rlax.deadlines.reward_s", pid=9
+    )
+    slow = process("rewards", pid=9)
+    found = findings(
+        evidence(Seen(status(0.05, groups=(group,), jobs=(job,))), processes=[process(), slow])
+    )
+    assert [one.what for one in found] == [
+        "a reward of prompt cd takes 6 s so far, in process 9",
+        "group 12 (prompt ab) makes no progress on worker a since 11 s",
+    ]
+    assert found[0].process is slow and "rlax.deadlines.reward_s = 30 s" in found[0].ends
+    usual = status(0.05, jobs=(job,), reward_s=1.0)  # others of this run take as long
+    assert said(seen=Seen(usual)) == []
+
+
+def test_a_trainer_that_takes_long() -> None:
+    doing = Doing(what="publishing version 7", since=940.0, ends="weights_s")
+    found = status(0.05, step_s=2.0).model_copy(update={"publisher": doing})
+    ((what, ends),) = said(seen=Seen(found))
+    assert what == "publishing version 7: since 60 s; a step usually takes 2 s"
+    assert ends == "weights_s"
+    slow = status(0.05, step_s=10.0).model_copy(update={"publisher": doing})
+    assert said(seen=Seen(slow)) == []
+
+
+def test_clocks() -> None:
+    ((what, _),) = said(seen=Seen(status(0.05, workers=(worker("a", clock_s=-90.0),))))
+    assert what == "the clock of worker a is 90 s behind the trainer's"
+    ahead = status(0.05).model_copy(update={"at": NOW + 90})
+    ((what, _),) = said(seen=Seen(ahead))
+    assert what == "the clock of the trainer is 90 s ahead of this command's"
+
+
+def test_an_old_status_says_nothing_about_workers() -> None:
+    silent = status(0.05, workers=(worker("a", silent_s=80.0),))
+    frozen = Seen(silent, "the trainer (pid 7) is stopped")
+    ((what, _),) = said(seen=frozen, processes=[process(state="T")])
+    assert what == "trainer (pid 7) is stopped by a signal or a debugger"
+    ((what, _),) = said(seen=frozen)
+    assert what == frozen.problem  # no other rule knows why
+
+
+STACKS = """Thread 0x00000002 (most recent call first):
+  File "a.py", line 1 in inner
+  File "a.py", line 2 in outer
+
+Current thread 0x00000001 (most recent call first):
+  File "b.py", line 3 in main
+"""
+
+
+def test_the_threads_that_matter_are_shown() -> None:
+    names = {"0x00000001": "MainThread", "0x00000002": "grpc"}
+    assert shortened(STACKS, names) == ["MainThread:", '  File "b.py", line 3 in main']
+    assert shortened(STACKS, {})[0] == "Thread 0x00000002 (most recent call first):"
+
+
+def test_a_bundle_has_no_secrets_and_texts_only_if_asked(tmp_path: Path) -> None:
+    run, state = RunFiles(tmp_path / "run"), tmp_path / "run"
+    run.put("config.yml", b"hf_access_token: hf_abc\nrlax: {rewards: [{api_key: 'k1', n: 3}]}\n")
+    run.put("secrets.json", b'{"trainer": "s1"}')
+    run.put("logs/trainer.log", b"one\n\x1b[31mtwo\n")
+    run.put("logs/rewards.log", b"an answer\n")
+    mark = process().mark
+    for texts in (False, True):
+        path = tmp_path / f"{texts}.tar.gz"
+        write_bundle(path, run, state, evidence(), {mark: "File x"}, texts=texts)
+        with tarfile.open(path) as tar:
+            found = {m.name: tar.extractfile(m).read().decode() for m in tar.getmembers()}  # type: ignore[union-attr]
+        assert path.stat().st_mode & 0o777 == 0o600
+        everything = "".join(found.values())
+        assert "hf_abc" not in everything and "k1" not in everything and "s1" not in everything
+        assert "n: 3" in found["rlax-doctor/config.yml"]
+        assert found["rlax-doctor/stacks/trainer-7.txt"] == "File x"
+        assert "\x1b" not in found["rlax-doctor/logs/trainer.log"]
+        assert json.loads(found["rlax-doctor/status.json"])["pid"] == 7
+        assert ("rlax-doctor/logs/rewards.log" in found) is texts
+    with pytest.raises(ConfigError, match=r"--bundle.*cannot be written: File exists"):
+        write_bundle(path, run, state, evidence(), {}, texts=False)
+
+
+def test_last_lines_are_harmless(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"first\n\nsecond \xff\x1b]0;x\x07\nthird\n")
+    assert last_lines(str(tmp_path / "log"), 2)[-1] == "third"
+    assert "\x1b" not in "".join(last_lines(str(tmp_path / "log"), 9))
+    assert last_lines(str(tmp_path / "none"), 2) == []

@@ -1,0 +1,128 @@
+"""``rlax status``: the bottleneck in a sentence, and lines with the right numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlax_plugin.commands.status.bottleneck import bottleneck
+from rlax_plugin.commands.status.command import source, to_json
+from rlax_plugin.commands.status.show import lines_of
+from rlax_plugin.commands.status.source import Seen, seen_here
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.liveness.marks import announced
+from rlax_plugin.liveness.run_status import ControllerStatus, Doing, RunStatus, WorkerStatus
+from rlax_plugin.records.files import RunFiles
+
+
+def worker(name: str = "w", **changes: Any) -> WorkerStatus:
+    values = {
+        "name": name,
+        "version": 3,
+        "samples": 8,
+        "slots": 8,
+        "tokens_per_s": 1234.5,
+        "silent_s": 0.25,
+        "clock_s": 0.0,
+        "state": "generates",
+    }
+    return WorkerStatus(**values | changes)
+
+
+def status(wait: float = 0.5, publish: float = 0.0, **changes: Any) -> RunStatus:
+    shares = {"wait": wait, "train": 1 - wait - publish, "publish": publish, "other": 0.0}
+    values: dict[str, Any] = {
+        "seen": 1000.0,
+        "step": 12,
+        "steps": 20,
+        "version": 11,
+        "step_s": 2.5,
+        "left_s": 3725.0,
+        "shares": shares,
+        "synchronous": False,
+        "workers": (worker("a"), worker("b")),
+        "slots_used": 0.9,
+        "reward_processes": 2,
+        "rewards_used": 0.1,
+    }
+    return RunStatus(at=1000.0, pid=7, every_s=1.0, controller=ControllerStatus(**values | changes))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        # 2 workers give a step's samples in the whole step; without the wait it has half the time.
+        (
+            status(0.5),
+            "the trainer waits 50% of the step for samples: 2 more workers would balance",
+        ),
+        (status(0.3), "the trainer waits 30% of the step for samples: 1 more worker would balance"),
+        (
+            status(0.71, workers=(worker(),)),
+            "the trainer waits 71% of the step for samples: 3 more workers would balance",
+        ),
+        (status(0.5, workers=()), "waits 50% of the step for samples: no worker has weights"),
+        (status(0.5, workers=(worker(version=-1),)), "no worker has weights"),
+        (status(0.5, slots_used=0.2), "although only 20% of the workers' slots are in use"),
+        (
+            status(0.5, slots_used=0.2, rewards_used=0.95),
+            "the 2 reward processes are busy for 95% of the time: raise rlax.reward_processes",
+        ),
+        (status(0.5, synchronous=True), "because rlax.staleness.max_staleness is 1"),
+        (status(0.05), "the trainer is busy for 95% of the step and is the bottleneck"),
+        (status(0.05, publish=0.4), "publishing weights holds the trainer up for 40% of the step"),
+        (status(shares={}), "no step is finished yet"),
+        (RunStatus(at=1.0, pid=7, every_s=1.0), "no step is finished yet"),
+    ],
+)
+def test_the_bottleneck_is_named(found: RunStatus, said: str) -> None:
+    assert said in bottleneck(found)
+
+
+def test_lines_have_the_numbers() -> None:
+    found = status(0.5, staleness_max=2.0, max_staleness=3, reward_s=0.0125, batch="3 of 8 groups")
+    doing = Doing(what="training step 13", since=970.0)
+    found = found.model_copy(update={"trainer": doing})
+    lines = lines_of(Seen(found), now=1000.0)
+    assert lines[0] == "trainer: training step 13, since 30 s"
+    assert lines[1] == "step 12/20  a step 2.5 s  left 1:02:05  tokens/s -  version 11"
+    assert "batch 3 of 8 groups" in lines[2] and "staleness 2 of 3" in lines[2]
+    assert "reward of a group 12.5 ms" in lines[2]
+    assert lines[3] == "time of a step: wait 50%  train 50%  publish 0%  other 0%"
+    ended = lines_of(Seen(found, "the process of the trainer was killed", ended=True), now=1000.0)
+    assert ended[0] == "the process of the trainer was killed"
+    assert not any(line.startswith(("trainer:", "bottleneck")) for line in ended)
+    document = json.loads(to_json(Seen(found)))
+    assert document["status"]["controller"]["step"] == 12 and document["ended"] is False
+
+
+def test_an_old_status_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    assert seen_here(tmp_path) == Seen(None, "the process of the trainer has ended", ended=True)
+    with announced(tmp_path, "trainer"):
+        assert seen_here(tmp_path).problem == "the run has just started"
+        files.put("status.json", status().model_dump_json().encode())
+        assert "the trainer has written no status for " in seen_here(tmp_path).problem
+        far = 4e9  # the future: a status of a clock that is ahead is not old
+        fresh = status().model_copy(update={"at": far})
+        files.put("status.json", fresh.model_dump_json().encode())
+        problem = seen_here(tmp_path).problem
+        assert "the event loop of the controller has not answered for 3999999000 s" in problem
+        both = status(seen=far).model_copy(update={"at": far})
+        files.put("status.json", both.model_dump_json().encode())
+        assert seen_here(tmp_path) == Seen(both)
+    assert seen_here(tmp_path).ended
+
+
+def test_it_is_said_which_run_and_which_token(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="RUN: must be a run directory"):
+        source(None, "", "")
+    with pytest.raises(ConfigError, match="RUN = 'runs/a': must be a run directory"):
+        source("runs/a", "host:1", "")
+    with pytest.raises(ConfigError, match=r"--token-file: must name client-token\.json"):
+        source(None, "host:1", "")
+    with pytest.raises(ConfigError, match="is not a run directory"):
+        source(str(tmp_path), "", "")

@@ -1,0 +1,129 @@
+"""Marks name exactly one process, and only that one is asked for its stacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from rlax_plugin.liveness.marks import SIGNAL, Mark, announced, forget_ended, lives, marks, state
+from rlax_plugin.liveness.stacks import ask, newest
+
+ANNOUNCED = """
+import sys, time
+from pathlib import Path
+from rlax_plugin.liveness.marks import announced
+
+def where_it_sleeps():
+    time.sleep(600)
+
+with announced(Path(sys.argv[1]), "worker", "w-1", log="a.log"):
+    where_it_sleeps()
+"""
+PLAIN = "import time; print('up', flush=True); time.sleep(600)"
+
+
+@contextmanager
+def child(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mark]]:
+    """A process that has left its mark, and the state directory."""
+    directory = tmp_path_factory.mktemp("run")
+    with child(ANNOUNCED, str(directory)) as process:
+        wait_until(lambda: marks(directory), "the mark")
+        (mark,) = marks(directory)
+        assert mark.pid == process.pid
+        yield directory, mark
+
+
+def test_a_process_writes_where_it_is(living: tuple[Path, Mark]) -> None:
+    directory, mark = living
+    assert (mark.role, mark.name, mark.log) == ("worker", "w-1", "a.log")
+    assert mark.who == f"worker w-1 (pid {mark.pid})" and lives(mark)
+    stacks = ask([mark], 60)[mark]
+    assert "where_it_sleeps" in stacks and "most recent call first" in stacks
+    again = ask([mark], 60)[mark]
+    assert again.count("where_it_sleeps") == 1  # not those of the first time as well
+    assert "where_it_sleeps" in newest(mark)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (directory / "processes").iterdir()}
+    assert modes[f"{mark.pid}.stacks"] == 0o600
+    assert (directory / "processes").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_stopped_process_is_not_waited_for(living: tuple[Path, Mark]) -> None:
+    _, mark = living
+    os.kill(mark.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: state(mark.pid) == "T", "the stop")
+        assert ask([mark], 60)[mark] == f"it is stopped: kill -CONT {mark.pid} continues it"
+    finally:
+        os.kill(mark.pid, signal.SIGCONT)
+
+
+def test_no_other_process_gets_the_signal(living: tuple[Path, Mark]) -> None:
+    _, mark = living
+    with child(PLAIN) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        later = replace(mark, pid=process.pid)  # the pid is another process's by now
+        assert not lives(later) and ask([later], 1) == {later: "it has ended"}
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        without = replace(later, start=int(fields[19]))
+        assert lives(without)
+        assert ask([without], 1) == {
+            without: "it does not handle the signal that asks for its stacks"
+        }
+        assert process.poll() is None  # the signal would have killed it
+        process.send_signal(SIGNAL)
+        assert process.wait(60) == -SIGNAL
+    assert not lives(replace(mark, boot="another")) and not lives(replace(mark, pid=2**30))
+
+
+def test_what_is_no_mark_is_left_out(tmp_path: Path) -> None:
+    with announced(tmp_path, "trainer") as mine:
+        assert mine is not None
+        (good,) = marks(tmp_path)
+        folder = tmp_path / "processes"
+        said = json.loads((folder / f"{os.getpid()}.json").read_text())
+        for number, wrong in enumerate(
+            ({"pid": "1"}, {"pid": -1}, {"role": "king"}, {"still": 3}, {"log": None})
+        ):
+            (folder / f"{number}.json").write_text(json.dumps(said | wrong))
+        (folder / "text.json").write_text("nothing")
+        (folder / "list.json").write_text("[]")
+        assert marks(tmp_path) == [good] == [mine.mark]
+    assert list(folder.glob("*.stacks")) == [] and marks(tmp_path) == []
+
+
+def test_marks_of_killed_processes_are_forgotten_by_the_next_one(tmp_path: Path) -> None:
+    with child(ANNOUNCED, str(tmp_path)) as process:
+        wait_until(lambda: marks(tmp_path), "the mark")
+        forget_ended(tmp_path)
+        assert len(marks(tmp_path)) == 1
+        process.kill()
+        process.wait(60)
+        assert len(marks(tmp_path)) == 1 and not lives(marks(tmp_path)[0])
+        forget_ended(tmp_path)
+    assert list((tmp_path / "processes").iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "processes").write_text("a file")
+    with announced(tmp_path, "trainer") as mine:
+        assert mine is None

@@ -1,0 +1,79 @@
+"""The status of a run survives being written and read, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.liveness.activity import Activity, ends_at
+from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus, WorkerStatus, read_status
+from rlax_plugin.liveness.status_file import StatusFile, last_status
+
+WORKER = WorkerStatus(
+    name="w",
+    version=3,
+    samples=5,
+    slots=8,
+    tokens_per_s=12.5,
+    silent_s=0.25,
+    clock_s=None,
+    state="x",
+)
+STATUS = RunStatus(
+    at=100.5,
+    pid=7,
+    every_s=1.0,
+    controller=ControllerStatus(
+        seen=100.25, step=2, steps=9, version=1, shares={"wait": 0.75}, workers=(WORKER,)
+    ),
+)
+
+
+def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert last_status(tmp_path) is None
+    with StatusFile(tmp_path, lambda: STATUS):
+        wait_until(lambda: (tmp_path / "status.json").exists(), "the file")
+    assert last_status(tmp_path) == STATUS
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"at": "now"}, "at"),
+        ({"pid": -1}, "pid"),
+        ({"controller": {"seen": 1.0}}, "controller.step"),
+        ({"phase": {"what": "x" * 301, "since": 1.0}}, "phase.what"),
+        ({"at": None}, "at"),
+    ],
+)
+def test_anything_else_is_rejected_by_name(change: dict[str, object], named: str) -> None:
+    document = json.loads(STATUS.model_dump_json()) | change
+    with pytest.raises(RlaxError, match=rf"^here holds no status of a run: {named}: "):
+        read_status(json.dumps(document).encode(), "here")
+    with pytest.raises(RlaxError, match="here holds no status of a run"):
+        read_status(b"{", "here")
+
+
+def test_a_disk_that_cannot_be_written_is_said_once(tmp_path: Path, caplog) -> None:
+    (tmp_path / "file").touch()
+    with StatusFile(tmp_path / "file", lambda: STATUS):
+        wait_until(lambda: "the status cannot be written" in caplog.text, "the warning")
+        time.sleep(2.5)
+    assert caplog.text.count("the status cannot be written") == 1
+
+
+def test_an_activity_says_what_and_since_when() -> None:
+    activity, before = Activity(), time.time()
+    assert activity.doing is None
+    activity.begins("training\nstep 3", ends_at("rlax.deadlines.weights_s", 120))
+    doing = activity.doing
+    assert doing is not None and before <= doing.since <= time.time()
+    assert "\n" not in doing.what
+    assert doing.ends == "rlax.deadlines.weights_s = 120 s ends this wait"
+    activity.ends()
+    assert activity.doing is None
