@@ -1,12 +1,23 @@
-"""Commands that look at a run while it goes on: status, doctor."""
+"""Commands that look at a run while it goes on, or shake it: status, doctor, chaos."""
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlax_plugin.cli.common import LOOK, RUN_FAILED, AsJson, Run, command, exit_status
+from rlax_plugin.cli.common import (
+    LOOK,
+    RUN_FAILED,
+    AsJson,
+    Config,
+    Overrides,
+    Run,
+    command,
+    exit_status,
+)
 
 
 @command(LOOK, "rlax status runs/demo")
@@ -98,3 +109,67 @@ def doctor(
 
         healthy = examine(run, all_stacks=stacks, bundle=bundle, with_texts=with_texts)
     raise typer.Exit(0 if healthy else RUN_FAILED)
+
+
+@command(LOOK, "rlax chaos configs/demo.yml steps=20 --seed 1 --kills 4")
+def chaos(
+    config: Config,
+    overrides: Overrides = None,
+    *,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the first run")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="number of runs, with consecutive seeds")
+    ] = 1,
+    kills: Annotated[
+        int, typer.Option(min=1, max=1000, help="number of processes killed or frozen in a run")
+    ] = 8,
+    parameter_server: Annotated[
+        bool,
+        typer.Option("--parameter-server", help="run the parameter server as a separate process"),
+    ] = False,
+    spare_trainer: Annotated[
+        bool, typer.Option("--spare-trainer", help="never kill or freeze the trainer")
+    ] = False,
+    within_s: Annotated[
+        float, typer.Option(min=1, help="seconds in which each run must end after its last blow")
+    ] = 600.0,
+    patience_s: Annotated[
+        float, typer.Option(min=0.1, help="seconds to wait for the event of a blow")
+    ] = 60.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            show_default=False,
+            help="folder for the output of the processes; default: a new one below the system's "
+            "temporary directory",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Trains a config while its processes are killed and frozen, and checks that the run survives.
+
+    For each seed it trains a new run, named chaos-SEED. A seed decides which processes (trainer,
+    workers, reward processes, and with --parameter-server that server) get SIGKILL or SIGSTOP, and
+    at which events: in a commit, in a publication, in a snapshot, at a restore, between turns, in
+    an evaluation. What a supervisor would start again, it starts again. Then the run must be
+    complete, rlax audit must find nothing, no process may be left over, and with
+    rlax.deterministic the weights must be those of an undisturbed run, bit for bit. The exit status
+    is 0 if all runs have survived, and 1 otherwise. Each failure comes with the command that
+    repeats it.
+    """
+    with exit_status():
+        from rlax_plugin.commands.chaos.command import Settings
+        from rlax_plugin.commands.chaos.command import chaos as run_chaos
+
+        settings = Settings(
+            config=config,
+            overrides=tuple(overrides or ()),
+            kills=kills,
+            within_s=within_s,
+            patience_s=patience_s,
+            own_server=parameter_server,
+            trainer=not spare_trainer,
+            out=out or Path(tempfile.mkdtemp(prefix="rlax-chaos-")),
+        )
+        survived = run_chaos(settings, range(seed, seed + seeds), as_json=as_json)
+    raise typer.Exit(0 if survived else RUN_FAILED)

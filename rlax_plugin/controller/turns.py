@@ -9,6 +9,7 @@ from typing import Any
 
 from rlax_plugin.episodes.playing import TurnLog, VoidTurns
 from rlax_plugin.records import events as ev
+from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.unfinished_turns import RecordedTurn
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.types import Key, Sampled, Turn
@@ -92,6 +93,7 @@ class Turns(TurnLog):
         return self._known.pop(group, ())
 
     def sampled(self, key: Key, turn: Turn) -> None:
+        reached(FaultPoint.TURN_SAMPLED)
         self._note(key, [turn.sampled], [RecordedTurn(key, turn)])
 
     def discarded(self, key: Key) -> None:

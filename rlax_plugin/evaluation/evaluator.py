@@ -13,6 +13,7 @@ from rlax_plugin.evaluation.measures import Outcomes, measures, passed_counts
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.types import Prompt
 
 Progress = Callable[[int, int], None]
@@ -57,6 +58,7 @@ class Evaluator:
           RlaxError: a group cannot be generated.
         """
         exactly = version if pinned else None
+        reached(FaultPoint.EVALUATION_BEGUN)
         done = 0
 
         async def one(problems: ProblemSet, prompt: Prompt, number: int) -> Answered:

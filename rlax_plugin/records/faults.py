@@ -1,7 +1,8 @@
-"""Fault points: places between disk writes at which a test of recovery may kill the process.
+"""Fault points: places, most of them between disk writes, at which a test of recovery may kill.
 
-Each member names a point between two writes. ``RLAX_KILL_AT=<name>:<n>`` makes the process kill
-itself, as a preemption would, when it reaches this point for the n-th time.
+``RLAX_KILL_AT=<name>:<n>`` makes the process kill itself, as a preemption would, when it reaches
+this point for the n-th time. ``RLAX_FAULT_LOG=<path>`` makes it append the name of each point that
+it reaches to a file, for ``rlax chaos``, which then kills another process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import signal
 from collections import Counter
 
-VARIABLE = "RLAX_KILL_AT"
+VARIABLE, LOG = "RLAX_KILL_AT", "RLAX_FAULT_LOG"
 
 
 class FaultPoint(enum.StrEnum):
@@ -20,6 +21,8 @@ class FaultPoint(enum.StrEnum):
     CONFIG_WRITTEN = "config-written"  # the run's directory exists, and no more
     METRICS_CUT = "metrics-cut"  # metrics.jsonl ends where the checkpoint does
     RECOVERED = "recovered"  # leftovers are removed, the ledger says what the journal says
+    EVALUATION_BEGUN = "evaluation-begun"  # its first problems are about to be generated
+    TURN_SAMPLED = "turn-sampled"  # of an episode that goes on; it is not recorded yet
     PILOTS_SCORED = "pilots-scored"  # the first samples of a group are; others are to be generated
     LEDGER_WRITTEN = "ledger-written"  # events are in the local ledger, not in the run directory
     COMMIT_BEGUN = "commit-begun"  # the batch is chosen, nothing of it is written
@@ -48,7 +51,10 @@ _seen: Counter[str] = Counter()
 
 
 def reached(point: FaultPoint) -> None:
-    """Kills the process if the environment variable names this point and count."""
+    """Logs the point, or kills the process there, if the environment variables say so."""
+    if log := os.environ.get(LOG):
+        with open(log, "a") as file:  # a line of a few bytes: appended as a whole
+            file.write(f"{point}\n")
     if wanted := os.environ.get(VARIABLE):
         name, _, number = wanted.partition(":")
         if name == point:

@@ -1,0 +1,1 @@
+"""``rlax chaos``: a run whose processes are killed and frozen at chosen events, and its verdict."""

@@ -1,0 +1,222 @@
+"""``rlax chaos``, from the command line: one run for each seed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, Blow, blows
+from rlax_plugin.commands.chaos.event_log import EventLog
+from rlax_plugin.commands.chaos.supervised import SupervisedRun, free_port
+from rlax_plugin.commands.chaos.verdict import Fallen, Verdict, digests, examine
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import resolve
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.liveness.marks import Role
+from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.run_directory import run_directory, state_directory
+from rlax_plugin.text.command_lines import pasteable
+from rlax_plugin.text.terminal import HarmlessConsole
+
+_BAD_CONFIG = 2  # exit status of ``rlax train``
+_THERE_S = 30.0  # for a process that is started again to be there
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user has asked for.
+
+    Attributes:
+      config, overrides: of the run.
+      kills: number of blows of each seed.
+      within_s: seconds in which a run must end.
+      patience_s: seconds to wait for the event of a blow.
+      own_server: True to run the parameter server as a process of its own.
+      trainer: False if the trainer is never hit.
+      out: folder for the logs.
+    """
+
+    config: str
+    overrides: tuple[str, ...]
+    kills: int
+    within_s: float
+    patience_s: float
+    own_server: bool
+    trainer: bool
+    out: Path
+
+
+def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
+    """Runs the config once for each seed, and prints each verdict.
+
+    Returns:
+      True if all runs have survived.
+
+    Raises:
+      RlaxError: the config is wrong, or the undisturbed run fails.
+    """
+    console = HarmlessConsole(highlight=False, soft_wrap=True, stderr=as_json)
+    section = resolve(settings.config, settings.overrides).section
+    expected = None
+    if section.deterministic:
+        console.print("an undisturbed run, to compare with")
+        expected = _undisturbed(settings)
+    verdicts = []
+    for seed in seeds:
+        verdict = _one(settings, seed, expected, console)
+        verdicts.append(verdict)
+        _print(console, settings, verdict)
+    if as_json:
+        print(json.dumps([one.to_json() for one in verdicts], indent=2))
+    survived = sum(not one.findings for one in verdicts)
+    console.print(f"{survived} of {len(verdicts)} runs have survived")
+    return survived == len(verdicts)
+
+
+def _prepared(settings: Settings, name: str) -> tuple[SupervisedRun, RunFiles]:
+    """Makes a run of that name, which is not started yet."""
+    overrides = (*settings.overrides, f"run_name={name}")
+    server: tuple[str, ...] = ()
+    directory = settings.out / name
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        reason = "exists already: name another folder, or remove it"
+        raise ConfigError("--out", str(directory), reason) from None
+    if settings.own_server:
+        port = free_port()
+        server = ("parameter-server", settings.config, *overrides, "--port", str(port))
+        server += ("--index", str(directory.absolute() / "index"))
+        overrides += (f"rlax.weights.parameter_server=127.0.0.1:{port}",)
+    config = resolve(settings.config, overrides)
+    files = RunFiles(run_directory(config.maxtext))
+    if files.exists("config.yml"):
+        reason = f"has a run in {files.url} already: remove it, or choose another seed"
+        raise ConfigError("run_name", name, reason)
+    state_dir = state_directory(config.section, files)
+    train = ("train", settings.config, *overrides)
+    return SupervisedRun(directory, state_dir, train, server), files
+
+
+def _undisturbed(settings: Settings) -> dict[int, str]:
+    run, files = _prepared(settings, "chaos-undisturbed")
+    run.start()
+    try:
+        status = run.wait(settings.within_s)
+    finally:
+        run.close()
+    if status != 0:
+        said = run.log.read_text(errors="replace")[-2000:]
+        raise RlaxError(f"the undisturbed run failed with status {status}: {said}")
+    return {version: min(found) for version, found in digests(files).items()}
+
+
+def _roles(settings: Settings) -> list[Role]:
+    roles: list[Role] = ["worker", "worker", "rewards"]
+    if settings.trainer:
+        roles.extend(("trainer", "trainer"))
+    if settings.own_server:
+        roles.append("parameter server")
+    return roles
+
+
+def _moments(settings: Settings, section: RlaxSection) -> list[str]:
+    """Returns the moments that runs of the config have."""
+    absent = set[str]()
+    if not settings.trainer:
+        absent.add("at a restore")
+    if not section.several_turns:
+        absent.add("between turns")
+    if not section.curation.screening.pilots:
+        absent.add("between pilots and the rest")
+    if not (section.evaluation.every and section.evaluation.problems):
+        absent.add("in an evaluation")
+    return [moment for moment in EVENTS if moment not in absent]
+
+
+def _one(
+    settings: Settings, seed: int, expected: dict[int, str] | None, console: Console
+) -> Verdict:
+    run, files = _prepared(settings, f"chaos-{seed}")
+    verdict, began_s = Verdict(seed), time.monotonic()
+    status: int | None = None
+    left: list[str] = []
+    section = resolve(settings.config, settings.overrides).section
+    moments = _moments(settings, section)
+    run.start()
+    try:
+        log = EventLog(run.events)
+        for blow in blows(seed, settings.kills, _roles(settings), moments):
+            verdict.fallen.append(_strike(run, log, blow, settings.patience_s))
+            console.print(f"  seed {seed}: {verdict.fallen[-1]}")
+        status = run.wait(settings.within_s)
+    finally:
+        left = run.close()
+    verdict.restarts, verdict.wall_s = run.restarts, time.monotonic() - began_s
+    output = run.log.read_text(errors="replace")
+    if status == _BAD_CONFIG:
+        raise RlaxError(f"the run cannot be started: {output[-2000:]}")
+    verdict.findings = examine(files, status, output, left, expected)
+    return verdict
+
+
+def _strike(run: SupervisedRun, log: EventLog, blow: Blow, patience_s: float) -> Fallen:
+    """Waits for the event of a blow, lets it fall, and waits until the run has recovered."""
+    fallen = Fallen(blow)
+
+    def goes_on() -> bool:
+        run.go_on()
+        return run.status is None
+
+    log.take()
+    if blow.event in AT_A_RESTORE:  # which only a killed trainer has
+        for trainer in run.living("trainer"):
+            run.strike(trainer, signal.SIGKILL)
+    if not log.wait(blow.event, blow.times, patience_s, goes_on):
+        return fallen
+    found = run.living(blow.role)
+    until_s = time.monotonic() + _THERE_S
+    while not found and goes_on() and time.monotonic() < until_s:
+        found = run.living(blow.role)
+    if not found:
+        return fallen
+    mark = found[min(int(blow.choice * len(found)), len(found) - 1)]
+    began_s = time.monotonic()
+    if not run.strike(mark, signal.SIGSTOP if blow.kind == "freeze" else signal.SIGKILL):
+        return fallen
+    fallen.reached, fallen.who = True, mark.who
+    if blow.kind == "freeze":
+        time.sleep(blow.freeze_s)
+        run.strike(mark, signal.SIGCONT)
+    log.take()
+    if log.wait(FaultPoint.STEP_TRAINED, 1, patience_s, goes_on):
+        fallen.recovered_s = time.monotonic() - began_s
+    return fallen
+
+
+def _print(console: Console, settings: Settings, verdict: Verdict) -> None:
+    reached = [one for one in verdict.fallen if one.reached]
+    slowest = max((one.recovered_s or 0.0 for one in reached), default=0.0)
+    moments = ", ".join(dict.fromkeys(one.blow.moment for one in reached)) or "none"
+    restarts = ", ".join(f"{name} {count}" for name, count in verdict.restarts.items())
+    how = "survived" if not verdict.findings else "FAILED"
+    console.print(
+        f"seed {verdict.seed}: {how} in {verdict.wall_s:.0f} s; {len(reached)} of "
+        f"{len(verdict.fallen)} blows fell ({moments}); the next step ended at most "
+        f"{slowest:.1f} s after one; started again by the supervisor: {restarts}"
+    )
+    for finding in verdict.findings:
+        console.print(f"  {finding}")
+    if verdict.findings:
+        again = ("chaos", settings.config, *settings.overrides, "--seed", str(verdict.seed))
+        again += ("--kills", str(settings.kills))
+        again += ("--parameter-server",) if settings.own_server else ()
+        again += () if settings.trainer else ("--spare-trainer",)
+        console.print(f"  repeat it with:  {pasteable('rlax', *again)}")
