@@ -1,0 +1,52 @@
+"""Two short runs whose processes are killed and frozen at events that their seeds choose."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from processes import finished
+from runs import CONFIG, HELPERS, plugins
+
+SETTINGS = (
+    plugins("fickle"),
+    "steps=40",
+    "rlax.environment={name: fickle, share: 0}",
+    "rlax.episodes={max_turns: 3, max_tokens: 24}",
+    "rlax.rollouts.engine={name: scripted, latency_s: 0.02, token_s: 0.01}",
+    "rlax.launcher={name: local, workers: 2, max_restarts: 100}",
+    "rlax.trainer={name: bigram, checkpoint_every: 3, learning_rate: 0.1}",
+    "rlax.curation.max_refill=50",
+    "rlax.deadlines={lease_s: 3, drain_s: 5}",
+)
+CONTINUED = (
+    "rlax.rollouts.on_new_weights=continue",
+    "rlax.rollouts.progress_s=0.1",
+    "rlax.batches={rows: 16, sequences_per_row: 4, tokens: 60}",
+    "rlax.staleness.max_staleness=3",
+    "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+    "rlax.objective.old_policy=proximal",
+)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("more", "options"),
+    [
+        (("rlax.deterministic=true",), ("--seed", "1")),
+        (CONTINUED, ("--seed", "2", "--parameter-server")),
+    ],
+    ids=["deterministic", "continued"],
+)
+def test_a_run_survives(more, options, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+    arguments = ("chaos", CONFIG, *SETTINGS, *more, *options, "--kills", "4", "--json")
+    arguments += ("--out", str(tmp_path / "out"), "--patience-s", "30")
+    done = finished(*arguments, cwd=tmp_path, timeout_s=550)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (verdict,) = json.loads(done.stdout)
+    reached = [one for one in verdict["blows"] if one["reached"]]
+    assert verdict["survived"] and verdict["findings"] == [] and len(reached) >= 2
+    again = finished(*arguments, cwd=tmp_path)
+    assert again.returncode == 2 and "exists already" in again.stderr

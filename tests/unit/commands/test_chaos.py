@@ -1,0 +1,63 @@
+"""``rlax chaos``: a seed decides the blows, events are counted, and a bad end is a finding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, Blow, blows
+from rlax_plugin.commands.chaos.event_log import EventLog
+from rlax_plugin.commands.chaos.verdict import Fallen, Verdict, examine
+from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.records.files import RunFiles
+
+ROLES = ("worker", "trainer")
+STEP = FaultPoint.STEP_TRAINED
+
+
+def test_a_seed_decides_the_blows() -> None:
+    first, again, other = blows(3, 50, ROLES), blows(3, 50, ROLES), blows(4, 50, ROLES)
+    assert first == again != other and first[:8] == blows(3, 8, ROLES)
+    assert {one.role for one in first} == set(ROLES)
+    assert {one.kind for one in first} == {"kill", "freeze"}
+    assert all(one.event in EVENTS[one.moment] and 0.5 <= one.freeze_s <= 4 for one in first)
+    assert all(one.times == 1 for one in first if one.event in AT_A_RESTORE)
+    calm = blows(3, 50, ROLES, ["training"])
+    assert {one.moment for one in calm} == {"training"}
+
+
+def test_every_moment_is_one_of_the_code() -> None:
+    points = [point for found in EVENTS.values() for point in found]
+    assert len(set(points)) == len(points) == 20
+
+
+def test_events_are_counted_from_now_on(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "log")
+    assert log.take() == [] and not log.wait(STEP, 1, 0.05, lambda: True)
+    log.path.write_text("step-trained\nrecovered\nstep-tr")
+    assert log.take() == ["step-trained", "recovered"]
+    with log.path.open("a") as file:
+        file.write("ained\nstep-trained\n")
+    assert log.wait(STEP, 2, 60, lambda: True)
+    with log.path.open("a") as file:
+        file.write("step-trained\n")
+    # What was reached before the run has ended counts.
+    assert log.wait(STEP, 1, 60, lambda: False) and not log.wait(STEP, 1, 60, lambda: False)
+
+
+def test_a_bad_end_is_a_finding(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    (late,) = examine(files, None, "said", [], None)
+    assert late == "the run did not end in time: said"
+    left, failed = examine(files, 1, "why", ["7 rlax serve"], None)
+    assert left == "a process was left over: 7 rlax serve"
+    assert failed == "the run ended with status 1: why"
+    (unreadable,) = examine(files, 0, "", [], None)
+    assert unreadable.startswith("the records cannot be read: ")
+    blow = Blow("worker", "kill", STEP, 2, 0.5, 1.0)
+    verdict = Verdict(5, [Fallen(blow, True, "worker w (pid 7)", 1.25)], {"trainer": 1}, [late])
+    document = json.loads(json.dumps(verdict.to_json()))
+    assert document["survived"] is False and document["blows"][0]["recovered_s"] == 1.25
+    assert str(verdict.fallen[0]) == (
+        "worker: SIGKILL at step-trained:2 (training): worker w (pid 7), a step 1.2 s later"
+    )
