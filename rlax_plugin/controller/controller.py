@@ -93,6 +93,7 @@ class Controller(FleetListener):
 
     Attributes:
       stats: of the steps that are finished.
+      machine: metrics ``machine/...`` for the next step; any thread replaces them as a whole.
       before: result of the evaluation before training; None until it is measured.
     """
 
@@ -119,6 +120,7 @@ class Controller(FleetListener):
         self._results = Results(records.recorder, setup.files)
         self.stats = RunStats()
         self.before: Evaluated | None = None
+        self.machine: dict[str, float] = {}
         self._begun: asyncio.Task[None] | None = None  # once there are weights
         self._replaced_before = 0  # reward processes, at the last step's end
         self._played_before = PlayCounts()  # episodes, at the last step's end
@@ -209,7 +211,8 @@ class Controller(FleetListener):
 
     def step_finished(self, done: FinishedStep) -> None:
         """Takes a finished step: metrics, records, display."""
-        metrics = self._step_metrics(done) | self.periodic.take_metrics()
+        machine, self.machine = self.machine, {}
+        metrics = self._step_metrics(done) | self.periodic.take_metrics() | machine
         self._replaced_before = self.generation.rewards.replaced
         self._played_before = replace(self.generation.rewards.played)
         self._tell_stage(done.step, metrics)

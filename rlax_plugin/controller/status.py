@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.fleet.fleet import FleetListener, Worker
-from rlax_plugin.fleet.identities import CLOCK
 from rlax_plugin.fleet.under_way import Under
+from rlax_plugin.liveness.machine import CLOCK
 from rlax_plugin.liveness.run_status import (
     MOST_SHOWN,
     ControllerStatus,

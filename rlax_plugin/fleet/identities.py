@@ -19,9 +19,6 @@ from rlax_plugin.text.harmless import one_line
 Identity = tuple[str, str]
 """Name and process; they identify a process even among those of the same name."""
 
-CLOCK = "unix_s"
-"""Figure of a heartbeat: the time of the worker's clock, Unix time in seconds."""
-
 LONGEST_NAME = 128  # characters of a name, and of what tells its process from others
 _LONGEST_ADDRESS = 300  # characters; a DNS name has 253 at most
 _MOST_IDENTITIES = 10_000  # processes that are remembered

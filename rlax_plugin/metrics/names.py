@@ -10,6 +10,7 @@ import functools
 import re
 from dataclasses import dataclass
 
+from rlax_plugin.metrics.machine_rows import MACHINE_ROWS
 from rlax_plugin.metrics.measure_rows import EVALUATED, MEASURES
 from rlax_plugin.metrics.objective_rows import OBJECTIVE_ROWS, Row
 from rlax_plugin.metrics.rollout_rows import ROLLOUT_ROWS
@@ -221,6 +222,12 @@ STAGES: tuple[Stage, ...] = (
             ("max", "versions", "largest staleness of a group"),
             ("mean", "versions", "mean staleness of the groups"),
         ),
+    ),
+    Stage(
+        "machine",
+        "Use of the machines by the processes of the run, sampled about once a second.",
+        "the first step after each sample",
+        MACHINE_ROWS,
     ),
     Stage("rollout", "Generation by the workers.", "every step", ROLLOUT_ROWS),
     Stage(

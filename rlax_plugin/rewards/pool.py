@@ -105,6 +105,11 @@ class RewardPool:
         return heapq.nlargest(most, running, key=lambda one: one[0].clock.used_s)
 
     @property
+    def pids(self) -> list[int]:
+        """The pids of its processes; any thread may ask."""
+        return [pid for one in self._distributor.runners if (pid := one.process.pid)]
+
+    @property
     def needs(self) -> Needs:
         """The requirements of the rewards, once the pool is started."""
         return self._distributor.runners[0].process.needs

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from rlax_plugin.concurrency.loop_thread import result_within
+from rlax_plugin.controller.controller import Controller
 from rlax_plugin.controller.status import StatusCollector
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.liveness.activity import Activity
+from rlax_plugin.liveness.machine import MachineMetrics, own_figures, process_figures
 from rlax_plugin.liveness.marks import announced, forget_ended
 from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus
 from rlax_plugin.liveness.status_file import EVERY_S, StatusFile
@@ -39,6 +41,8 @@ class ObservedRun:
         self._state_dir, self._waiting = state_dir, waiting
         self._closing = ExitStack()
         self._controller: tuple[StatusCollector, asyncio.AbstractEventLoop] | None = None
+        self._known: Controller | None = None
+        self._machine = MachineMetrics()
         self._newest: ControllerStatus | None = None
         self.trainer, self.publisher = Activity(), Activity()
 
@@ -60,22 +64,40 @@ class ObservedRun:
 
     def controller_runs(
         self,
+        controller: Controller,
         collector: StatusCollector,
         loop: asyncio.AbstractEventLoop,
         trainer: Activity,
         publisher: Activity,
     ) -> None:
         """Adds what the controller knows; ``collector`` lives on ``loop``."""
-        self._controller = collector, loop
+        self._known, self._controller = controller, (collector, loop)
         self.trainer, self.publisher = trainer, publisher
 
     def controller_ended(self) -> None:
         """Keeps the controller's last status; its event loop ends."""
-        self._controller = None
+        self._known = self._controller = None
 
     def status(self) -> RunStatus:
-        """Returns the present status; any thread but the event loop's own may call."""
+        """Returns the present status; any thread but the event loop's own may call.
+
+        It also takes the figures of the machine that the next steps report.
+        """
+        if self._known is not None:
+            self._take_machine(self._known)
         return self._status(self._of_controller())
+
+    def _take_machine(self, controller: Controller) -> None:
+        workers = list(controller.fleet.workers.values())
+        pids = controller.generation.rewards.pids
+        rewards = ((pid, process_figures(pid)) for pid in pids)
+        controller.machine = self._machine.take(
+            {
+                "trainer": [(os.getpid(), own_figures())],
+                "rewards": rewards,
+                "workers": [(worker.identity, worker.figures) for worker in workers],
+            }
+        )
 
     async def status_on_loop(self) -> RunStatus:
         """Returns the present status, on the controller's event loop."""

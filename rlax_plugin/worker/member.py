@@ -22,8 +22,8 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.fleet.capabilities import to_proto
 from rlax_plugin.fleet.deadlines import while_loading
-from rlax_plugin.fleet.identities import CLOCK
 from rlax_plugin.fleet.package_versions import own_versions
+from rlax_plugin.liveness.machine import own_figures
 from rlax_plugin.ports.capabilities import capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -154,7 +154,7 @@ class Member:
 
     async def report(self) -> pb.HeartbeatReply:
         """Sends one heartbeat."""
-        figures = {CLOCK: time.time(), **self._figures()}
+        figures = {**own_figures(), **self._figures()}
         request = pb.HeartbeatRequest(
             worker=self._name,
             version=self._versions.held,

@@ -3,8 +3,8 @@
 The hosts are processes with JAX's own coordinator, and the orders travel over real connections;
 given batches stand for a controller (``trainer_on_hosts.py``).
 
-``RLAX_TEST_HOSTS_VARIANTS`` names the ways, such as ``padded,packed,accumulated,proximal,reference``:
-all of them take half an hour of a core.
+``RLAX_TEST_HOSTS_VARIANTS`` names the ways: ``padded,packed,accumulated,proximal,reference`` are
+all of them, and take half an hour of a core.
 """
 
 import json

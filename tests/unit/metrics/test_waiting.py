@@ -17,8 +17,9 @@ import pytest
 from rich.console import Console
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.durations import Durations, kind_of_work
-from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay, ends_at
+from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay
 from rlax_plugin.text.terminal import console
 
 SECTION = RlaxSection.model_validate(

@@ -1,0 +1,31 @@
+"""Rows of the table of metrics for the stage ``machine``; see ``names``."""
+
+from __future__ import annotations
+
+from rlax_plugin.metrics.objective_rows import Row
+
+GROUPS = {
+    "trainer": "the trainer's process",
+    "rewards": "the reward processes",
+    "workers": "the workers, which report it with each heartbeat",
+}
+
+
+def _rows(group: str, who: str) -> tuple[Row, ...]:
+    return (
+        (f"{group}_cpu", "cores", f"CPU cores in use by {who}"),
+        (f"{group}_memory_bytes", "bytes", f"resident memory of {who}, added up"),
+        (f"{group}_memory_bytes_max", "bytes", "that of the largest of these processes"),
+        (f"{group}_read_bytes_per_s", "bytes/s", f"bytes that {who} read from disks"),
+        (f"{group}_written_bytes_per_s", "bytes/s", f"bytes that {who} wrote to disks"),
+    )
+
+
+MACHINE_ROWS: tuple[Row, ...] = (
+    *(row for group, who in GROUPS.items() for row in _rows(group, who)),
+    (
+        "network_bytes_per_s",
+        "bytes/s",
+        "bytes that the trainer's machine sent and received, of all its processes",
+    ),
+)
