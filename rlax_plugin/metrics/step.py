@@ -138,6 +138,7 @@ def step_metrics(
         "batch/packing_efficiency": positions / (section.batch_rows * section.row_tokens),
         "staleness/max": float(max(staleness, default=0)),
         "staleness/mean": float(np.mean(staleness)) if staleness else 0.0,
+        "rollout/samples": float(len(lengths)),
         "rollout/tokens": float(sum(lengths)),
         "rollout/workers": float(workers),
         "train/tokens": float(sum(trained)),

@@ -232,7 +232,7 @@ def test_early_and_late_are_of_one_prompt(page, run, tmp_path):
 
 def test_light_and_dark(page):
     background = "getComputedStyle(document.body).backgroundColor"
-    text = "document.getElementById('chart-reward').layout.font.color"
+    text = "drawAll().then(() => byId('chart-reward').layout.font.color)"
     light = page.evaluate(background), page.evaluate(text)
     page.click("#theme")
     expect(page.locator("#theme")).to_have_text("Light")
@@ -240,6 +240,22 @@ def test_light_and_dark(page):
     assert light == ("rgb(246, 247, 249)", "#1b1f27")
     assert dark == ("rgb(15, 18, 24)", "#e6e9ef")
     page.click("#theme")
+
+
+def test_all_charts_over_steps_move_to_another_x_axis(page, run):
+    steps = run.steps()
+    tokens = np.cumsum([m["rollout/tokens"] for m in steps])
+    hours = np.cumsum([m["time/step_s"] for m in steps]) / 3600
+    x_of = "(key) => drawAll().then(() => byId(key).calcdata[0].map((point) => point.x))"
+    for label, positions in (("tokens", tokens), ("time", hours), ("step", np.arange(1, 21))):
+        page.locator("#axis").get_by_label(label, exact=True).check()
+        for key in ("chart-reward", "chart-phases"):
+            assert page.evaluate(x_of, key) == pytest.approx(positions)
+        assert page.evaluate(x_of, "chart-calibration") == [0, 1]  # not over steps
+    titles = page.evaluate("xAxes.titles")
+    assert titles["samples"] == "samples scored"
+    samples = page.evaluate("moved(20, 'samples', 0)")
+    assert samples == sum(m["rollout/samples"] for m in steps) == len(run.samples())
 
 
 def test_two_runs_are_overlaid(chromium, run, tmp_path):

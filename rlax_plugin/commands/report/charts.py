@@ -90,7 +90,6 @@ def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Se
             present(
                 chart(_REWARD, runs),
                 _reward_parts(runs),
-                special.reward_over_time(runs) if several else None,
                 *special.evaluations(runs),
                 chart(_LENGTH, runs),
                 chart(_TURNS, runs),

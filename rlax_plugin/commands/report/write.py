@@ -12,9 +12,18 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 
 from rlax_plugin.commands.report.curation import curation_section
-from rlax_plugin.commands.report.page import compare_page, report_page
+from rlax_plugin.commands.report.page import compare_page, report_page, without_reload
+from rlax_plugin.commands.report.recorded_samples import SamplesReader
 from rlax_plugin.commands.report.rollouts import read_rollouts
-from rlax_plugin.commands.report.run import Progress, open_run, read_run, run_name
+from rlax_plugin.commands.report.run import (
+    Progress,
+    Readers,
+    RunData,
+    no_progress,
+    open_run,
+    read_run,
+    run_name,
+)
 from rlax_plugin.commands.report.series import COLOURS
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
@@ -22,7 +31,7 @@ from rlax_plugin.records.private import check_private_run
 
 
 @contextmanager
-def _bars() -> Iterator[Progress]:
+def progress_bars() -> Iterator[Progress]:
     """Shows progress bars of reading on standard error, if that is a terminal."""
     console = Console(stderr=True)
     with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -36,31 +45,65 @@ def _bars() -> Iterator[Progress]:
         yield progress
 
 
-def write_report(run: str, out: str | None = None) -> Path:
-    """Writes the page of one run.
+class ReportPage:
+    """The page of one run; written again, it reads only what is new.
 
     Args:
       run: the run's directory, a path or an fsspec URL.
       out: local file; None: ``report.html`` in the run's directory, or ``./<name>-report.html`` for
         a run on an object store.
 
-    Returns:
-      The path of the page.
+    Attributes:
+      files: the run's directory.
+      path: path of the page.
+
+    Raises:
+      ConfigError: there is no run.
+    """
+
+    def __init__(self, run: str, out: str | None = None):
+        self.files = open_run(run)
+        if out is None:
+            check_private_run(self.files)
+        self.path = _report_path(self.files, out)
+        self._readers, self._samples = Readers(), SamplesReader()
+
+    def write(self, reload_s: float | None = None, progress: Progress = no_progress) -> RunData:
+        """Writes the page, and returns the records that it shows.
+
+        Args:
+          reload_s: seconds after which the page reloads itself; None: it does not.
+
+        Raises:
+          ConfigError: the file cannot be written.
+          RlaxError: the run's file system fails.
+        """
+        data = read_run(self.files, progress, self._readers)
+        rollouts = read_rollouts(self.files, data, progress, self._samples)
+        curated = curation_section(self.files, data, rollouts.groups)
+        _put(self.path, report_page(data, rollouts, curated, reload_s))
+        return data
+
+    def stop_reloading(self) -> None:
+        """Replaces the page that was written by one that does not reload itself.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
+        _put(self.path, without_reload(self.path.read_text()))
+
+
+def write_report(run: str, out: str | None = None) -> Path:
+    """Writes the page of one run, see ``ReportPage``; returns its path.
 
     Raises:
       ConfigError: there is no run, or the file cannot be written.
       RlaxError: the run's file system fails.
     """
-    files = open_run(run)
-    if out is None:
-        check_private_run(files)
-    path = _report_path(files, out)
-    with _bars() as progress:
-        data = read_run(files, progress)
-        rollouts = read_rollouts(files, data, progress)
-        curated = curation_section(files, data, rollouts.groups)
-    _put(path, report_page(data, rollouts, curated))
-    return path
+    page = ReportPage(run, out)
+    with progress_bars() as progress:
+        page.write(progress=progress)
+    return page.path
 
 
 def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
@@ -77,7 +120,7 @@ def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
         reason = f"give at most {len(COLOURS)} runs, because a chart has {len(COLOURS)} colours"
         raise ConfigError("RUN...", f"{len(runs)} runs", reason)
     opened = [open_run(run) for run in runs]
-    with _bars() as progress:
+    with progress_bars() as progress:
         data = [read_run(files, progress) for files in opened]
     names = Counter(run.name for run in data)
     for number, (run, files) in enumerate(zip(data, opened, strict=True), start=1):
