@@ -70,7 +70,7 @@ def report_views(chromium: Browser, run: str, directory: Path) -> None:
     page, _ = open_page(chromium, path, width=WIDTH, height=860)
     save(page, "report-overview")
     page.set_viewport_size({"width": WIDTH, "height": 1040})
-    at(page, "h3:text('Curation')")
+    at(page, "h3:text('Rollouts and data')")
     save(page, "report-charts")
     calibration = page.locator("figure:has(#chart-calibration)")
     calibration.scroll_into_view_if_needed()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlax_plugin.cli.common import LOOK, RUN_FAILED, Run, command, ending_at_once, exit_status
+from rlax_plugin.errors import ConfigError
 
 Out = Annotated[
     str | None,
@@ -35,6 +36,15 @@ def report(
             "page also reloads itself",
         ),
     ] = 10.0,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="write only a file of Chrome trace events, for Perfetto or chrome://tracing: who "
+            "was busy when, and the critical path of each step",
+        ),
+    ] = None,
 ) -> None:
     """Writes one HTML page of a run: figures, charts, and its rollouts token by token.
 
@@ -43,6 +53,14 @@ def report(
     --watch, the page in a browser grows with the run: it reloads itself and stays as it was left.
     """
     with exit_status():
+        if trace is not None:
+            from rlax_plugin.commands.report.write import write_trace
+
+            if watch or out is not None:
+                reason = "writes no page: --watch and --out are for the page, so leave them out"
+                raise ConfigError("--trace", trace, reason)
+            typer.echo(write_trace(run, trace))
+            return
         if watch:
             from rlax_plugin.commands.report.watch import watch_report
             from rlax_plugin.text.terminal import HarmlessConsole

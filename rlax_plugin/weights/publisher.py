@@ -84,6 +84,10 @@ class Publisher:
       on_published: called on the event loop once a version is visible.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
+
+    Attributes:
+      last_s: seconds that writing the last version took.
+      last_written: its beginning and end by ``time.perf_counter``; None: there is none.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Publisher:
         self._restart = True  # what the parameter server knows so far is another process's
         self._newest: dict[str, VersionPart] = {}  # the parts of the newest version
         self.last_s = 0.0
+        self.last_written: tuple[float, float] | None = None
 
     def publish(self, weights: NewWeights) -> None:
         """Starts publishing; called on the training thread, because fingerprints are JAX work.
@@ -137,7 +142,8 @@ class Publisher:
             weights = weights._replace(canary=_on_host(weights.step, weights.canary))
         started = time.perf_counter()
         self._write(weights, prints)
-        self.last_s = time.perf_counter() - started
+        self.last_s = (ended := time.perf_counter()) - started
+        self.last_written = started, ended
 
     def _write(self, weights: NewWeights, prints: _Prints) -> None:
         step, given, canary = weights

@@ -17,6 +17,7 @@ import plotly.offline
 from markupsafe import Markup
 
 from rlax_plugin.commands.report import figures, tables
+from rlax_plugin.commands.report.busy import BusyStep
 from rlax_plugin.commands.report.charts import sections
 from rlax_plugin.commands.report.rollouts import Rollouts
 from rlax_plugin.commands.report.run import RunData
@@ -52,15 +53,19 @@ def _environment() -> jinja2.Environment:
 
 
 def report_page(
-    run: RunData, rollouts: Rollouts, curated: Section, reload_s: float | None = None
+    run: RunData,
+    rollouts: Rollouts,
+    curated: Section,
+    busy: Sequence[BusyStep] = (),
+    reload_s: float | None = None,
 ) -> str:
     """Returns the page of one run.
 
     Args:
-      curated: see ``sections``.
+      curated, busy: see ``sections``.
       reload_s: seconds after which it reloads itself; None: it does not.
     """
-    found = sections([run], curated)
+    found = sections([run], curated, busy)
     blobs = {"rollouts": rollouts.index}
     blobs |= {f"tokens-{number}": text for number, text in enumerate(rollouts.chunks)}
     return render(
@@ -70,6 +75,7 @@ def report_page(
         runs=[run],
         reload_s=reload_s,
         run=run,
+        busy=bool(busy),
         state=figures.state(run),
         figures=figures.figures(run),
         changes=tables.changes(run),

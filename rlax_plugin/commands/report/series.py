@@ -32,6 +32,7 @@ class Chart:
       key: an HTML id, unique on the page.
       caption: a sentence that explains the chart; may be "".
       of: name of the run that it shows; "" if it shows all.
+      height_px: height of a chart that is as wide as the page; None: it is one of several in a row.
     """
 
     key: str
@@ -39,6 +40,7 @@ class Chart:
     caption: str
     figure: go.Figure
     of: str = ""
+    height_px: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

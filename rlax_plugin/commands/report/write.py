@@ -11,6 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress as Bars
 
+from rlax_plugin.commands.report import busy_chart
+from rlax_plugin.commands.report.busy import BusyStep, read_busy, trace_json
 from rlax_plugin.commands.report.curation import curation_section
 from rlax_plugin.commands.report.page import compare_page, report_page, without_reload
 from rlax_plugin.commands.report.recorded_samples import SamplesReader
@@ -81,7 +83,10 @@ class ReportPage:
         data = read_run(self.files, progress, self._readers)
         rollouts = read_rollouts(self.files, data, progress, self._samples)
         curated = curation_section(self.files, data, rollouts.groups)
-        _put(self.path, report_page(data, rollouts, curated, reload_s))
+        busy: list[BusyStep] = []
+        with data.noting():
+            busy = read_busy(self.files, busy_chart.LAST)
+        _put(self.path, report_page(data, rollouts, curated, busy, reload_s))
         return data
 
     def stop_reloading(self) -> None:
@@ -104,6 +109,18 @@ def write_report(run: str, out: str | None = None) -> Path:
     with progress_bars() as progress:
         page.write(progress=progress)
     return page.path
+
+
+def write_trace(run: str, out: str) -> Path:
+    """Writes who was busy when in a run as Chrome's trace events; returns the path of the file.
+
+    Raises:
+      ConfigError: there is no run, or the file cannot be written.
+      RlaxError: the run has recorded no spans, or its file system fails.
+    """
+    files, path = open_run(run), Path(out)
+    _put(path, trace_json(read_busy(files), run_name(files)), "--trace")
+    return path
 
 
 def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
@@ -140,8 +157,8 @@ def _report_path(files: RunFiles, out: str | None) -> Path:
     return Path(f"{run_name(files)}-report.html")
 
 
-def _put(path: Path, page: str) -> None:
+def _put(path: Path, page: str, option: str = "--out") -> None:
     try:
         RunFiles(str(path.parent)).put(path.name, page.encode())
     except (RlaxError, FileNotFoundError) as error:
-        raise ConfigError("--out", str(path), str(error)) from error
+        raise ConfigError(option, str(path), str(error)) from error
