@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -240,6 +241,19 @@ def test_light_and_dark(page):
     assert light == ("rgb(246, 247, 249)", "#1b1f27")
     assert dark == ("rgb(15, 18, 24)", "#e6e9ef")
     page.click("#theme")
+
+
+def test_who_was_busy(page, run):
+    lanes = page.evaluate("drawAll().then(() => byId('chart-busy').layout.yaxis.categoryarray)")
+    assert lanes[-5:] == ["weights", "rewards", "controller", "trainer", "critical path"]
+    assert set(lanes[:-5]) == {"worker local-0", "worker local-1"}
+    recorded = [json.loads(line) for line in (run.dir / "spans.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in recorded] == list(range(1, 21))
+    for line, metrics in zip(recorded, run.steps(), strict=True):
+        found = [span for span in line["spans"] if span[:2] == ["trainer", "waits for the batch"]]
+        waited_s = sum(duration for *_, duration in found)
+        assert waited_s == pytest.approx(metrics["time/wait_s"], abs=1e-3)
+        assert line["to_s"] == pytest.approx(metrics["time/step_s"], abs=1e-3)
 
 
 def test_all_charts_over_steps_move_to_another_x_axis(page, run):

@@ -1,4 +1,4 @@
-"""Who was busy when, from ``spans.jsonl``: the critical path of each step, and the trace file."""
+"""The busy parts of a run, from ``spans.jsonl``: the critical path of a step, the trace file."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def _busy(steps: Sequence[StepOfSpans], at: int) -> BusyStep:
 def critical_path(spans: Sequence[Span], began_s: float, ended_s: float) -> list[Span]:
     """Walks back from the end of a step: what ended last before the next could begin.
 
-    Spans in which somebody waits are no work, and not on the path. A span that goes on at that
+    Waiting is not work, and not on the path. A span that goes on at that
     moment is taken only if none ended within ``_SAME`` of the step before it. It is cut off there,
     and at the beginning of the step. Dependencies are not recorded, so the path is a guess from the
-    times alone; between two of its spans may be time in which nobody was busy.
+    times alone; there may be time between two of its spans in which no part was busy.
 
     Returns:
       The spans of the path, ascending; they do not overlap.

@@ -1,4 +1,4 @@
-"""The chart of who was busy in the last steps: a line for each part of the run."""
+"""The chart of the busy parts of a run in the last steps: a line for each part."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Section:
 
     Attributes:
       note: a sentence below the charts.
-      about: what the section answers, for the table of contents.
+      about: the questions that the section answers, for the table of contents.
       figures: figures above the charts.
       tables, prompts: tables and lists of prompts below the charts.
     """

@@ -1,6 +1,6 @@
 """The x axes of charts over steps: steps, and the samples, tokens and hours until then.
 
-A chart is drawn over steps. The page moves its points to another axis by the table of its run,
+A chart is plotted over steps. The page moves its points to another axis by the table of its run,
 which is linear between two entries.
 """
 
