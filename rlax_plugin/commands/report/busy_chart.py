@@ -25,6 +25,7 @@ _COLOURS = {
 }
 _MOST_SPANS = 2000
 _MOST_LANES = 40
+_MOST_LABELS = 20  # of steps
 _LANE_PX, _FRAME_PX = 24, 130
 
 
@@ -53,11 +54,13 @@ def busy_chart(steps: Sequence[BusyStep]) -> Chart | None:
     bars = _bars(path, [CRITICAL] * len(path), begin_s)
     colours = [_colour(span.activity) for span in path]
     figure.add_trace(bars.update(name=CRITICAL, marker_color=colours, showlegend=False))
+    every = -(-len(shown) // _MOST_LABELS)
     for step in shown:
+        text = f"{step.step}" if (shown[-1].step - step.step) % every == 0 else ""
         figure.add_vline(
             x=step.ended_s - begin_s,
             line={"dash": "dot", "width": 1, "color": NEUTRAL},
-            annotation={"text": f"{step.step}", "font": {"size": 10}, "yanchor": "bottom"},
+            annotation={"text": text, "font": {"size": 10}, "yanchor": "bottom"},
         )
     figure.update_yaxes(
         type="category", categoryorder="array", categoryarray=[*lanes[::-1], CRITICAL]
