@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlax_plugin.cli.common import LOOK, RUN_FAILED, Run, command, ending_at_once, exit_status
+from rlax_plugin.errors import ConfigError
 
 Out = Annotated[
     str | None,
@@ -15,14 +16,61 @@ Out = Annotated[
 ]
 
 
-@command(LOOK, "rlax report runs/demo")
-def report(run: Run, *, out: Out = None) -> None:
+@command(LOOK, "rlax report runs/demo --watch")
+def report(
+    run: Run,
+    *,
+    out: Out = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="write the page again whenever the run has gone on, until it ends"
+        ),
+    ] = False,
+    every_s: Annotated[
+        float,
+        typer.Option(
+            min=0.5,
+            metavar="SECONDS",
+            help="with --watch: time between two looks at the run's files, after which an open "
+            "page also reloads itself",
+        ),
+    ] = 10.0,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="write only a file of Chrome trace events, for Perfetto or chrome://tracing: who "
+            "was busy when, and the critical path of each step",
+        ),
+    ] = None,
+) -> None:
     """Writes one HTML page of a run: figures, charts, and its rollouts token by token.
 
     The page is RUN/report.html, or ./NAME-report.html for a run on an object store. It needs no
-    other files and no network. If the run is unfinished, the page shows the steps so far.
+    other files and no network. If the run is unfinished, the page shows the steps so far. With
+    --watch, the page in a browser grows with the run: it reloads itself and stays as it was left.
     """
     with exit_status():
+        if trace is not None:
+            from rlax_plugin.commands.report.write import write_trace
+
+            if watch or out is not None:
+                reason = "writes no page: --watch and --out are for the page, so leave them out"
+                raise ConfigError("--trace", trace, reason)
+            typer.echo(write_trace(run, trace))
+            return
+        if watch:
+            from rlax_plugin.commands.report.watch import watch_report
+            from rlax_plugin.text.terminal import HarmlessConsole
+
+            try:
+                typer.echo(watch_report(run, out, every_s, HarmlessConsole(stderr=True)))
+            except KeyboardInterrupt:
+                typer.echo("stopped watching; the page remains and does not reload any more")
+                raise
+            return
         from rlax_plugin.commands.report.write import write_report
 
         typer.echo(write_report(run, out))

@@ -13,6 +13,7 @@ from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.limits import gap_error
 from rlax_plugin.controller.observers import Observers
+from rlax_plugin.controller.timeline import Timeline
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Evaluated, Results
@@ -20,6 +21,7 @@ from rlax_plugin.fleet.fleet import FleetListener, Worker
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
+from rlax_plugin.metrics.spans import SpansFile
 from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
 from rlax_plugin.metrics.waiting import ASSUME
 from rlax_plugin.pass_rates.files import About
@@ -78,6 +80,7 @@ class Records:
     ledger: Ledger
     recorder: Recorder
     metrics: MetricsFile
+    spans: SpansFile
     trackers: list[Tracker]
     about_rates: About
     retaining: Retaining
@@ -117,6 +120,8 @@ class Controller(FleetListener):
         self._ledger, self._recorder = records.ledger, records.recorder
         self._metrics, self._trackers = records.metrics, records.trackers
         self._retaining, self._about_rates = records.retaining, records.about_rates
+        self._spans = records.spans
+        self._timeline = Timeline(generation.fleet, records.spans)
         self._results = Results(records.recorder, setup.files)
         self.stats = RunStats()
         self.before: Evaluated | None = None
@@ -218,6 +223,7 @@ class Controller(FleetListener):
         self._tell_stage(done.step, metrics)
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)
+        self._timeline.step_finished(done)
         self._track(done.step, metrics)
         self._observers.notify("step_end", step=done.step, metrics=metrics)
         self.dashboard.step(
@@ -330,6 +336,7 @@ class Controller(FleetListener):
         write_snapshot(self.files, document, rates, self.run_state.prompts, self._about_rates)
         reached(FaultPoint.SNAPSHOT_WRITTEN)
         self._metrics.upload()
+        self._spans.upload()
         self._retaining.note_checkpoints()
 
     async def finish(self) -> None:
@@ -343,6 +350,7 @@ class Controller(FleetListener):
     async def _finish(self) -> None:
         await self._flow.commit()
         await self._recorder.call(self._metrics.upload)
+        await self._recorder.call(self._spans.upload)
         reached(FaultPoint.RUN_FINISHED)
 
     async def _recover(self, step: int) -> Recovery:

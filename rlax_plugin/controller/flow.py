@@ -18,6 +18,7 @@ from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.fleet.scaling import Decision
+from rlax_plugin.metrics.spans import Span
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.advantages import AdvantageSlot
@@ -204,7 +205,8 @@ class Flow:
         self.wake()
         began_s = time.perf_counter()
         await self._history.commit(batch)
-        stats.commit_s = time.perf_counter() - began_s
+        stats.commit_s = (ended_s := time.perf_counter()) - began_s
+        stats.spans.append(Span("controller", "writes the batch", began_s, ended_s))
         return batch, stats
 
     async def _change(self) -> None:

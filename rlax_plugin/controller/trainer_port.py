@@ -16,6 +16,7 @@ from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.hosts.following import START
 from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.liveness.activity import Activity, ends_at
+from rlax_plugin.metrics.spans import TRAINER, Span
 from rlax_plugin.metrics.step import FinishedStep, StepStats, StepTimes
 from rlax_plugin.objective import batches
 from rlax_plugin.ports.orders import Order
@@ -60,6 +61,7 @@ class ControllerPort(TrainerPort):
         self._stop = False
         self._current: tuple[TrainBatch, StepStats] | None = None
         self._times = StepTimes()
+        self._written: tuple[float, float] | None = None
         self._batch_at_s = 0.0
         self._last_done_s = time.perf_counter()
         self.activity = Activity()
@@ -100,6 +102,7 @@ class ControllerPort(TrainerPort):
             self.waits("the first train step, which the trainer compiles", _FIRST_STEP_S)
         self._times.wait_s = self._batch_at_s - started
         self.activity.begins(f"training step {step}")
+        self._busy("waits for the batch", started, self._batch_at_s)
         return arrays
 
     @property
@@ -112,7 +115,8 @@ class ControllerPort(TrainerPort):
         ends = ends_at("rlax.deadlines.weights_s", weights_s)
         self.activity.begins(f"handing over version {weights.step} to the publisher", ends)
         self._publisher.publish(weights)
-        self._times.publish_s = time.perf_counter() - started
+        self._times.publish_s = (ended := time.perf_counter()) - started
+        self._busy("hands over weights", started, ended)
         if self._first_publish:
             self._first_publish = False
             self._loop.call_soon_threadsafe(self._controller.weights_exist, weights.step)
@@ -131,7 +135,9 @@ class ControllerPort(TrainerPort):
         batch, stats = self._current or (TrainBatch(step, (), ()), StepStats())
         unfinished = FinishedStep(batch, stats, {}, self._times)
         work = self._controller.snapshot(unfinished)
+        started = time.perf_counter()
         self._on_loop(work, what, self._section.deadlines.weights_s, "weights_s")
+        self._busy("saves the controller's state", started, time.perf_counter())
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._current is None:
@@ -141,6 +147,11 @@ class ControllerPort(TrainerPort):
         self._times.train_s = now - self._batch_at_s
         self._times.whole_s = now - self._last_done_s
         self._times.write_s = self._publisher.last_s
+        self._times.ended_s = now
+        self._times.spans += self._training_spans(now)
+        written, self._written = self._written, self._publisher.last_written
+        if self._written is not None and self._written != written:
+            self._times.spans.append(Span("weights", "writes a version", *self._written))
         self._last_done_s = now
         done = FinishedStep(*self._current, metrics, self._times)
         if self._leader is not None:
@@ -148,6 +159,18 @@ class ControllerPort(TrainerPort):
             done.sent_bytes = self._sent_bytes - before
         self._times = StepTimes()
         self._loop.call_soon_threadsafe(self._controller.step_finished, done)
+
+    def _busy(self, activity: str, began_s: float, ended_s: float) -> None:
+        self._times.spans.append(Span(TRAINER, activity, began_s, ended_s))
+
+    def _training_spans(self, ended_s: float) -> list[Span]:
+        """Returns the times since the batch in which nothing else of the trainer is known."""
+        found, began_s = [], self._batch_at_s
+        for span in (*self._times.spans, Span(TRAINER, "", ended_s, ended_s)):
+            if span.began_s > began_s:
+                found.append(Span(TRAINER, "trains", began_s, span.began_s))
+            began_s = max(began_s, span.ended_s)
+        return found
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         show = self._controller.dashboard.progress

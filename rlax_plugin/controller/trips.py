@@ -22,6 +22,7 @@ from rlax_plugin.episodes.runner import ScoredEpisodes
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.fleet.tickets import Completed, GivenUp, trusted
+from rlax_plugin.metrics.spans import Span
 from rlax_plugin.ports.curation import Filter
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -188,8 +189,10 @@ class Trips:
             asked.prompt, completed, self._rewards, seed_of, log=self._turns, first=first
         )
         stats = self._history.stats
-        stats.last_generated_s = time.perf_counter() - scored.reward_s
+        ended_s = time.perf_counter()
+        stats.last_generated_s = ended_s - scored.reward_s
         stats.reward_s += scored.reward_s
+        stats.spans.append(Span("rewards", "scores groups", stats.last_generated_s, ended_s))
         return scored
 
     def _again(self, request: Request) -> Request:

@@ -6,12 +6,16 @@ swap of weights. It expires once it has stood still for ``rlax.deadlines.group_s
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_from_proto
 from rlax_plugin.types import Attempt
+
+_MOST_BUSY = 10_000  # times that a worker has had requests, in one step
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +57,8 @@ class Progress:
     def __init__(self, group_s: float, heartbeat_s: float):
         self._group_s, self._most_s = group_s, 2 * heartbeat_s
         self._watched: dict[Attempt, _Watched] = {}
+        self._busy: deque[tuple[float, float]] = deque(maxlen=_MOST_BUSY)
+        self._busy_since_s = 0.0  # if it has requests
 
     def watch(self, attempt: Attempt, on_expiry: Callable[[float], None]) -> None:
         """Watches a request that is about to be sent.
@@ -60,6 +66,8 @@ class Progress:
         Args:
           on_expiry: called once, with the seconds for which it has stood still.
         """
+        if not self._watched:
+            self._busy_since_s = time.perf_counter()
         self._watched[attempt] = _Watched(on_expiry)
 
     def still_s(self, attempt: Attempt) -> float:
@@ -70,7 +78,22 @@ class Progress:
     def forget(self, attempt: Attempt) -> float:
         """Stops watching a request; returns the seconds for which it has stood still."""
         one = self._watched.pop(attempt, None)
+        if one is not None and not self._watched:
+            self._busy.append((self._busy_since_s, time.perf_counter()))
         return 0.0 if one is None else one.still_s
+
+    def take_busy(self) -> list[tuple[float, float]]:
+        """Returns the times since the last call in which the worker had requests.
+
+        Times are of ``time.perf_counter``. If it has some now, the last time ends now.
+        """
+        found = list(self._busy)
+        self._busy.clear()
+        if self._watched:
+            now_s = time.perf_counter()
+            found.append((self._busy_since_s, now_s))
+            self._busy_since_s = now_s
+        return found
 
     def heard(self, moves: Mapping[Attempt, int], elapsed_s: float) -> None:
         """Takes the progress of the worker's open requests from a heartbeat.

@@ -7,6 +7,7 @@ from rlax_plugin.metrics.objective_rows import Row
 _STREAMED = "if workers receive weights"
 
 ROLLOUT_ROWS: tuple[Row, ...] = (
+    ("samples", "samples", "number of samples of groups scored since the last step"),
     ("tokens", "tokens", "number of generated tokens of groups scored since the last step"),
     ("workers", "workers", "number of workers registered at the end of the step"),
     ("stream_bytes", "bytes", "bytes of versions that workers received last", _STREAMED),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.metrics.spans import Span
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import sizes
 from rlax_plugin.records import events as ev
@@ -34,6 +35,7 @@ class StepStats:
     last_generated_s: float = -math.inf
     reward_s: float = 0.0  # summed over groups, which are scored side by side
     commit_s: float = 0.0  # until the batch was on disk
+    spans: list[Span] = field(default_factory=list)  # of time.perf_counter
     stage: int | None = None  # stages of rlax.curation.stages that are over; None: there are none
 
     def count(self, event: ev.Event) -> None:
@@ -67,6 +69,8 @@ class StepTimes:
     publish_s: float = 0.0  # the loop's own part of publishing
     write_s: float = 0.0  # of the newest version that is written, beside the loop
     whole_s: float = 0.0  # from one finished step to the next
+    ended_s: float = 0.0  # of time.perf_counter
+    spans: list[Span] = field(default_factory=list)  # of time.perf_counter
 
 
 @dataclass(slots=True)
@@ -138,6 +142,7 @@ def step_metrics(
         "batch/packing_efficiency": positions / (section.batch_rows * section.row_tokens),
         "staleness/max": float(max(staleness, default=0)),
         "staleness/mean": float(np.mean(staleness)) if staleness else 0.0,
+        "rollout/samples": float(len(lengths)),
         "rollout/tokens": float(sum(lengths)),
         "rollout/workers": float(workers),
         "train/tokens": float(sum(trained)),

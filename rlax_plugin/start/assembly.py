@@ -29,6 +29,7 @@ from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
+from rlax_plugin.metrics.spans import SpansFile
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.ports.protocols import Tracker, WeightStore
@@ -247,10 +248,13 @@ class _Assembly:
         closing.part().callback(recorder.close)
         metrics = MetricsFile(setup.files, state_dir)
         closing.part().callback(metrics.close)
+        spans = SpansFile(setup.files, state_dir)
+        closing.part().callback(spans.close)
         return Records(
             ledger=ledger,
             recorder=recorder,
             metrics=metrics,
+            spans=spans,
             trackers=trackers,
             about_rates=about,
             retaining=retaining(self._section, setup.files, self._trainer),

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -28,12 +28,29 @@ def record_holder(lock: IO[str]) -> None:
 
 def holder(state_dir: Path) -> psutil.Process | None:
     """Returns the process that runs the run; None if it has ended, or is on another machine."""
+    document = _recorded_here(state_dir)
+    return None if document is None else _process_of(document)
+
+
+def holder_has_ended(state_dir: Path) -> bool:
+    """True if the last process that ran the run was on this machine and has ended."""
+    document = _recorded_here(state_dir)
+    return document is not None and _process_of(document) is None
+
+
+def _recorded_here(state_dir: Path) -> dict[str, Any] | None:
+    """Returns the record of a process of this machine; None if there is none."""
     try:
         document = json.loads((state_dir / LOCK).read_text())
-        if document["host"] != socket.gethostname():
-            return None
+        return document if document["host"] == socket.gethostname() else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # an empty file, as earlier versions and a process that just starts leave it
+
+
+def _process_of(document: dict[str, Any]) -> psutil.Process | None:
+    try:
         process = psutil.Process(document["pid"])
         same = abs(process.create_time() - document["started_s"]) < _SAME_S
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except (OSError, ValueError, LookupError, TypeError, psutil.Error):
-        return None  # an empty file, as earlier versions and a process that just starts leave it
+    except (ValueError, LookupError, TypeError, psutil.Error):
+        return None

@@ -87,7 +87,8 @@ class Publisher:
       pace: measures the size and duration of versions, and estimates the time they need.
 
     Attributes:
-      last_s: seconds that the newest version took.
+      last_s: seconds that writing the last version took.
+      last_written: its beginning and end by ``time.perf_counter``; None: there is none.
       activity: the version that is being published.
     """
 
@@ -114,6 +115,7 @@ class Publisher:
         self._restart = True  # what the parameter server knows so far is another process's
         self._newest: dict[str, VersionPart] = {}  # the parts of the newest version
         self.last_s = 0.0
+        self.last_written: tuple[float, float] | None = None
 
     def publish(self, weights: NewWeights) -> None:
         """Starts publishing; called on the training thread, because fingerprints are JAX work.
@@ -146,7 +148,8 @@ class Publisher:
         self.activity.begins(f"publishing version {weights.step}", ends)
         self._write(weights, prints)
         self.activity.ends()
-        self.last_s = time.perf_counter() - started
+        self.last_s = (ended := time.perf_counter()) - started
+        self.last_written = started, ended
 
     def _write(self, weights: NewWeights, prints: _Prints) -> None:
         step, given, canary = weights

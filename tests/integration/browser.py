@@ -65,6 +65,7 @@ def open_page(
     )
     page.goto(path.resolve().as_uri())
     page.wait_for_selector("body[data-charts=ready]")
+    page.evaluate("drawAll()")  # charts off the screen are drawn when they come near it
     if page.locator("#rollouts").count():
         page.wait_for_selector("body[data-pairs=ready]")
     return page, problems

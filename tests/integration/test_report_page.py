@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -232,7 +233,7 @@ def test_early_and_late_are_of_one_prompt(page, run, tmp_path):
 
 def test_light_and_dark(page):
     background = "getComputedStyle(document.body).backgroundColor"
-    text = "document.getElementById('chart-reward').layout.font.color"
+    text = "drawAll().then(() => byId('chart-reward').layout.font.color)"
     light = page.evaluate(background), page.evaluate(text)
     page.click("#theme")
     expect(page.locator("#theme")).to_have_text("Light")
@@ -240,6 +241,35 @@ def test_light_and_dark(page):
     assert light == ("rgb(246, 247, 249)", "#1b1f27")
     assert dark == ("rgb(15, 18, 24)", "#e6e9ef")
     page.click("#theme")
+
+
+def test_who_was_busy(page, run):
+    lanes = page.evaluate("drawAll().then(() => byId('chart-busy').layout.yaxis.categoryarray)")
+    assert lanes[-5:] == ["weights", "rewards", "controller", "trainer", "critical path"]
+    assert set(lanes[:-5]) == {"worker local-0", "worker local-1"}
+    recorded = [json.loads(line) for line in (run.dir / "spans.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in recorded] == list(range(1, 21))
+    for line, metrics in zip(recorded, run.steps(), strict=True):
+        found = [span for span in line["spans"] if span[:2] == ["trainer", "waits for the batch"]]
+        waited_s = sum(duration for *_, duration in found)
+        assert waited_s == pytest.approx(metrics["time/wait_s"], abs=1e-3)
+        assert line["to_s"] == pytest.approx(metrics["time/step_s"], abs=1e-3)
+
+
+def test_all_charts_over_steps_move_to_another_x_axis(page, run):
+    steps = run.steps()
+    tokens = np.cumsum([m["rollout/tokens"] for m in steps])
+    hours = np.cumsum([m["time/step_s"] for m in steps]) / 3600
+    x_of = "(key) => drawAll().then(() => byId(key).calcdata[0].map((point) => point.x))"
+    for label, positions in (("tokens", tokens), ("time", hours), ("step", np.arange(1, 21))):
+        page.locator("#axis").get_by_label(label, exact=True).check()
+        for key in ("chart-reward", "chart-phases"):
+            assert page.evaluate(x_of, key) == pytest.approx(positions)
+        assert page.evaluate(x_of, "chart-calibration") == [0, 1]  # not over steps
+    titles = page.evaluate("xAxes.titles")
+    assert titles["samples"] == "samples scored"
+    samples = page.evaluate("moved(20, 'samples', 0)")
+    assert samples == sum(m["rollout/samples"] for m in steps) == len(run.samples())
 
 
 def test_two_runs_are_overlaid(chromium, run, tmp_path):

@@ -38,11 +38,18 @@ def core(lines: Sequence[Line]) -> tuple[float, float] | None:
     return float(near[0]), float(near[-1])
 
 
-def cut_off(figure: go.Figure, lines: Sequence[Line], *, from_zero: bool = False) -> str:
+def cut_off(
+    figure: go.Figure,
+    lines: Sequence[Line],
+    *,
+    from_zero: bool = False,
+    runs: Sequence[int] = (),
+) -> str:
     """Cuts far values off the y axis of a chart, with a triangle at the edge for each of them.
 
     Args:
       lines: of the chart; of a stacked one, the sums.
+      runs: number of the run of each line; empty: there is only one run.
       from_zero: True if the axis begins with 0.
 
     Returns:
@@ -53,16 +60,24 @@ def cut_off(figure: go.Figure, lines: Sequence[Line], *, from_zero: bool = False
     low, high = (min(kept[0], 0.0), kept[1]) if from_zero else kept
     margin = _MARGIN * (high - low)
     edges = (low if from_zero and low == 0 else low - margin, high + margin)
-    far = [
-        (x, float(y))
-        for xs, ys in lines
-        for x, y in zip(xs, ys, strict=True)
-        if np.isfinite(y) and not edges[0] <= y <= edges[1]
-    ]
-    if not far:
+    of_run: dict[int, list[tuple[float, float]]] = {}
+    for run, (xs, ys) in zip(runs or [0] * len(lines), lines, strict=True):
+        for x, y in zip(xs, ys, strict=True):
+            if np.isfinite(y) and not edges[0] <= y <= edges[1]:
+                of_run.setdefault(run, []).append((float(x), float(y)))
+    if not of_run:
         return ""
     figure.update_yaxes(range=list(edges))
-    figure.add_scatter(
+    for run, points in of_run.items():
+        figure.add_trace(_marks(points, edges, run))
+    far = [point for points in of_run.values() for point in points]
+    (x, y), several = max(far, key=lambda one: abs(one[1])), len(far) > 1
+    which = f"{len(far)} values are beyond the axis, such as" if several else "Beyond the axis is"
+    return f"{which} {y:.4g} at {x:g} (triangle); a double click shows all."
+
+
+def _marks(far: Sequence[tuple[float, float]], edges: tuple[float, float], run: int) -> go.Scatter:
+    return go.Scatter(
         x=[x for x, _ in far],
         y=[edges[y > edges[1]] for _, y in far],
         customdata=[y for _, y in far],
@@ -73,10 +88,8 @@ def cut_off(figure: go.Figure, lines: Sequence[Line], *, from_zero: bool = False
             "size": 9,
             "color": _COLOUR,
         },
+        meta={"run": run},
         cliponaxis=False,
         showlegend=False,
         hovertemplate="%{customdata:.4g}",
     )
-    (x, y), several = max(far, key=lambda one: abs(one[1])), len(far) > 1
-    which = f"{len(far)} values are beyond the axis, such as" if several else "Beyond the axis is"
-    return f"{which} {y:.4g} at {x:g} (triangle); a double click shows all."

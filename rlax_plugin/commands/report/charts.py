@@ -8,9 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from rlax_plugin.commands.report import curation, curation_charts, special
+from rlax_plugin.commands.report.busy import BusyStep
+from rlax_plugin.commands.report.busy_chart import busy_chart
+from rlax_plugin.commands.report.machine_charts import PREFIX, machine_charts
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.section import Section
 from rlax_plugin.commands.report.series import Chart, Lines, chart, column, present
+from rlax_plugin.metrics import file
 from rlax_plugin.metrics import names as metric_names
 
 _REWARD = Lines(
@@ -63,6 +67,12 @@ _PACKING = Lines(
 )  # fmt: skip
 
 _REWARD_PART = "reward_part/"
+# Beginnings of the names of other metrics, by section.
+_OBJECTIVE = ("objective/", "learning/", "logprob_gap/")
+_ROLLOUTS = ("reward/", "reward_metric/", "curation/", "length/", "episode/", "batch/")
+_MACHINES = ("time/", "rollout/", "train/")
+_TOGETHER = ("evaluation", _REWARD_PART, PREFIX)  # with intervals, or several in one chart
+_MOST_OTHERS = 100  # charts of a section: plug-ins may invent names
 _SHOWN_ELSEWHERE = {
     metric
     for lines in (_REWARD, _LENGTH, _TURNS, _ERRORS, _STALENESS, _FLEET, _GAP, _BESIDE, _SAVED,
@@ -71,65 +81,89 @@ _SHOWN_ELSEWHERE = {
 } | {
     "step", "time/step_s", "time/wait_s", "time/train_s", "time/publish_on_loop_s",
     "curation/groups_issued", "curation/groups_scored", "curation/groups_rejected",
-    "curation/groups_dropped", "rollout/tokens", "train/tokens", "batch/rows",
+    "curation/groups_dropped", "rollout/tokens", "rollout/samples", "train/tokens", "batch/rows",
     "logprob_gap/tokens", "objective/tokens", "objective/sequences",
     "learning/total_weights",
 }  # fmt: skip
 
 
-def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Section]:
+def sections(
+    runs: Sequence[RunData], curated: Section | None = None, busy: Sequence[BusyStep] = ()
+) -> list[Section]:
     """Returns every section for which any of the runs has data.
 
     Args:
       curated: section on curation of a page of one run, besides the metrics.
+      busy: the newest steps of a page of one run, with what was busy in them.
     """
     several = len(runs) > 1
-    found = [
-        Section(
-            "Learning",
-            present(
-                chart(_REWARD, runs),
-                _reward_parts(runs),
-                special.reward_over_time(runs) if several else None,
-                *special.evaluations(runs),
-                chart(_LENGTH, runs),
-                chart(_TURNS, runs),
-                _if_any(_ERRORS, runs),
-            ),
-        ),
-        _curation(runs, curated),
-        Section(
-            "Staleness and weights",
-            present(
-                chart(_STALENESS, runs),
-                *_each(special.weight_versions, runs),
-                _if_varied(_FLEET, runs),
-                chart(_GAP, runs),
-            ),
-        ),
-        Section(
-            "Time",
-            present(
+    learning = Section(
+        "Learning",
+        present(chart(_REWARD, runs), _reward_parts(runs), *special.evaluations(runs)),
+        about="whether the policy improves",
+    )
+    objective, constant = _others(runs, _OBJECTIVE)
+    staleness = Section(
+        "Staleness and weights",
+        present(chart(_STALENESS, runs), *_each(special.weight_versions, runs)),
+        about="how old the policy is that generated what trains, and whether workers keep up",
+    )
+    machines, constant_figures = _others(runs, _MACHINES)
+    time = Section(
+        "Time and machines",
+        [
+            *present(
                 special.mean_phases(runs) if several else special.phases(runs[0]),
                 chart(_STEP_TIME, runs) if several else chart(_BESIDE, runs),
                 special.throughput(runs),
                 _if_varied(_PACKING, runs),
+                _if_varied(_FLEET, runs),
+                busy_chart(busy),
             ),
+            *machine_charts(runs),
+            *machines,
+        ],
+        constant_figures,
+        about="what a step waits for, who is busy, and what the machines have to give",
+    )
+    found = [
+        learning,
+        Section(
+            "Objective",
+            [*present(chart(_GAP, runs)), *objective],
+            constant,
+            about="loss, gradient and ratios, and whether trainer and sampler agree",
         ),
-        Section("Objective and optimiser", *_others(runs, _of_objective)),
-        Section("Further metrics", *_others(runs, lambda name: not _of_objective(name))),
+        _rollouts_and_data(runs, curated),
+        staleness,
+        time,
+        Section(
+            "Further metrics",
+            *_others(runs, ()),
+            about="what plug-ins report, and the rest",
+        ),
     ]
     return [section for section in found if section]
 
 
-def _curation(runs: Sequence[RunData], curated: Section | None) -> Section:
+def _rollouts_and_data(runs: Sequence[RunData], curated: Section | None) -> Section:
+    others, constant = _others(runs, _ROLLOUTS)
     of_runs = [
         *_each(curation_charts.pass_rates, runs),
-        *present(special.rejected_share(runs) if len(runs) > 1 else None, _if_any(_SAVED, runs)),
+        *present(
+            special.rejected_share(runs) if len(runs) > 1 else None,
+            chart(_LENGTH, runs),
+            chart(_TURNS, runs),
+            _if_any(_ERRORS, runs),
+            _if_any(_SAVED, runs),
+        ),
+        *others,
     ]
+    about = "what was asked and answered, how hard it was, and what became of it"
     if curated is None:
-        return Section(curation.TITLE, of_runs)
-    return replace(curated, charts=[*curated.charts, *of_runs])
+        return Section(curation.TITLE, of_runs, constant, about=about)
+    note = " ".join(filter(None, (curated.note, constant)))
+    return replace(curated, charts=[*curated.charts, *of_runs], note=note, about=about)
 
 
 def _each(make: Callable[[RunData], Chart | None], runs: Sequence[RunData]) -> list[Chart]:
@@ -149,17 +183,20 @@ def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
     return chart(lines, runs) if names else None
 
 
-def _of_objective(name: str) -> bool:
-    return name.startswith(("objective/", "learning/"))
+def _others(runs: Sequence[RunData], stages: tuple[str, ...]) -> tuple[list[Chart], str]:
+    """Returns a chart for each of the other metrics of some stages, and a note on constant ones.
 
-
-def _others(runs: Sequence[RunData], wanted: Callable[[str], bool]) -> tuple[list[Chart], str]:
-    """Returns a chart for each of the other metrics, and a sentence on constant ones."""
+    Args:
+      stages: beginnings of names; empty: those that no section has.
+    """
     names = sorted({name for run in runs for name in run.metrics} - _SHOWN_ELSEWHERE)
-    charts, constant = [], []
-    for name in filter(wanted, names):
-        if name.startswith(("evaluation", _REWARD_PART)):  # shown with intervals, or together
+    charts, constant, elsewhere = [], [], (*_OBJECTIVE, *_ROLLOUTS, *_MACHINES, *_TOGETHER)
+    for name in names:
+        if name.startswith(stages or elsewhere) != bool(stages):
             continue
+        if len(charts) == _MOST_OTHERS:
+            constant.append(f"and further metrics, which are in {file.NAME}")
+            break
         row = metric_names.find(name)
         short = name.rpartition("/")[2]
         unit, meaning = (row.unit, row.meaning) if row and not row.is_pattern else ("", "")
@@ -170,7 +207,7 @@ def _others(runs: Sequence[RunData], wanted: Callable[[str], bool]) -> tuple[lis
             charts.append(found)
         elif (values := _finite(lines, runs)).size:
             constant.append(f"{name} = {values[0]:g}")
-    return charts, f"Constant: {', '.join(constant)}" if constant else ""
+    return charts, f"Constant: {', '.join(constant)}." if constant else ""
 
 
 def _if_any(lines: Lines, runs: Sequence[RunData]) -> Chart | None:

@@ -30,7 +30,7 @@ from rlax_plugin.pass_rates.half_life import Observations, fitted_half_life
 from rlax_plugin.prompts.record import training_prompts
 from rlax_plugin.records.files import RunFiles
 
-TITLE = "Curation"
+TITLE = "Rollouts and data"
 _LEAST_FITTED, _MOST_FITTED = 500, 20_000  # groups that a half-life is fitted to
 
 

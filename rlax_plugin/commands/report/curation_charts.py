@@ -15,11 +15,11 @@ from rlax_plugin.commands.report.newest_rates import ONE_DOMAIN
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.series import COLOURS, NEUTRAL, Chart, layout, thinned
 from rlax_plugin.commands.report.useful_groups import UsefulGroups
+from rlax_plugin.commands.report.x_axes import STEP
 from rlax_plugin.text.harmless import one_line
 
 _COLUMNS = 100  # of a heat map, and bars of a stack: steps are put together beyond
 _ROWS = 10
-_STEP = "training step"
 _MOST_REASONS = 7  # with a colour of their own
 _OTHERS = "other reasons"
 _LONGEST = 60  # characters of a name in a legend
@@ -66,7 +66,7 @@ def pass_rates(run: RunData) -> Chart | None:
             hovertemplate="%{customdata[1]}, pass rate %{y:.0f} %: %{z:.1f} % of groups "
             "(%{customdata[0]})<extra></extra>",
         ),
-        layout=layout(_STEP, "samples of a group that pass, %", hovermode="closest"),
+        layout=layout(STEP, "samples of a group that pass, %", hovermode="closest"),
     )
     return Chart(
         f"pass-rates-{run.name}",
@@ -86,7 +86,7 @@ def fates(history: History) -> Chart:
     reasons = [name for name, _ in whole.most_common() if name != ACCEPTED]
     others = set(reasons[_MOST_REASONS - 1 :]) if len(reasons) > _MOST_REASONS else set[str]()
     names = [ACCEPTED, *sorted(set(reasons) - others), *([_OTHERS] if others else [])]
-    figure = go.Figure(layout=layout(_STEP, "groups per step", barmode="stack", bargap=0))
+    figure = go.Figure(layout=layout(STEP, "groups per step", barmode="stack", bargap=0))
     for index, name in enumerate(names):
         of_name = others if name == _OTHERS else {name}
         counts = [
@@ -125,7 +125,7 @@ def samples_per_useful_group(useful: UsefulGroups, group_size: int) -> Chart:
     )
     y = np.divide(samples, groups, out=np.full_like(samples, np.nan), where=groups > 0)
     names = [_span_name(useful.steps[span]) for span in spans]
-    figure = go.Figure(layout=layout(_STEP, "samples", hovermode="closest"))
+    figure = go.Figure(layout=layout(STEP, "samples", hovermode="closest"))
     figure.add_scatter(
         x=x,
         y=y,
@@ -241,7 +241,7 @@ def domain_chart(
     if not drawn:
         return []
     several = domains != ONE_DOMAIN
-    figure = go.Figure(layout=layout(_STEP, "mean pass rate"))
+    figure = go.Figure(layout=layout(STEP, "mean pass rate"))
     for colour, index in zip(COLOURS, drawn, strict=False):
         name = (one_line(domains[index], _LONGEST) or "(none)") if several else "all prompts"
         figure.add_scatter(

@@ -21,6 +21,8 @@ class Figure:
 
 def state(run: RunData) -> str:
     """Describes the state of a run in a word or two."""
+    if run.training:
+        return "training"
     if not run.summary:
         return "not ended"
     return "complete" if run.summary.get("complete") else "stopped early"

@@ -98,30 +98,47 @@ class History:
                 self.resized.append((step, f"{event.before} to {event.workers} workers"))
 
 
-def read_history(files: RunFiles, progress: Callable[[str, int, int], object]) -> History | None:
-    """Reads the journal up to its end, or to a damaged segment; returns None if there is none.
+class HistoryReader:
+    """Reads the journal of a run; read again, it goes on after the last segment that it knows."""
 
-    Events belong to the step whose batch is committed with them; those after the last batch belong
-    to its step.
+    def __init__(self) -> None:
+        self._forget()
 
-    Raises:
-      RlaxError: the file system fails.
-    """
-    history = History()
-    last = journal.last_number(files)
-    if not last:
-        return None
-    step = 0
-    try:
-        for segment, _ in journal.read(files, until=last):
-            step = segment.step or max(step, 1)
-            at = history.steps.setdefault(step, StepEvents())
-            for event in segment.events:
-                history.add(event, step)
-            if segment.step:  # afterwards nothing may be left to generate
-                at.newest = history.newest
-                at.generated_with = dict(history.generated_with)
-            progress("journal", segment.number, last)
-    except RlaxError as error:
-        history.problems.append(f"{error}; the journal after it is not shown")
-    return history
+    def _forget(self) -> None:
+        self._history, self._step = History(), 0
+        self._number, self._checksum = 0, journal.START
+
+    def read(self, files: RunFiles, progress: Callable[[str, int, int], object]) -> History | None:
+        """Reads up to the end, or to a damaged segment; returns None if there is no journal.
+
+        Events belong to the step whose batch is committed with them; those after the last batch
+        belong to its step.
+
+        Raises:
+          RlaxError: the file system fails.
+        """
+        last = journal.last_number(files)
+        if last < self._number or not last:
+            self._forget()
+        if not last:
+            return None
+        history = self._history
+        history.problems = []
+        try:
+            for segment, checksum in journal.read(files, self._number, self._checksum, last):
+                self._add(segment)
+                self._number, self._checksum = segment.number, checksum
+                progress("journal", segment.number, last)
+        except RlaxError as error:
+            history.problems.append(f"{error}; the journal after it is not shown")
+        return history
+
+    def _add(self, segment: journal.Segment) -> None:
+        history = self._history
+        self._step = step = segment.step or max(self._step, 1)
+        at = history.steps.setdefault(step, StepEvents())
+        for event in segment.events:
+            history.add(event, step)
+        if segment.step:  # afterwards nothing may be left to generate
+            at.newest = history.newest
+            at.generated_with = dict(history.generated_with)

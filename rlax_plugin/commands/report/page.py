@@ -6,8 +6,10 @@ import base64
 import functools
 import gzip
 import json
+import re
 import secrets
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import jinja2
@@ -15,11 +17,13 @@ import plotly.offline
 from markupsafe import Markup
 
 from rlax_plugin.commands.report import figures, tables
+from rlax_plugin.commands.report.busy import BusyStep
 from rlax_plugin.commands.report.charts import sections
 from rlax_plugin.commands.report.rollouts import Rollouts
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.section import Section
 from rlax_plugin.commands.report.series import COLOURS
+from rlax_plugin.commands.report.x_axes import XAxis, available, table
 from rlax_plugin.text.harmless import harmless
 
 
@@ -48,20 +52,30 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def report_page(run: RunData, rollouts: Rollouts, curated: Section) -> str:
+def report_page(
+    run: RunData,
+    rollouts: Rollouts,
+    curated: Section,
+    busy: Sequence[BusyStep] = (),
+    reload_s: float | None = None,
+) -> str:
     """Returns the page of one run.
 
     Args:
-      curated: see ``sections``.
+      curated, busy: see ``sections``.
+      reload_s: seconds after which it reloads itself; None: it does not.
     """
-    found = sections([run], curated)
+    found = sections([run], curated, busy)
     blobs = {"rollouts": rollouts.index}
     blobs |= {f"tokens-{number}": text for number, text in enumerate(rollouts.chunks)}
     return render(
         "report.html",
         blobs if rollouts.shown else {},
         found,
+        runs=[run],
+        reload_s=reload_s,
         run=run,
+        busy=bool(busy),
         state=figures.state(run),
         figures=figures.figures(run),
         changes=tables.changes(run),
@@ -85,15 +99,31 @@ def compare_page(runs: Sequence[RunData]) -> str:
     )
 
 
-def render(template: str, blobs: dict[str, str], found: list[Section], **values: Any) -> str:
+def without_reload(page: str) -> str:
+    """Returns a page that does not reload itself."""
+    return re.sub(r'<body data-reload-s="[^"]*" data-written="[^"]*">', "<body>", page, count=1)
+
+
+def render(
+    template: str,
+    blobs: dict[str, str],
+    found: list[Section],
+    *,
+    runs: Sequence[RunData] = (),
+    reload_s: float | None = None,
+    **values: Any,
+) -> str:
     """Returns a page with the charts of some sections.
 
     Args:
       template: file name of a template that extends ``base.html``.
       blobs: name -> text for the page's scripts.
+      runs: those that the charts show; empty: none has an axis of steps.
+      reload_s: see ``report_page``.
       values: values for the template; texts are escaped.
     """
-    texts = {"charts": _charts_json(found)} | blobs
+    axes = available(runs)
+    texts = {"charts": _charts_json(found, runs, axes)} | blobs
     return (
         _environment()
         .get_template(template)
@@ -101,6 +131,10 @@ def render(template: str, blobs: dict[str, str], found: list[Section], **values:
             sections=found,
             blobs={"plotly": _plotly()} | {name: packed(text) for name, text in texts.items()},
             nonce=secrets.token_hex(16),
+            runs=runs,
+            x_axes=axes,
+            reload_s=reload_s,
+            written=datetime.now().astimezone().strftime("%H:%M:%S"),
             **values,
         )
     )
@@ -111,6 +145,17 @@ def _plotly() -> str:
     return packed(plotly.offline.get_plotlyjs())
 
 
-def _charts_json(found: Sequence[Section]) -> str:
-    charts = {chart.key: chart.figure for section in found for chart in section.charts}
-    return f"{{{','.join(f'{json.dumps(key)}:{f.to_json()}' for key, f in charts.items())}}}"
+def _charts_json(found: Sequence[Section], runs: Sequence[RunData], axes: Sequence[XAxis]) -> str:
+    """Returns the figures of all charts, and the tables that move them to other x axes."""
+    numbers = {run.name: number for number, run in enumerate(runs)}
+    charts = {
+        chart.key: f'{{"run":{json.dumps(numbers.get(chart.of))},"figure":{figure.to_json()}}}'
+        for section in found
+        for chart, figure in ((chart, chart.figure) for chart in section.charts)
+    }
+    x_axes = {
+        "titles": {axis.key: axis.title for axis in axes},
+        "tables": [table(run, axes) for run in runs],
+    }
+    figures = ",".join(f"{json.dumps(key)}:{text}" for key, text in charts.items())
+    return f'{{"x_axes":{json.dumps(x_axes)},"charts":{{{figures}}}}}'

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.build import build_part
-from rlax_plugin.commands.report.recorded_groups import GroupAt, groups_in, read_rows
-from rlax_plugin.commands.report.recorded_turns import Recorded, figures_of, recorded_in
+from rlax_plugin.commands.report.recorded_groups import GroupAt
+from rlax_plugin.commands.report.recorded_samples import SamplesReader
+from rlax_plugin.commands.report.recorded_turns import Recorded, figures_of
 from rlax_plugin.commands.report.run import Progress, RunData
 from rlax_plugin.commands.report.shown_groups import choose, fits
 from rlax_plugin.config import RlaxSection, plain_name
@@ -23,7 +24,6 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
-from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.text.harmless import harmless
@@ -111,13 +111,19 @@ class _Index:
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
 
-def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts:
+def read_rollouts(
+    files: RunFiles, run: RunData, progress: Progress, reader: SamplesReader | None = None
+) -> Rollouts:
     """Reads a run's samples and prepares them for the page.
+
+    Args:
+      reader: the one with which the samples of this run were read before.
 
     Raises:
       RlaxError: the file system fails.
     """
-    groups = _recorded_groups(files, run, progress)
+    reader = reader or SamplesReader()
+    groups = reader.groups(files, run, progress)
     with run.noting():
         if (pruned := read_pruned(files)).until:
             run.missing.append(f"{pruned}: no rollout of these steps is shown")
@@ -128,20 +134,15 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
     chosen = choose(groups)
     source = _prompt_source(run) if chosen else None
     index, chunks, used = _Index(), list[dict[str, list[Any]]](), set[int]()
-    by_file = {name: list(found) for name, found in groupby(_in_files(chosen), lambda g: g.file)}
-    for done, (name, wanted) in enumerate(by_file.items(), start=1):
-        with run.noting():
-            rows = samples.only(read_rows(files, name), {group.group for group in wanted})
-            for found in recorded_in(rows):
-                arrays = found.arrays
-                index.add(found, _fate(found.row, run), _asked(found, source))
-                if not chunks or len(chunks[-1]["tokens"]) == CHUNK:
-                    chunks.append({"tokens": [], "logprobs": [], "versions": []})
-                chunks[-1]["tokens"].append(arrays["tokens"].tolist())
-                chunks[-1]["logprobs"].append(_milli(arrays["logprobs"]))
-                chunks[-1]["versions"].append(_runs(arrays["versions"]))
-                used.update(chunks[-1]["tokens"][-1])
-        progress("tokens", done, len(by_file))
+    for found in reader.rollouts(files, run, chosen, progress):
+        arrays = found.arrays
+        index.add(found, _fate(found.row, run), _asked(found, source))
+        if not chunks or len(chunks[-1]["tokens"]) == CHUNK:
+            chunks.append({"tokens": [], "logprobs": [], "versions": []})
+        chunks[-1]["tokens"].append(arrays["tokens"].tolist())
+        chunks[-1]["logprobs"].append(_milli(arrays["logprobs"]))
+        chunks[-1]["versions"].append(_runs(arrays["versions"]))
+        used.update(chunks[-1]["tokens"][-1])
     return Rollouts(
         index=index.to_json(_reward_names(run), *_vocabulary(run, source, used)),
         chunks=[json.dumps(chunk, separators=(",", ":")) for chunk in chunks],
@@ -149,23 +150,6 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
         recorded=sum(group.samples for group in groups),
         groups=groups,
     )
-
-
-def _recorded_groups(files: RunFiles, run: RunData, progress: Progress) -> list[GroupAt]:
-    """Returns every recorded group once; a trained group as in its batch."""
-    groups: dict[int, GroupAt] = {}
-    names = journal.sample_files(files)
-    for done, name in enumerate(names, start=1):
-        with run.noting():
-            for group in groups_in(files, name):
-                if group.trained or group.group not in groups:
-                    groups[group.group] = group
-        progress("rollouts", done, len(names))
-    return list(groups.values())
-
-
-def _in_files(chosen: Iterable[GroupAt]) -> list[GroupAt]:
-    return sorted(chosen, key=lambda group: (group.file, group.step, group.group))
 
 
 def _fate(row: Mapping[str, Any], run: RunData) -> str:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import math
 import posixpath
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rlax_plugin.commands.report.evaluations import Measured, read_evaluations, set_apart
-from rlax_plugin.commands.report.history import History, read_history
+from rlax_plugin.commands.report.history import History, HistoryReader
+from rlax_plugin.commands.report.recorded_metrics import MetricsReader
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.metrics import file
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start import descent
+from rlax_plugin.start.holder import holder
 
 Progress = Callable[[str, int, int], object]
 """Called with the name of a record that is being read, and its parts read and in total."""
@@ -44,6 +45,7 @@ class RunData:
       measured: held-out evaluations with the run's settings, by set, measure and weight version.
       history: the content of the journal; None without one.
       missing: sentences about records that cannot be shown, with the reason.
+      training: True if a process of this machine trains the run at present.
     """
 
     name: str
@@ -55,6 +57,7 @@ class RunData:
     measured: tuple[Measured, ...] = ()
     history: History | None = None
     missing: list[str] = field(default_factory=list)
+    training: bool = False
 
     @property
     def steps(self) -> list[float]:
@@ -100,19 +103,33 @@ def run_name(files: RunFiles) -> str:
     return posixpath.basename(files.location().rstrip("/"))
 
 
-def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
+@dataclass(slots=True)
+class Readers:
+    """Readers of the records that grow; read again, they decode only what is new."""
+
+    metrics: MetricsReader = field(default_factory=MetricsReader)
+    history: HistoryReader = field(default_factory=HistoryReader)
+
+
+def read_run(
+    files: RunFiles, progress: Progress = no_progress, readers: Readers | None = None
+) -> RunData:
     """Reads all records except the rollouts; the run may be active or incomplete.
+
+    Args:
+      readers: those with which this run was read before.
 
     Raises:
       RlaxError: the file system fails.
     """
-    run = RunData(run_name(files), files.url)
+    run, readers = RunData(run_name(files), files.url), readers or Readers()
     with run.noting():
         run.config = _read_config(files)
+    run.training = holder(local_state(files, run)) is not None
     with run.noting():
         run.started_from = str(descent.recorded(files) or "")
     with run.noting():
-        run.metrics = _read_metrics(files, run.missing)
+        run.metrics = readers.metrics.read(files, run.missing)
     with run.noting():
         run.summary = files.get_json("summary.json") or {}
         if not run.summary:
@@ -123,9 +140,15 @@ def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
         run.missing += others
         if not (run.measured or others):
             raise RlaxError("evaluation/ is empty: the run has not been evaluated")
-    run.history = read_history(files, progress)
+    run.history = readers.history.read(files, progress)
     run.missing += run.history.problems if run.history else ["journal/ does not exist"]
     return run
+
+
+def local_state(files: RunFiles, run: RunData) -> Path:
+    """Returns the directory that has the lock of a run, if it is on this machine."""
+    own = (run.config.get("rlax") or {}).get("state_dir")
+    return Path(str(own)) if own else Path(files.location())
 
 
 def _read_config(files: RunFiles) -> dict[str, Any]:
@@ -138,20 +161,3 @@ def _read_config(files: RunFiles) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RlaxError("config.yml is damaged: it is not a mapping of keys to values")
     return document
-
-
-def _read_metrics(files: RunFiles, missing: list[str]) -> dict[str, list[float]]:
-    try:
-        recorded = file.read(files.get(file.NAME))
-    except FileNotFoundError:
-        raise RlaxError("metrics.jsonl does not exist: no step has ended yet") from None
-    if recorded.damaged:
-        missing.append(str(recorded))
-    rows = recorded.by_step
-    ordered = [rows[step] for step in sorted(rows)]
-    names = {name for row in ordered for name in row} | {"step"}
-    return {name: [_number(row.get(name)) for row in ordered] for name in sorted(names)}
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan

@@ -71,6 +71,7 @@ class Section:
 
     Attributes:
       note: a sentence below the charts.
+      about: the questions that the section answers, for the table of contents.
       figures: figures above the charts.
       tables, prompts: tables and lists of prompts below the charts.
     """
@@ -81,6 +82,7 @@ class Section:
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     prompts: Sequence[PromptList] = ()
+    about: str = ""
 
     @property
     def id(self) -> str:

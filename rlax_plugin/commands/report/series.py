@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from rlax_plugin.commands.report.axis import cut_off
 from rlax_plugin.commands.report.run import RunData
+from rlax_plugin.commands.report.x_axes import STEP
 
 # Told apart on white and on black, and by most who see colours differently.
 COLOURS = (
@@ -17,6 +18,8 @@ COLOURS = (
 )  # fmt: skip
 NEUTRAL = "#8a93a3"
 DASHES = ("solid", "dot", "dash", "dashdot")
+VERSION = "weight version"
+"""Title of the x axis of charts over versions; the step of its number makes a version."""
 MAX_POINTS = 1000  # of a line; beyond, each point is the mean of as many steps as needed
 _SMOOTHED_FROM = 30  # points; fewer can be read as they are
 
@@ -29,6 +32,7 @@ class Chart:
       key: an HTML id, unique on the page.
       caption: a sentence that explains the chart; may be "".
       of: name of the run that it shows; "" if it shows all.
+      height_px: height of a chart that is as wide as the page; None: it is one of several in a row.
     """
 
     key: str
@@ -36,6 +40,7 @@ class Chart:
     caption: str
     figure: go.Figure
     of: str = ""
+    height_px: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,12 @@ class Lines:
 
 
 def layout(x: str, y: str, **more: object) -> go.Layout:
-    """Returns a layout with axis titles and common settings; the page adds its theme's colours."""
+    """Returns a layout with axis titles and common settings; the page adds its theme's colours.
+
+    The page can move a chart over steps to another x axis; ``meta`` says that it is one.
+    """
     common: dict[str, object] = {
+        "meta": {"steps": x in (STEP, VERSION)},
         "xaxis": {"title": {"text": x}},
         "yaxis": {"title": {"text": y}},
         "hovermode": "x unified",
@@ -71,13 +80,16 @@ def layout(x: str, y: str, **more: object) -> go.Layout:
 
 
 def thinned(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns at most ``MAX_POINTS`` means of neighbours; NaN if all of them are NaN."""
+    """Returns at most ``MAX_POINTS`` means of neighbours; NaN if all of them are NaN.
+
+    Fewer values are returned as they are, float64; means are float32.
+    """
     values = np.asarray(values, np.float64)
     per_point = -(-len(values) // MAX_POINTS)
     if per_point <= 1:
         return values
     padded = np.pad(values, (0, -len(values) % per_point), constant_values=np.nan)
-    return _mean(padded.reshape(-1, per_point))
+    return _mean(padded.reshape(-1, per_point)).astype(np.float32)  # half of the page's bytes
 
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
@@ -105,28 +117,34 @@ def line(
     colour: str,
     dash: str = "solid",
     group: str = "",
+    run: int = 0,
 ) -> list[go.Scatter]:
     """Returns the line of some values, and of their running mean if there are many.
 
-    ``meta`` tells the page which of the two a line is. The legend lists neither, see ``legend``.
+    ``meta`` tells the page which of the two a line is, and its run. The legend lists neither line,
+    see ``legend``.
 
     Args:
       group: group of the legend's entry that hides and shows the line.
+      run: number of the run.
     """
     x, y = thinned(steps), thinned(values)
     style = {"color": colour, "dash": dash, "width": 2}
     common = {"x": x, "legendgroup": group or label, "showlegend": False}
     if len(x) < _SMOOTHED_FROM:
         mode, dots = "lines+markers", {"size": 4}
-        return [go.Scatter(y=y, name=label, line=style, mode=mode, marker=dots, **common)]
+        one = {"name": label, "line": style, "mode": mode, "marker": dots, "meta": {"run": run}}
+        return [go.Scatter(y=y, **one, **common)]
     window = 2 * (len(x) // _SMOOTHED_FROM) + 1
     # A value between two missing ones is on no line.
     common["mode"] = "lines+markers" if np.isnan(y).any() else "lines"
     common["marker"] = {"size": 4}
     name = f"{label}, mean of {window}"
+    raw, mean = ({"lines": kind, "run": run} for kind in ("raw", "mean"))
+    thin = style | {"width": 1}
     return [
-        go.Scatter(y=y, name=label, line=style | {"width": 1}, opacity=0.35, meta="raw", **common),
-        go.Scatter(y=smoothed(y, window), name=name, line=style, meta="mean", **common),
+        go.Scatter(y=y, name=label, line=thin, opacity=0.35, meta=raw, **common),
+        go.Scatter(y=smoothed(y, window), name=name, line=style, meta=mean, **common),
     ]
 
 
@@ -171,7 +189,13 @@ def lines_of(
                 name = f"{run.name}: {label}" if len(found) > 1 else run.name
             look = style(number, index, several)
             drawn += line(
-                run.steps, values, name, colour=look["color"], dash=look["dash"], group=label
+                run.steps,
+                values,
+                name,
+                colour=look["color"],
+                dash=look["dash"],
+                group=label,
+                run=number,
             )
     return traces + drawn if drawn else []
 
@@ -189,14 +213,14 @@ def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
         if lines.log:  # 0 has no place on a log axis
             of_runs = [np.where(values > 0, values, np.nan) for values in of_runs]
         found.append((label, of_runs))
-    figure = go.Figure(lines_of(runs, found), layout("training step", lines.unit))
+    figure = go.Figure(lines_of(runs, found), layout(STEP, lines.unit))
     if not figure.data:
         return None
     told = ""
     if lines.log:
         figure.update_yaxes(type="log", exponentformat="power")
     else:
-        told = cut_off(figure, points_of(runs, found))
+        told = cut_off(figure, points_of(runs, found), runs=numbers_of(runs, found))
     if len(runs) == 1:
         mark_changes(figure, runs[0])
     return Chart(lines.key, lines.title, f"{lines.caption} {told}".strip(), figure)
@@ -211,6 +235,11 @@ def points_of(
         for _, of_runs in found
         for run, values in zip(runs, of_runs, strict=True)
     ]
+
+
+def numbers_of(runs: Sequence[RunData], found: Sequence[object]) -> list[int]:
+    """Returns the number of the run of each of ``points_of``."""
+    return [number for _ in found for number in range(len(runs))]
 
 
 def mark_changes(figure: go.Figure, run: RunData) -> None:

@@ -14,24 +14,25 @@ from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.series import (
     COLOURS,
     NEUTRAL,
+    VERSION,
     Chart,
     column,
     layout,
     legend,
-    line,
     lines_of,
     mark_changes,
+    numbers_of,
     points_of,
     style,
     thinned,
 )
+from rlax_plugin.commands.report.x_axes import STEP
 
 _PHASES = (
     ("time/wait_s", "waiting for the batch"),
     ("time/train_s", "training step"),
     ("time/publish_on_loop_s", "copying weights"),
 )
-_STEP = "training step"
 
 
 def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
@@ -46,7 +47,7 @@ def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
         labels = list(dict.fromkeys(m.label for found in of_runs for m in found))
         percent = family in (SOLVED, "fraction")
         what = family if family == SOLVED else ", ".join(labels)
-        figure = go.Figure(layout=layout("weight version", f"{what}, {'%' if percent else family}"))
+        figure = go.Figure(layout=layout(VERSION, f"{what}, {'%' if percent else family}"))
         figure.add_traces(legend(labels, several))
         for index, label in enumerate(labels):
             for number, run in enumerate(runs):
@@ -54,7 +55,7 @@ def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
                 if found:
                     name = f"{run.name}: {label}" if several else label
                     look = style(number, index, several)
-                    figure.add_trace(_with_intervals(found, name, label, look, percent))
+                    figure.add_trace(_with_intervals(found, name, label, look, percent, number))
         if family == SOLVED:
             figure.update_yaxes(rangemode="tozero")
         caption = "Bars are 95 % intervals over the choice of problems."
@@ -63,7 +64,12 @@ def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
 
 
 def _with_intervals(
-    found: Sequence[Measured], name: str, group: str, look: dict[str, str], percent: bool
+    found: Sequence[Measured],
+    name: str,
+    group: str,
+    look: dict[str, str],
+    percent: bool,
+    run: int,
 ) -> go.Scatter:
     scale, unit = (100, " %") if percent else (1, "")
     value = scale * np.array([m.estimate.value for m in found])
@@ -77,6 +83,7 @@ def _with_intervals(
         mode="lines+markers",
         error_y={"array": high - value, "arrayminus": value - low, "thickness": 1.2},
         line=look,
+        meta={"run": run},
         customdata=np.stack([low, high], axis=1),
         hovertemplate=f"%{{y:.2f}}{unit} [%{{customdata[0]:.2f}}, %{{customdata[1]:.2f}}]",
     )
@@ -104,9 +111,10 @@ def _chart_of(
     runs: Sequence[RunData],
     found: Sequence[tuple[str, Sequence[np.ndarray]]],
 ) -> Chart | None:
-    figure = go.Figure(lines_of(runs, found), layout(_STEP, unit))
+    figure = go.Figure(lines_of(runs, found), layout(STEP, unit))
     figure.update_yaxes(rangemode="tozero")
-    told = cut_off(figure, points_of(runs, found), from_zero=True)
+    numbers = numbers_of(runs, found)
+    told = cut_off(figure, points_of(runs, found), from_zero=True, runs=numbers)
     return Chart(key, title, told, figure) if figure.data else None
 
 
@@ -120,7 +128,7 @@ def weight_versions(run: RunData) -> Chart | None:
     x = [step for step, _ in found]
     newest = np.array([at.newest for _, at in found], np.float64)
     figure = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.08)
-    figure.update_layout(layout(_STEP, ""))
+    figure.update_layout(layout(STEP, ""))
     xs, published = thinned(x), {"color": NEUTRAL, "width": 2, "shape": "hv"}
     figure.add_scatter(x=xs, y=thinned(newest), name="published", line=published, row=1, col=1)
     for number, worker in enumerate(workers):
@@ -134,7 +142,7 @@ def weight_versions(run: RunData) -> Chart | None:
     figure.update_yaxes(title_text="weight version", row=1, col=1)
     figure.update_yaxes(title_text="versions behind", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title_text="", row=1, col=1)
-    figure.update_xaxes(title_text=_STEP, row=2, col=1)
+    figure.update_xaxes(title_text=STEP, row=2, col=1)
     return Chart(
         f"weights-{run.name}",
         "Weights published and pulled",
@@ -151,7 +159,7 @@ def phases(run: RunData) -> Chart | None:
     spent = _spent(run)
     if spent is None:
         return None
-    figure = go.Figure(layout=layout(_STEP, "seconds per step"))
+    figure = go.Figure(layout=layout(STEP, "seconds per step"))
     for index, (label, seconds) in enumerate(spent):
         figure.add_scatter(
             x=thinned(run.steps),
@@ -209,15 +217,3 @@ def throughput(runs: Sequence[RunData]) -> Chart | None:
         for metric, label in (("rollout/tokens", "generated"), ("train/tokens", "trained"))
     ]
     return _chart_of("throughput", "Throughput", "tokens per second", runs, found)
-
-
-def reward_over_time(runs: Sequence[RunData]) -> Chart | None:
-    """Returns a chart of the reward over training time, for runs that differ in speed."""
-    figure = go.Figure(layout=layout("time in training steps, s", "mean reward per sample"))
-    for number, run in enumerate(runs):
-        rewards = column(run, "reward/mean")
-        if np.isfinite(rewards).any():
-            seconds = np.cumsum(np.nan_to_num(column(run, "time/step_s")))
-            figure.add_traces(line(list(seconds), rewards, run.name, colour=COLOURS[number]))
-    title = "Reward against time"
-    return Chart("reward-time", title, "", figure) if figure.data else None

@@ -11,10 +11,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress as Bars
 
+from rlax_plugin.commands.report import busy_chart
+from rlax_plugin.commands.report.busy import BusyStep, read_busy, trace_json
 from rlax_plugin.commands.report.curation import curation_section
-from rlax_plugin.commands.report.page import compare_page, report_page
+from rlax_plugin.commands.report.page import compare_page, report_page, without_reload
+from rlax_plugin.commands.report.recorded_samples import SamplesReader
 from rlax_plugin.commands.report.rollouts import read_rollouts
-from rlax_plugin.commands.report.run import Progress, open_run, read_run, run_name
+from rlax_plugin.commands.report.run import (
+    Progress,
+    Readers,
+    RunData,
+    no_progress,
+    open_run,
+    read_run,
+    run_name,
+)
 from rlax_plugin.commands.report.series import COLOURS
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
@@ -22,7 +33,7 @@ from rlax_plugin.records.private import check_private_run
 
 
 @contextmanager
-def _bars() -> Iterator[Progress]:
+def progress_bars() -> Iterator[Progress]:
     """Shows progress bars of reading on standard error, if that is a terminal."""
     console = Console(stderr=True)
     with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -36,30 +47,79 @@ def _bars() -> Iterator[Progress]:
         yield progress
 
 
-def write_report(run: str, out: str | None = None) -> Path:
-    """Writes the page of one run.
+class ReportPage:
+    """The page of one run; written again, it reads only what is new.
 
     Args:
       run: the run's directory, a path or an fsspec URL.
       out: local file; None: ``report.html`` in the run's directory, or ``./<name>-report.html`` for
         a run on an object store.
 
-    Returns:
-      The path of the page.
+    Attributes:
+      files: the run's directory.
+      path: path of the page.
+
+    Raises:
+      ConfigError: there is no run.
+    """
+
+    def __init__(self, run: str, out: str | None = None):
+        self.files = open_run(run)
+        if out is None:
+            check_private_run(self.files)
+        self.path = _report_path(self.files, out)
+        self._readers, self._samples = Readers(), SamplesReader()
+
+    def write(self, reload_s: float | None = None, progress: Progress = no_progress) -> RunData:
+        """Writes the page, and returns the records that it shows.
+
+        Args:
+          reload_s: seconds after which the page reloads itself; None: it does not.
+
+        Raises:
+          ConfigError: the file cannot be written.
+          RlaxError: the run's file system fails.
+        """
+        data = read_run(self.files, progress, self._readers)
+        rollouts = read_rollouts(self.files, data, progress, self._samples)
+        curated = curation_section(self.files, data, rollouts.groups)
+        busy: list[BusyStep] = []
+        with data.noting():
+            busy = read_busy(self.files, busy_chart.LAST)
+        _put(self.path, report_page(data, rollouts, curated, busy, reload_s))
+        return data
+
+    def stop_reloading(self) -> None:
+        """Replaces the page that was written by one that does not reload itself.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
+        _put(self.path, without_reload(self.path.read_text()))
+
+
+def write_report(run: str, out: str | None = None) -> Path:
+    """Writes the page of one run, see ``ReportPage``; returns its path.
 
     Raises:
       ConfigError: there is no run, or the file cannot be written.
       RlaxError: the run's file system fails.
     """
-    files = open_run(run)
-    if out is None:
-        check_private_run(files)
-    path = _report_path(files, out)
-    with _bars() as progress:
-        data = read_run(files, progress)
-        rollouts = read_rollouts(files, data, progress)
-        curated = curation_section(files, data, rollouts.groups)
-    _put(path, report_page(data, rollouts, curated))
+    page = ReportPage(run, out)
+    with progress_bars() as progress:
+        page.write(progress=progress)
+    return page.path
+
+
+def write_trace(run: str, out: str) -> Path:
+    """Writes who was busy when in a run as Chrome's trace events; returns the path of the file.
+
+    Raises:
+      ConfigError: there is no run, or the file cannot be written.
+      RlaxError: the run has recorded no spans, or its file system fails.
+    """
+    files, path = open_run(run), Path(out)
+    _put(path, trace_json(read_busy(files), run_name(files)), "--trace")
     return path
 
 
@@ -77,7 +137,7 @@ def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
         reason = f"give at most {len(COLOURS)} runs, because a chart has {len(COLOURS)} colours"
         raise ConfigError("RUN...", f"{len(runs)} runs", reason)
     opened = [open_run(run) for run in runs]
-    with _bars() as progress:
+    with progress_bars() as progress:
         data = [read_run(files, progress) for files in opened]
     names = Counter(run.name for run in data)
     for number, (run, files) in enumerate(zip(data, opened, strict=True), start=1):
@@ -97,8 +157,8 @@ def _report_path(files: RunFiles, out: str | None) -> Path:
     return Path(f"{run_name(files)}-report.html")
 
 
-def _put(path: Path, page: str) -> None:
+def _put(path: Path, page: str, option: str = "--out") -> None:
     try:
         RunFiles(str(path.parent)).put(path.name, page.encode())
     except (RlaxError, FileNotFoundError) as error:
-        raise ConfigError("--out", str(path), str(error)) from error
+        raise ConfigError(option, str(path), str(error)) from error

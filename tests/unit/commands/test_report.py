@@ -182,7 +182,9 @@ def test_a_step_without_scored_groups_has_no_reward(files):
 
 def test_pass_rates_are_shares_of_the_scored_groups(files):
     sections = {s.title: s.charts for s in charts.sections([read_run(files)])}
-    heat = next(c for c in sections["Curation"] if c.title == "Pass rates of groups").figure.data[0]
+    heat = next(
+        c for c in sections["Rollouts and data"] if c.title == "Pass rates of groups"
+    ).figure.data[0]
     assert list(heat.y) == [0, 50, 100] and list(heat.x) == [1, 2, 3]
     assert np.asarray(heat.z).tolist() == [[0, 0, 0], [100, 100, 100], [0, 0, 0]]
 

@@ -235,7 +235,7 @@ def test_hardest_and_easiest_prompts(files):
 
 def test_what_a_model_wrote_is_text_on_the_page(files, tmp_path):
     page = write_report(files.location(), str(tmp_path / "page.html")).read_text()
-    assert 'href="#section-curation"' in page
+    assert 'href="#section-rollouts-and-data"' in page
     assert "<script>alert" not in page and "\u202e" not in page
     assert page.count("&lt;/div&gt;&lt;script&gt;alert(1)") == 1
 

@@ -24,7 +24,7 @@ class Published:
     def __init__(self):
         self.steps: list[int] = []
         self.canaries: list[Canary | None] = []
-        self.last_s = 0.25
+        self.last_s, self.last_written = 0.25, None
 
     def publish(self, weights):
         self.steps.append(weights.step)
@@ -102,6 +102,17 @@ def test_a_step_is_told_in_order(loop):
     assert publisher.steps == [3, 4, 5]
     assert [done.metrics["loss"] for done in controller.done] == [4, 5]
     assert controller.done[1].times.write_s == 0.25
+    for done in controller.done:
+        spans, times = sorted(done.times.spans, key=lambda span: span.began_s), done.times
+        *earlier, waits, trains, hands_over, rest = [
+            (s.activity, s.began_s, s.ended_s) for s in spans
+        ]
+        assert len(earlier) == (done.step == 4)  # the weights before the first step
+        assert waits[0] == "waits for the batch" and waits[2] - waits[1] == times.wait_s
+        assert (trains[0], hands_over[0], rest[0]) == ("trains", "hands over weights", "trains")
+        # Nothing is left out or counted twice.
+        assert (waits[2], trains[2], hands_over[2]) == (trains[1], hands_over[1], rest[1])
+        assert rest[2] - trains[1] == pytest.approx(times.train_s) and rest[2] == times.ended_s
 
 
 def test_a_canary_of_the_given_tokens_reaches_the_publisher(loop):

@@ -45,6 +45,20 @@ def test_a_group_that_comes_further_never_expires():
     assert expired == []
 
 
+def test_a_worker_is_busy_from_its_first_request_to_its_last_answer():
+    progress, _ = watched(one(0), one(1))
+    progress.forget(one(0))
+    ((began, ended),) = progress.take_busy()  # it goes on
+    progress.forget(one(1))
+    progress.forget(one(1))
+    ((again, last),) = progress.take_busy()
+    assert began <= ended == again <= last
+    assert progress.take_busy() == []
+    progress.watch(one(2), print)
+    ((later, _),) = progress.take_busy()
+    assert later >= last
+
+
 def test_a_group_that_stands_still_expires_once():
     progress, expired = watched(one(0), one(1), one(2))
     for beat in range(20):

@@ -92,7 +92,18 @@ function startPairs() {
     pick(pairable[(pairable.indexOf(picked) + 1) % pairable.length]).catch(failed);
   });
   for (const id of ["early", "late"]) byId(id).addEventListener("change", () => drawPair().catch(failed));
-  return pick(pairable[0]);
+  const sides = () => ["early", "late"].map((id) => byId(id).selectedOptions[0].text);
+  keepers.pair = () => ({ prompt: table.prompts[picked.prompt].id, sides: sides() });
+  const again = pairable.find(({ prompt }) => table.prompts[prompt].id === left.pair?.prompt);
+  if (!again) return pick(pairable[0]);
+  return pick(again).then(() => {
+    ["early", "late"].forEach((id, index) => {
+      const option = Array.from(byId(id).options).find(({ text }) => text === left.pair.sides[index]);
+      if (option) option.selected = true;
+    });
+    return drawPair();
+  });
 }
 
-tableStarted.then(startPairs).then(() => { document.body.dataset.pairs = "ready"; }).catch(failed);
+const pairsStarted = tableStarted.then(startPairs);
+pairsStarted.then(() => { document.body.dataset.pairs = "ready"; }).catch(failed);

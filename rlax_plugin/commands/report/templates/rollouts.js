@@ -234,8 +234,22 @@ async function startTable() {
   }));
   listenToTable();
   listenToDialog();
+  const kept = left.table;
+  if (kept) {
+    for (const id of ["search", "from", "to"]) byId(id).value = kept[id];
+    const option = Array.from(byId("fate").options).find(({ text }) => text === kept.fate);
+    if (option) option.selected = true;
+    sorting = kept.sorting;
+  }
   filter();
+  if (kept) {
+    page = kept.page;
+    draw();
+  }
+  keepers.table = () => ({ search: byId("search").value, from: byId("from").value, to: byId("to").value,
+    fate: byId("fate").selectedOptions[0].text, sorting, page });
 }
 
-const tableStarted = startTable();
+// The charts come first: the table is further down.
+const tableStarted = chartsStarted.then(startTable);
 tableStarted.then(() => { document.body.dataset.table = "ready"; }).catch(failed);

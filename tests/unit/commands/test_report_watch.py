@@ -1,0 +1,140 @@
+"""``rlax report --watch``: when a page is written again, what is read for it, and when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from histories import History
+from long_runs import LongRun
+from typer.testing import CliRunner
+
+from rlax_plugin.cli import app
+from rlax_plugin.commands.report import recorded_samples, watch
+from rlax_plugin.commands.report.recorded_metrics import MetricsReader
+from rlax_plugin.commands.report.recorded_samples import SamplesReader
+from rlax_plugin.commands.report.rollouts import read_rollouts
+from rlax_plugin.commands.report.run import Readers, RunData, no_progress, read_run
+from rlax_plugin.commands.report.write import ReportPage
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.records.files import RunFiles
+
+RELOADS = '<body data-reload-s="10.0" data-written="'
+
+
+def lock(directory: Path, pid: int, host: str = "") -> None:
+    """Writes the lock of a process that trains a run, or has trained it."""
+    started_s = psutil.Process().create_time() if pid == os.getpid() else 0.0
+    document = {"host": host or socket.gethostname(), "pid": pid, "started_s": started_s}
+    (directory / ".lock").write_text(json.dumps(document))
+
+
+def test_a_page_that_is_written_again_shows_what_a_new_one_shows(tmp_path, monkeypatch):
+    run, files = LongRun(tmp_path / "run"), RunFiles(tmp_path / "run")
+    opened: list[str] = []
+    read = recorded_samples.groups_in
+
+    def counted(files: RunFiles, name: str):
+        opened.append(name.rpartition("/")[2])
+        return read(files, name)
+
+    monkeypatch.setattr(recorded_samples, "groups_in", counted)
+    readers, samples = Readers(), SamplesReader()
+    for steps in (3, 2, 0):
+        run.go_on(steps)
+        again, new = read_run(files, no_progress, readers), read_run(files)
+        assert again.metrics == new.metrics and again.steps[-1] >= 3
+        assert again.history is not None and new.history is not None
+        assert again.history.steps == new.history.steps
+        for column in ("group", "passed", "trained_at"):
+            found = (one.history.groups.column(column).tolist() for one in (again, new))
+            assert next(found) == next(found)
+        opened.clear()
+        shown = read_rollouts(files, again, no_progress, samples)
+        assert len(opened) == steps  # each file once
+        whole = read_rollouts(files, new, no_progress)
+        assert (shown.index, shown.chunks) == (whole.index, whole.chunks)
+        assert shown.shown == 16 * again.steps[-1]
+
+
+def test_metrics_are_read_again_after_a_resume_has_cut_them(tmp_path):
+    files, reader, missing = RunFiles(tmp_path), MetricsReader(), list[str]()
+    with pytest.raises(RlaxError, match="no step has ended yet"):
+        reader.read(files, missing)
+    files.put("metrics.jsonl", b'{"step": 1, "a": 1}\nnot JSON\n{"step": 2, "b": 2}\n{"step": 3')
+    nan = pytest.approx(float("nan"), nan_ok=True)
+    assert reader.read(files, missing) == {"a": [1.0, nan], "b": [nan, 2.0], "step": [1.0, 2.0]}
+    assert missing == ["metrics.jsonl: 1 damaged lines are left out (line 2)"]
+    files.put("metrics.jsonl", b'{"step": 1, "a": 1}\n{"step": 2, "a": 5}\n')
+    assert reader.read(files, []) == {"a": [1.0, 5.0], "step": [1.0, 2.0]}
+    files.put("metrics.jsonl", files.get("metrics.jsonl") + b'{"step": 2, "a": 6}\n')
+    assert reader.read(files, []) == {"a": [1.0, 6.0], "step": [1.0, 2.0]}
+
+
+def test_a_run_has_ended_if_its_process_has(tmp_path):
+    files, run = RunFiles(tmp_path), RunData("run", "run")
+    assert not watch.has_ended(files, run)  # it may just be starting
+    lock(tmp_path, os.getpid())
+    run.summary = {"complete": True, "steps": 3}  # of an earlier process
+    assert not watch.has_ended(files, run)
+    lock(tmp_path, 2**22 + 1)  # no system has so many processes
+    run.summary = {}
+    assert watch.has_ended(files, run)
+    lock(tmp_path, 2**22 + 1, host="another")
+    assert not watch.has_ended(files, run)
+    run.summary, run.metrics = {"complete": True, "steps": 3}, {"step": [1.0, 2.0, 3.0]}
+    assert watch.has_ended(files, run)
+    run.metrics["step"].append(4.0)  # it goes on after what was its last step
+    assert not watch.has_ended(files, run)
+
+
+def test_a_page_is_written_again_only_if_the_run_has_written_more(tmp_path, monkeypatch):
+    run = LongRun(tmp_path / "run")
+    lock(tmp_path / "run", os.getpid())
+    written: list[int] = []
+    pauses = iter([lambda: None, lambda: run.go_on(2), lambda: None, lambda: run.end()])
+    write = ReportPage.write
+
+    def counted(page: ReportPage, *arguments: object):
+        data = write(page, *arguments)
+        written.append(len(data.steps))
+        return data
+
+    def pause(event: threading.Event, timeout: float | None = None) -> bool:
+        next(pauses, lambda: lock(tmp_path / "run", 2**22 + 1))()
+        return False
+
+    monkeypatch.setattr(ReportPage, "write", counted)
+    monkeypatch.setattr(watch.threading.Event, "wait", pause)
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--watch"])
+    assert result.exit_code == 0, result.output
+    assert written == [0, 2, 2, 2]  # at once; two steps; the summary; the end of the process
+    page = (tmp_path / "run/report.html").read_text()
+    assert "<body>" in page and 'id="state">complete<' in page
+
+
+def test_ctrl_c_leaves_a_page_that_does_not_reload(tmp_path, monkeypatch):
+    History().write(RunFiles(tmp_path))
+    path = tmp_path / "report.html"
+
+    def interrupt(event: threading.Event, timeout: float | None = None) -> bool:
+        assert RELOADS in path.read_text()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.threading.Event, "wait", interrupt)
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--watch"])
+    assert result.exit_code == 130
+    assert result.output.splitlines()[-1] == (
+        "stopped watching; the page remains and does not reload any more"
+    )
+    assert "<body>" in path.read_text()
+
+
+def test_a_run_that_is_not_there_cannot_be_watched(tmp_path):
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "mine"), "--watch"])
+    assert result.exit_code == 2 and "is not a run directory" in result.output
