@@ -74,7 +74,8 @@ class MachineMetrics:
             if not memory:
                 continue
             metrics[f"machine/{group}_memory_bytes"] = sum(memory)
-            metrics[f"machine/{group}_memory_bytes_max"] = max(memory)
+            if len(memory) > 1:
+                metrics[f"machine/{group}_memory_bytes_max"] = max(memory)
             for total, name in _RATES.items():
                 metrics[f"machine/{group}_{name}"] = sum(_rate(*two, total) for _, two in found)
         self._reports = reports
@@ -96,7 +97,7 @@ class MachineMetrics:
         before_s, before = self._network or (now_s, total)
         self._network = now_s, total
         rate = (total - before) / (now_s - before_s) if now_s > before_s else 0.0
-        return {"machine/network_bytes_per_s": max(0.0, rate)}
+        return {"machine/all_network_bytes_per_s": max(0.0, rate)}
 
 
 def _rate(before: Figures, now: Figures, total: str) -> float:

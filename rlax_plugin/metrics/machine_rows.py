@@ -7,24 +7,34 @@ from rlax_plugin.metrics.objective_rows import Row
 GROUPS = {
     "trainer": "the trainer's process",
     "rewards": "the reward processes",
-    "workers": "the workers, which report it with each heartbeat",
+    "workers": "the workers",
 }
 
 
 def _rows(group: str, who: str) -> tuple[Row, ...]:
     return (
         (f"{group}_cpu", "cores", f"CPU cores in use by {who}"),
-        (f"{group}_memory_bytes", "bytes", f"resident memory of {who}, added up"),
-        (f"{group}_memory_bytes_max", "bytes", "that of the largest of these processes"),
+        (f"{group}_memory_bytes", "bytes", f"resident memory of {who}"),
+        (
+            f"{group}_memory_bytes_max",
+            "bytes",
+            f"resident memory of the largest of {who}",
+            "if there are several",
+        ),
         (f"{group}_read_bytes_per_s", "bytes/s", f"bytes that {who} read from disks"),
         (f"{group}_written_bytes_per_s", "bytes/s", f"bytes that {who} wrote to disks"),
     )
 
 
 MACHINE_ROWS: tuple[Row, ...] = (
-    *(row for group, who in GROUPS.items() for row in _rows(group, who)),
+    *(
+        row
+        for group, who in GROUPS.items()
+        for row in _rows(group, who)
+        if row[0] != "trainer_memory_bytes_max"  # it is one process
+    ),
     (
-        "network_bytes_per_s",
+        "all_network_bytes_per_s",
         "bytes/s",
         "bytes that the trainer's machine sent and received, of all its processes",
     ),

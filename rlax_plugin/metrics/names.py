@@ -225,7 +225,8 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "machine",
-        "Use of the machines by the processes of the run, sampled about once a second.",
+        "Use of the machines by the processes of the run, sampled about once a second; workers "
+        "report theirs with each heartbeat. Values of several processes are added up.",
         "the first step after each sample",
         MACHINE_ROWS,
     ),

@@ -31,7 +31,7 @@ _THERE_S = 30.0  # for a process that is started again to be there
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user has asked for.
+    """The choices of the user.
 
     Attributes:
       config, overrides: of the run.

@@ -20,7 +20,7 @@ from rlax_plugin.commands.report.x_axes import STEP
 from rlax_plugin.metrics import names as metric_names
 
 PREFIX = "machine/"
-"""Metrics are named ``machine/<process>/<figure>``."""
+"""Metrics are named ``machine/<process>_<figure>``; no process has an underscore in its name."""
 
 _EXTREMES = (("largest", np.fmax), ("smallest", np.fmin))
 
@@ -34,7 +34,7 @@ def machine_charts(runs: Sequence[RunData]) -> list[Chart]:
     names = sorted({name for run in runs for name in run.metrics if name.startswith(PREFIX)})
     figures: dict[str, list[str]] = {}
     for name in names:
-        figures.setdefault(name.rpartition("/")[2], []).append(name)
+        figures.setdefault(name.removeprefix(PREFIX).partition("_")[2], []).append(name)
     return [chart for figure, found in figures.items() if (chart := _chart(runs, figure, found))]
 
 
@@ -42,7 +42,7 @@ def _chart(runs: Sequence[RunData], figure: str, names: Sequence[str]) -> Chart 
     row = metric_names.find(names[0])
     unit, caption = (row.unit, row.meaning) if row else (figure.replace("_", " "), "")
     lines: list[tuple[str, list[np.ndarray]]] = [
-        (name.removeprefix(PREFIX).rpartition("/")[0] or "all", [column(run, name) for run in runs])
+        (name.removeprefix(PREFIX).partition("_")[0], [column(run, name) for run in runs])
         for name in names
     ]
     if len(names) > len(COLOURS) or (len(runs) > 1 and len(names) > 1):

@@ -121,7 +121,7 @@ def test_machines_have_a_line_for_each_process_or_the_extremes_of_many():
     def drawn(processes: int) -> dict[str, list[float]]:
         metrics = {"step": [1.0, 2.0]}
         for number in range(processes):
-            metrics[f"machine/w{number}/cpu"] = [float(number), 2.0 * number]
+            metrics[f"machine/w{number}_cpu"] = [float(number), 2.0 * number]
         found = charts.sections([RunData("a", "a", metrics=metrics)])
         (chart,) = (c for s in found if s.title == "Time and machines" for c in s.charts)
         assert chart.key == "machine-cpu"

@@ -72,6 +72,6 @@ def test_figures_of_a_real_process() -> None:
         after[CLOCK] - before[CLOCK]
     )
     assert found["machine/trainer_cpu"] == pytest.approx(expected)
-    assert found["machine/network_bytes_per_s"] >= 0
+    assert found["machine/all_network_bytes_per_s"] >= 0
     assert process_figures(os.getpid()).keys() == after.keys()
     assert process_figures(2**30) == {}
