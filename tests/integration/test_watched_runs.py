@@ -85,6 +85,19 @@ def test_the_status_is_the_same_here_and_over_grpc(watched: Run) -> None:
     assert findings(evidence(watched)) == []
 
 
+def test_steps_report_the_use_of_the_machine(watched: Run) -> None:
+    def sampled() -> list[dict[str, float]]:
+        return [step for step in watched.steps() if step.get("machine/workers_cpu", 0.0) > 0]
+
+    wait_until(sampled, "a step with the figures of both reports of a worker")
+    step = sampled()[-1]
+    two, largest = step["machine/workers_memory_bytes"], step["machine/workers_memory_bytes_max"]
+    assert largest < two < 2.1 * largest
+    assert 0 < step["machine/trainer_cpu"] < os.cpu_count() + 1
+    assert step["machine/rewards_memory_bytes"] > 1 << 20
+    assert len(sampled()) < len(watched.steps())  # about once a second, not in every step
+
+
 def test_a_reward_that_blocks_is_named_with_its_line(watched: Run) -> None:
     block = watched.dir.parent.parent / "block"
     block.touch()
