@@ -66,6 +66,7 @@ class StatusCollector(FleetListener):
         self._generation, self._section = controller.generation, controller.section
         self._heard: dict[tuple[str, str], _Heard] = {}
         self._slots_used, self._rewards_used = _Average(), _Average()
+        self._known = len(controller.stats.history)  # steps of an earlier process
         controller.fleet.listeners.append(self)
 
     def worker_heard(self, worker: Worker) -> None:
@@ -77,7 +78,8 @@ class StatusCollector(FleetListener):
         if before is not None and before.tokens is not None and one.tokens is not None:
             one.tokens_per_s = (one.tokens - before.tokens) / max(now_s - before.at_s, 1e-3)
         self._heard[worker.identity] = one
-        self._slots_used.add(min(worker.assigned, worker.slots) / max(worker.slots, 1))
+        if worker.serves(None):
+            self._slots_used.add(min(worker.assigned, worker.slots) / max(worker.slots, 1))
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
         self._heard.pop(worker.identity, None)
@@ -85,13 +87,14 @@ class StatusCollector(FleetListener):
     async def status(self) -> ControllerStatus:
         """Returns the present status."""
         run, section = self._controller, self._section
-        history = run.stats.history[-_STEPS:]
-        newest = history[-1] if history else {}
+        # Without those of an earlier process, and the first one of this, which compiles.
+        history = run.stats.history[max(self._known + 1, len(run.stats.history) - _STEPS) :]
+        newest = run.stats.history[-1] if run.stats.history else {}
         step_s = statistics.median([m["time/step_s"] for m in history]) if history else None
         step = run.run_state.next_step - 1
         scaler, pool = self._generation.scaler, self._generation.rewards
         processes = section.reward_processes
-        self._rewards_used.add(min(1.0, pool.under_way / max(processes, 1)))
+        self._rewards_used.add(pool.busy / max(processes, 1))
         rewards = [m["time/reward_s"] for m in history if "time/reward_s" in m]
         return ControllerStatus(
             seen=time.time(),

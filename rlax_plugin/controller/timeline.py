@@ -25,6 +25,7 @@ class Timeline(FleetListener):
         self._fleet, self._file = fleet, file
         self._spans: list[Span] = []
         self._versions: dict[str, int] = {}
+        self._began_s = time.perf_counter()
         fleet.listeners.append(self)
 
     def worker_heard(self, worker: Worker) -> None:
@@ -32,7 +33,8 @@ class Timeline(FleetListener):
             return
         self._versions[worker.name] = worker.version
         now_s = time.perf_counter()
-        took_s = sum(worker.figures.get(name, 0.0) for name in _LOADING)
+        took_s = sum(max(0.0, worker.figures.get(name, 0.0)) for name in _LOADING)
+        took_s = min(took_s, now_s - self._began_s)  # a worker may report what it likes
         self._spans.append(Span(_lane(worker), "loads weights", now_s - took_s, now_s))
 
     def worker_lost(self, worker: Worker, reason: str) -> None:

@@ -131,12 +131,13 @@ class ControllerPort(TrainerPort):
     def before_checkpoint(self, step: int) -> None:
         what = f"the controller's snapshot of step {step}"
         ends = ends_at("rlax.deadlines.weights_s", self._section.deadlines.weights_s)
-        self.activity.begins(f"writing {what}, then the trainer's checkpoint", ends)
+        self.activity.begins(f"writing {what}", ends)
         batch, stats = self._current or (TrainBatch(step, (), ()), StepStats())
         unfinished = FinishedStep(batch, stats, {}, self._times)
         work = self._controller.snapshot(unfinished)
         started = time.perf_counter()
         self._on_loop(work, what, self._section.deadlines.weights_s, "weights_s")
+        self.activity.begins(f"writing the trainer's checkpoint of step {step}")
         self._busy("saves the controller's state", started, time.perf_counter())
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:

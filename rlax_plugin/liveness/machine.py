@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 
 import psutil
 
@@ -14,6 +15,10 @@ Figures = Mapping[str, float]
 
 _CPU, _MEMORY = "process_cpu_s_total", "process_memory_bytes"
 _READ, _WRITTEN = "process_read_bytes_total", "process_written_bytes_total"
+# Of psutil, where a system or a container does not tell: it has no method then, or cannot parse.
+_UNKNOWN = (psutil.Error, OSError, AttributeError, RuntimeError, ValueError)
+_MOST = 1e15  # of any value: a worker may report what it likes
+_LEAST_S = 0.05  # between two reports whose difference is a rate
 _RATES = {_CPU: "cpu", _READ: "read_bytes_per_s", _WRITTEN: "written_bytes_per_s"}
 
 
@@ -24,27 +29,21 @@ def own_figures() -> dict[str, float]:
 
 def process_figures(pid: int) -> dict[str, float]:
     """Returns the figures of another process of this user; none if it has ended."""
-    try:
+    with suppress(*_UNKNOWN):
         return {CLOCK: time.time(), **figures_of(psutil.Process(pid))}
-    except psutil.Error:
-        return {}
+    return {}
 
 
 def figures_of(process: psutil.Process) -> dict[str, float]:
     """Returns the figures of a process; those that the system does not tell are left out."""
-    try:
-        with process.oneshot():
-            times = process.cpu_times()
-            found = {
-                _CPU: times.user + times.system,
-                _MEMORY: float(process.memory_info().rss),
-            }
-            io = process.io_counters()
-            return found | {_READ: float(io.read_bytes), _WRITTEN: float(io.write_bytes)}
-    except psutil.AccessDenied:  # a container may forbid it
-        return found
-    except psutil.Error:
-        return {}
+    found: dict[str, float] = {}
+    with suppress(*_UNKNOWN), process.oneshot():
+        times = process.cpu_times()
+        found[_CPU] = times.user + times.system
+        found[_MEMORY] = float(process.memory_info().rss)
+        io = process.io_counters()
+        found |= {_READ: float(io.read_bytes), _WRITTEN: float(io.write_bytes)}
+    return found
 
 
 class MachineMetrics:
@@ -70,7 +69,7 @@ class MachineMetrics:
         for group, processes in groups.items():
             found = [self._last_two((group, who), figures) for who, figures in processes]
             reports |= dict(found)
-            memory = [now[_MEMORY] for _, (_, now) in found if _MEMORY in now]
+            memory = [now[_MEMORY] for _, (_, now) in found if 0 <= now.get(_MEMORY, -1) < _MOST]
             if not memory:
                 continue
             metrics[f"machine/{group}_memory_bytes"] = sum(memory)
@@ -90,8 +89,11 @@ class MachineMetrics:
         return identity, (before, newest)
 
     def _of_network(self) -> dict[str, float]:
-        now_s, counters = time.monotonic(), psutil.net_io_counters()
-        if counters is None:  # the machine has no network
+        counters = None
+        with suppress(*_UNKNOWN):
+            counters = psutil.net_io_counters()
+        now_s = time.monotonic()
+        if counters is None:
             return {}
         total = float(counters.bytes_sent + counters.bytes_recv)
         before_s, before = self._network or (now_s, total)
@@ -102,6 +104,7 @@ class MachineMetrics:
 
 def _rate(before: Figures, now: Figures, total: str) -> float:
     seconds = now.get(CLOCK, 0.0) - before.get(CLOCK, 0.0)
-    if seconds <= 0 or total not in before or total not in now:
+    if seconds < _LEAST_S or total not in before or total not in now:
         return 0.0
-    return max(0.0, (now[total] - before[total]) / seconds)
+    rate = (now[total] - before[total]) / seconds
+    return rate if 0 <= rate < _MOST else 0.0

@@ -19,7 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
+from rlax_plugin.liveness.plain_files import tail
 from rlax_plugin.records.private import make_private
+from rlax_plugin.text.harmless import one_line
 
 SIGNAL = signal.SIGUSR2
 STATE_DIR = "RLAX_STATE_DIR"
@@ -28,6 +30,7 @@ STATE_DIR = "RLAX_STATE_DIR"
 Role = Literal["trainer", "host", "worker", "rewards", "parameter server"]
 _FOLDER = "processes"
 _MOST_BYTES, _MOST_THREADS = 1 << 16, 300  # of a mark
+_MALFORMED = (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _START = 19  # field of /proc/PID/stat after the name: start in clock ticks since the boot
 
@@ -41,8 +44,7 @@ class Mark:
       name: distinguishes it from others of its role, such as a worker's name; may be empty.
       pid: its process id.
       start: its start in clock ticks since the boot; ``boot`` identifies the boot.
-      stacks: path of the file that receives its stacks.
-      log: path of its log; empty: unknown.
+      state_dir: of the run.
       still: names of the activities that stand still, each with the Unix time since when.
       threads: names of its threads, by the number that stacks show, such as ``0x00007f12``.
     """
@@ -52,10 +54,20 @@ class Mark:
     pid: int
     start: int
     boot: str
-    stacks: str
-    log: str = ""
+    state_dir: str
     still: tuple[tuple[str, float], ...] = ()
     threads: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def stacks(self) -> Path:
+        """The file that receives its stacks."""
+        return Path(self.state_dir, _FOLDER, f"{self.pid}.stacks")
+
+    @property
+    def log(self) -> Path:
+        """The file with its log; it does not exist if a process logs elsewhere."""
+        of_role = {"trainer": "trainer", "rewards": "rewards", "host": f"host-{self.name}"}
+        return Path(self.state_dir, "logs", f"{of_role.get(self.role, self.name)}.log")
 
     @property
     def who(self) -> str:
@@ -69,10 +81,12 @@ class Announced:
     Attributes:
       mark: as it is written at present.
       stacks: the open file that receives stacks.
+      closed: True once the mark is removed.
     """
 
     def __init__(self, path: Path, mark: Mark, stacks: IO[bytes]):
         self._path, self.mark, self.stacks = path, mark, stacks
+        self.closed = False
 
     def note(self, still: tuple[tuple[str, float], ...]) -> None:
         """Writes which activities stand still, and the names of threads, if anything has changed.
@@ -81,22 +95,17 @@ class Announced:
         """
         numbered = ((f"{one.ident or 0:#018x}", one.name) for one in threading.enumerate())
         threads = tuple(sorted(numbered)[:_MOST_THREADS])
-        if (still, threads) != (self.mark.still, self.mark.threads):
+        if not self.closed and (still, threads) != (self.mark.still, self.mark.threads):
             self.mark = dataclasses.replace(self.mark, still=still, threads=threads)
             with suppress(OSError):
                 _write(self._path, self.mark)
 
 
 @contextmanager
-def announced(
-    state_dir: Path, role: Role, name: str = "", log: str = ""
-) -> Iterator[Announced | None]:
+def announced(state_dir: Path, role: Role, name: str = "") -> Iterator[Announced | None]:
     """Leaves the mark of this process in a run's state directory, within ``with``.
 
     The signal's handler stays to the end of the process: a late signal must not kill it.
-
-    Args:
-      log: path of its log; empty: unknown.
 
     Yields:
       The mark; None if the directory cannot be written, which is no reason to end.
@@ -111,26 +120,26 @@ def announced(
         stacks_path = folder / f"{os.getpid()}.stacks"
         stacks = os.fdopen(os.open(stacks_path, flags, 0o600), "ab", buffering=0)
         faulthandler.register(SIGNAL, file=stacks, all_threads=True, chain=False)
-        mark = Mark(role, name, os.getpid(), start, boot, str(stacks_path), log)
+        mark = Mark(role, name, os.getpid(), start, boot, str(state_dir))
         _write(path, mark)
         made = Announced(path, mark, stacks)
     try:
         yield made
     finally:
-        # The stacks are left for a post mortem, which has nothing to say about a process that has
-        # ended as it should: then they are empty, and go as well.
+        # Both are left by a process that is killed, for a post mortem.
         with suppress(OSError):
             path.unlink()
-            if made is not None and not os.path.getsize(made.mark.stacks):
-                os.unlink(made.mark.stacks)
+            if made is not None:
+                made.closed = True
+                made.mark.stacks.unlink()
 
 
 def marks(state_dir: Path) -> list[Mark]:
     """Returns the marks of living and of killed processes of a run, without malformed ones."""
     found = []
     for path in sorted((state_dir / _FOLDER).glob("*.json")):
-        with suppress(OSError, ValueError, TypeError, KeyError), path.open("rb") as file:
-            found.append(_of_json(json.loads(file.read(_MOST_BYTES))))
+        with suppress(*_MALFORMED):
+            found.append(_of_json(json.loads(tail(path, _MOST_BYTES)), state_dir))
     return found
 
 
@@ -197,23 +206,26 @@ def _write(path: Path, mark: Mark) -> None:
     os.replace(temporary, path)
 
 
-def _of_json(said: dict[str, Any]) -> Mark:
-    texts = [said[name] for name in ("role", "name", "boot", "stacks", "log")]
+def _of_json(said: dict[str, Any], state_dir: Path) -> Mark:
+    texts = [said[name] for name in ("role", "name", "boot")]
     numbers = [said["pid"], said["start"]]
     if not all(isinstance(text, str) for text in texts) or said["role"] not in get_args(Role):
         raise ValueError("not a mark")
+    if "/" in said["name"]:
+        raise ValueError("a name that would lead elsewhere")
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         raise ValueError("not a mark")
-    still = tuple((str(what), float(since)) for what, since in said["still"])
-    threads = tuple((str(number), str(name)) for number, name in said["threads"])
+    still = tuple((one_line(str(what)), float(since)) for what, since in said["still"])
+    threads = tuple(
+        (one_line(str(number)), one_line(str(name))) for number, name in said["threads"]
+    )
     return Mark(
         role=said["role"],
-        name=said["name"],
+        name=one_line(said["name"]),
         pid=said["pid"],
         start=said["start"],
         boot=said["boot"],
-        stacks=said["stacks"],
-        log=said["log"],
+        state_dir=str(state_dir),
         still=still,
         threads=threads,
     )

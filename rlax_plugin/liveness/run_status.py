@@ -47,7 +47,7 @@ class WorkerStatus(_Part):
       tokens_per_s: generated since the status before; None: unknown.
       silent_s: seconds since its last heartbeat.
       clock_s: seconds by which its clock is ahead of the trainer's; None: unknown.
-      state: ``generates``, ``idle``, ``loads weights``, ``drains`` or ``pinned``.
+      state: ``generates``, ``idle``, ``loads weights``, ``drains``, or ``pinned to version 3``.
     """
 
     name: Text
@@ -64,7 +64,7 @@ class GroupStatus(_Part):
     """A request that waits or is being generated.
 
     Attributes:
-      what: its purpose and group, such as ``train group 12``.
+      what: its purpose and group, such as ``group 12`` or ``evaluation group 3``.
       prompt: id of its prompt; may be empty.
       worker: that has it; empty: it waits for one.
       since: Unix time at which it was requested.
@@ -84,7 +84,7 @@ class JobStatus(_Part):
     """A reward or an episode that is being computed.
 
     Attributes:
-      what: such as ``scores`` or ``plays``.
+      what: ``a reward`` or ``an episode``.
       used_s: seconds that it has used of ``limit_s``, the value of the config key ``key``.
       pid: the reward process.
     """

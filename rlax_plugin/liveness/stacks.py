@@ -10,9 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlax_plugin.liveness.marks import SIGNAL, Mark, lives, state
+from rlax_plugin.liveness.plain_files import size, tail
 
 _LONGEST = 1 << 18  # bytes that are read of the stacks of one process
 _POLL_S = 0.05
+HEADING = "=== "
+"""The beginning of the line above stacks that a process writes by itself."""
 _SETTLED_S = 0.2  # without another byte: faulthandler writes line by line
 
 
@@ -26,13 +29,13 @@ def ask(processes: Iterable[Mark], within_s: float) -> dict[Mark, str]:
     sizes: dict[Mark, int] = {}
     said: dict[Mark, str] = {}
     for mark in processes:
-        size = _size(mark)
+        before = size(mark.stacks)
         if why := _signal(mark):
             said[mark] = why
         else:
-            sizes[mark] = size
-    for mark, size in sizes.items():
-        said[mark] = _written(mark, size, until_s) or (
+            sizes[mark] = before
+    for mark, before in sizes.items():
+        said[mark] = _written(mark, before, until_s) or (
             f"it has written no stacks within {within_s:g} s: it is stuck in the kernel, as with "
             "a disk that does not answer"
         )
@@ -41,12 +44,9 @@ def ask(processes: Iterable[Mark], within_s: float) -> dict[Mark, str]:
 
 def newest(mark: Mark) -> str:
     """Returns the stacks that a process has written last, by itself or asked; may be empty."""
-    with suppress(OSError), Path(mark.stacks).open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _LONGEST))
-        text = file.read().decode(errors="replace")
-        heads = text.split("\n\n")
-        return heads[-1] if size <= _LONGEST else text
+    with suppress(OSError):
+        text = tail(mark.stacks, _LONGEST).decode(errors="replace")
+        return text[max(0, text.rfind(HEADING)) :]
     return ""
 
 
@@ -62,7 +62,7 @@ def _signal(mark: Mark) -> str:
             return "it has ended"
         if state(mark.pid) in ("T", "t"):
             return f"it is stopped: kill -CONT {mark.pid} continues it"
-        if not _handles(mark.pid):
+        if not (_handles(mark.pid) and _has_open(mark.pid, mark.stacks)):
             return "it does not handle the signal that asks for its stacks"
         signal.pidfd_send_signal(descriptor, SIGNAL)
     except OSError as error:
@@ -80,24 +80,28 @@ def _handles(pid: int) -> bool:
     return False
 
 
-def _size(mark: Mark) -> int:
-    with suppress(OSError):
-        return os.path.getsize(mark.stacks)
-    return 0
+def _has_open(pid: int, path: Path) -> bool:
+    """True if a process has a file open: what it handles the signal for is then this run's."""
+    wanted = os.stat(path)
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found = descriptor.stat()
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    return False
 
 
 def _written(mark: Mark, after: int, until_s: float) -> str:
     """Returns what a process has appended to its stacks, once nothing more comes."""
-    size, since_s = after, time.monotonic()
+    seen, since_s = after, time.monotonic()
     while (now_s := time.monotonic()) < until_s:
-        if (now := _size(mark)) != size:
-            size, since_s = now, now_s
-        elif size > after and now_s - since_s > _SETTLED_S:
+        if (now := size(mark.stacks)) != seen:
+            seen, since_s = now, now_s
+        elif seen > after and now_s - since_s > _SETTLED_S:
             break
         time.sleep(_POLL_S)
-    if size == after:
+    if seen == after:
         return ""
-    with suppress(OSError), Path(mark.stacks).open("rb") as file:
-        file.seek(after)
-        return file.read(_LONGEST).decode(errors="replace")
+    with suppress(OSError):
+        return tail(mark.stacks, _LONGEST, after).decode(errors="replace")
     return ""

@@ -17,6 +17,7 @@ from rlax_plugin.records.files import RunFiles
 log = logging.getLogger("rlax.controller")
 
 EVERY_S = 1.0
+_JOIN_S = 2.0
 _NAME = "status.json"
 _MOST_BYTES = 16 << 20
 
@@ -42,16 +43,18 @@ class StatusFile:
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
+        self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         while not self._ended.wait(EVERY_S):
-            data = self._collect().model_dump_json().encode()
             try:
-                self._files.put(_NAME, data)
+                self._files.put(_NAME, self._collect().model_dump_json().encode())
                 self._failed = False
-            except RlaxError as error:
+            # Whatever is wrong with a status must not end those to come, and is logged.
+            except Exception as error:
                 if not self._failed:
-                    log.warning("the status cannot be written: %s", error)
+                    unforeseen = None if isinstance(error, RlaxError) else error
+                    log.warning("the status cannot be written: %s", error, exc_info=unforeseen)
                 self._failed = True
 
 

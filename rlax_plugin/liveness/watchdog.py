@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from rlax_plugin.liveness.marks import Announced, Role, announced
+from rlax_plugin.liveness.stacks import HEADING
 
 log = logging.getLogger("rlax.watchdog")
 
@@ -84,6 +85,7 @@ class Watchdog:
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
+        self._thread.join(2 * _TICK_S)  # it may be arming the other watch just now
         faulthandler.cancel_dump_traceback_later()
 
     def _run(self) -> None:
@@ -96,13 +98,19 @@ class Watchdog:
                 # The whole process stood still, or Python in it. The activities move again first.
                 log.warning("this process did not run for %.0f s", paused_s)
                 for one in self._watched:
-                    one.still_s()
+                    with contextlib.suppress(Exception):
+                        one.still_s()
                 continue
             self._look(file)
 
     def _look(self, file: int) -> None:
         for one in self._watched:
-            still_s = one.still_s()
+            try:
+                still_s = one.still_s()
+            except Exception:  # it is a part's, such as an engine's health; the others go on
+                log.exception("%s cannot be watched", one.what)
+                self._watched.remove(one)
+                return
             if still_s <= one.limit_s:
                 if one.since:
                     log.warning("%s moves again, after %.0f s", one.what, time.time() - one.since)
@@ -123,7 +131,8 @@ class Watchdog:
         with contextlib.suppress(OSError):
             if self._announced is not None and os.fstat(file).st_size > _MOST_BYTES:
                 os.ftruncate(file, 0)
-            os.write(file, f"\n\n{what} stands still since {still_s:.0f} s\n".encode())
+            said = f"\n{HEADING}{what} stands still since {still_s:.0f} s\n"
+            os.write(file, said.encode())
             faulthandler.dump_traceback(file)
 
 

@@ -13,9 +13,11 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.files import RunFiles
 
 NAME = "spans.jsonl"
@@ -24,6 +26,7 @@ _MOST = 256  # spans of workers of a step
 _MOST_OF_LANE = 32
 _DIGITS = 4  # a tenth of a millisecond
 _LEAST_S = 1e-4
+_MOST_UPLOADED = 4 << 20  # bytes: those of the last steps
 
 log = logging.getLogger("rlax.controller")
 
@@ -95,9 +98,10 @@ def bounded(spans: Sequence[Span], workers: int) -> list[Span]:
 
 
 class SpansFile:
-    """Appends to a local file; if the run is on an object store, ``upload`` copies it there.
+    """Appends to a local file; if the run is on an object store, ``upload`` copies its end there.
 
-    A resumed run repeats steps; the last line of a step counts.
+    A resumed run repeats steps; the last line of a step counts. Nothing that fails here ends the
+    run: it is logged once.
 
     Args:
       files: the run's directory.
@@ -109,6 +113,8 @@ class SpansFile:
         self._path = Path(files.location(NAME)) if files.is_local else local / NAME
         self._file: IO[str] | None = None
         self._failed = False
+        self._is_new = not self._path.exists()  # lines of another machine are elsewhere
+        self._earlier: bytes | None = None
         self._unix_s = time.time() - time.perf_counter()
 
     def add(self, step: int, began_s: float, ended_s: float, spans: Sequence[Span]) -> None:
@@ -130,21 +136,43 @@ class SpansFile:
         }
         try:
             if self._file is None:
-                self._file = self._path.open("a", buffering=1)
+                self._file = self._opened()
             self._file.write(json.dumps(document, separators=(",", ":")) + "\n")
         except OSError as error:
-            if not self._failed:
-                log.warning("%s is incomplete from step %d on: %s", self._path, step, error)
-            self._failed = True
+            self._lost(f"incomplete from step {step} on", error)
+
+    def _opened(self) -> IO[str]:
+        torn = self._path.exists() and self._path.stat().st_size > 0
+        file = self._path.open("a", buffering=1)
+        if torn:  # perhaps: a process may have been killed in the midst of a line
+            file.write("\n")
+        return file
+
+    def _lost(self, what: str, error: Exception) -> None:
+        if not self._failed:
+            log.warning("%s is %s: %s", self._path, what, error)
+        self._failed = True
 
     def upload(self) -> None:
-        """Copies the file to the run's directory, if that is elsewhere; blocks."""
-        if not self._files.is_local and self._path.exists():
-            self._files.put(NAME, self._path.read_bytes())
+        """Copies the end of the file to the run's directory, if that is elsewhere; blocks."""
+        if self._files.is_local or not self._path.exists():
+            return
+        try:
+            if self._earlier is None:
+                self._earlier = self._files.get(NAME) if self._is_new else b""
+        except (RlaxError, FileNotFoundError):
+            self._earlier = b""
+        try:
+            whole = self._earlier + self._path.read_bytes()
+            self._files.put(NAME, whole[-_MOST_UPLOADED:])
+        except (RlaxError, OSError) as error:
+            self._lost("not copied to the run's directory", error)
 
     def close(self) -> None:
+        """Closes the file."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
 
 
 def read(content: bytes, last: int | None = None) -> list[StepOfSpans]:

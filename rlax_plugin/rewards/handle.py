@@ -88,7 +88,8 @@ class RewardProcess:
     @property
     def pid(self) -> int:
         """Its process id; 0 while there is none."""
-        return 0 if self._process is None else self._process.pid
+        process = self._process  # read once: another thread may ask
+        return 0 if process is None else process.pid
 
     async def start(self) -> None:
         """Starts the process, after ending any earlier one.

@@ -105,6 +105,11 @@ class RewardPool:
         return heapq.nlargest(most, running, key=lambda one: one[0].clock.used_s)
 
     @property
+    def busy(self) -> int:
+        """The number of processes that compute something, rather than wait for the policy."""
+        return sum(any(job.clock.runs for job in one.jobs) for one in self._distributor.runners)
+
+    @property
     def pids(self) -> list[int]:
         """The pids of its processes; any thread may ask."""
         return [pid for one in self._distributor.runners if (pid := one.process.pid)]

@@ -131,8 +131,7 @@ def main() -> None:
             reward_limit=section.reward_limit,
         )
     run_dir = Path(start["run_dir"])
-    log = str(run_dir / "logs" / "rewards.log")
-    with announced(run_dir, "rewards", log=log) as mark, Watchdog(mark) as watchdog:
+    with announced(run_dir, "rewards") as mark, Watchdog(mark) as watchdog:
         reward_s = section.deadlines.reward_s
         watchdog.watch("a reward", lambda: main_thread.busy_s, min(STILL_S, reward_s / 2))
         if waiting is not None:

@@ -18,6 +18,7 @@ from rlax_plugin.errors import DeadlineError, RlaxError, TrainingError
 from rlax_plugin.functions.copies import read_functions
 from rlax_plugin.hosts.following import EndedError, FollowedPort, HostZero, OwnChunks
 from rlax_plugin.liveness.marks import announced
+from rlax_plugin.liveness.watchdog import Watchdog
 from rlax_plugin.ports.training import HostTrainer
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import RunFiles
@@ -101,8 +102,11 @@ def follow(
     def chunks(zero: HostZero) -> OwnChunks:
         return OwnChunks(zero, store, directory, deadline_s)
 
-    log_path = log_file(state_dir, place.index)
-    with quiet(log_path), announced(state_dir, "host", str(place.index), str(log_path)):
+    with (
+        quiet(log_file(state_dir, place.index)),
+        announced(state_dir, "host", str(place.index)) as mark,
+        Watchdog(mark),
+    ):
         seeker = Seeker(
             config, state_dir, place, controller, token_file, shared=files, origin=origin
         )

@@ -48,9 +48,8 @@ class ObservedRun:
 
     def __enter__(self) -> Self:
         forget_ended(self._state_dir)
-        log_path = self._state_dir / "logs" / "trainer.log"
         enter = self._closing.enter_context
-        mark = enter(announced(self._state_dir, "trainer", log=str(log_path)))
+        mark = enter(announced(self._state_dir, "trainer"))
         self._watchdog = enter(Watchdog(mark))
         enter(StatusFile(self._state_dir, self.status))
         return self
@@ -83,8 +82,8 @@ class ObservedRun:
 
         It also takes the figures of the machine that the next steps report.
         """
-        if self._known is not None:
-            self._take_machine(self._known)
+        if (known := self._known) is not None:
+            self._take_machine(known)
         return self._status(self._of_controller())
 
     def _take_machine(self, controller: Controller) -> None:
@@ -117,9 +116,9 @@ class ObservedRun:
 
     def _of_controller(self) -> ControllerStatus | None:
         """Asks the event loop; if it does not answer, its last answer stays."""
-        if self._controller is None:
-            return None
-        collector, loop = self._controller
+        if (known := self._controller) is None:
+            return self._newest
+        collector, loop = known
         with suppress(DeadlineError, RuntimeError):  # it stands still, or the run ends
             self._newest = result_within(collector.status(), loop, _ANSWER_S, _late)
         return self._newest

@@ -229,6 +229,7 @@ class _Run:
                 raise TrainingError(f"{caller} ended with sys.exit({end.code!r})") from end
             finally:
                 self._port = None
+                port.activity.ends()
         publisher.wait()
         # No deadline of its own: each group of an evaluation has one.
         thread.run(controller.training_ended(stopped=port.stopping))

@@ -58,14 +58,14 @@ class Member:
     Args:
       endpoint: the address at which the controller calls this worker.
       on_quarantine: called as soon as ``quarantine`` is set, to stop generating.
-      progress: given the engine's figures and True if weights are being loaded, returns the
-        progress of the open requests.
+      progress: of the open requests, from the engine's figures and True if weights are loaded.
       process: distinguishes this process from all others of its name.
       copies: receives the files of weights; None: the engine reads them at their path.
       incarnation: number of this start among those of its name; 0: they are not numbered.
 
     Attributes:
       draining: reported to the controller, which then sends no more requests.
+      loading: True while weights are being loaded.
       quarantine: the reason why this worker must not be trusted any more; empty if it may be.
     """
 
@@ -93,7 +93,7 @@ class Member:
         self._as_member = self._fleet  # shows the token of the registration, once there is one
         self._beat, self._newer, self._restarted = (asyncio.Event() for _ in range(3))
         self._incarnation = self._parameter_server = ""
-        self._registered = self._loading = False
+        self._registered = self.loading = False
         self._declared = pb.Capabilities()  # with which it has registered
         self._versions = Following(run.section.staleness.reload_every)
         self._loaded_log = LoadedLog()
@@ -137,7 +137,7 @@ class Member:
     def _keeps_pin(self) -> bool:
         """True if only the pinned version may be used until the controller releases it."""
         versions = self._versions
-        return versions.pin is not None and versions.held == versions.pin and not self._loading
+        return versions.pin is not None and versions.held == versions.pin and not self.loading
 
     def _told_to_keep(self, version: int | None) -> None:
         if self._versions.keep(version):
@@ -162,7 +162,7 @@ class Member:
             draining=self.draining,
             process=self._process,
             pin=self._versions.pin if self._keeps_pin else None,
-            progress=self._progress(figures, self._loading),
+            progress=self._progress(figures, self.loading),
         )
         if (declares := to_proto(capabilities_of(self._engine))) != self._declared:
             request.capabilities.CopyFrom(declares)
@@ -282,7 +282,7 @@ class Member:
             if not self._versions.due:
                 continue
             incarnation = self._incarnation
-            self._loading = True
+            self.loading = True
             try:
                 version = await self._load(client)
             except DeadlineError as error:
@@ -293,7 +293,7 @@ class Member:
                 self._newer.set()
                 continue
             finally:
-                self._loading = False
+                self.loading = False
             if incarnation != self._incarnation:
                 return  # just now: what was loaded is the earlier trainer's
             self._versions.held = version

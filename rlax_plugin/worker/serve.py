@@ -101,9 +101,9 @@ async def work(
         )
         await endpoint.start(service)
         with _announced(name) as mark, Watchdog(mark) as watchdog:
-            watchdog.watch_loop("the event loop of this worker", asyncio.get_running_loop())
+            watchdog.watch_loop("the event loop", asyncio.get_running_loop())
             engine_s = max(STILL_S, section.deadlines.group_s / 2)  # it may have to compile
-            beat = EngineBeat(engine, lambda: service.generating)
+            beat = EngineBeat(engine, lambda: service.generating and not member.loading)
             watchdog.watch("the engine", beat.still_s, engine_s)
             await _live(member, service, endpoint.server, section, terminated)
 
@@ -113,8 +113,7 @@ def _announced(name: str) -> AbstractContextManager[Announced | None]:
     state_dir = os.environ.get(STATE_DIR, "")
     if not state_dir or not os.path.isdir(state_dir):
         return contextlib.nullcontext()
-    log_path = Path(state_dir, "logs", f"{name}.log")
-    return announced(Path(state_dir), "worker", name, str(log_path) if log_path.exists() else "")
+    return announced(Path(state_dir), "worker", name)
 
 
 async def _live(

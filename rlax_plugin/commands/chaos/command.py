@@ -22,9 +22,11 @@ from rlax_plugin.liveness.marks import Role
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.run_directory import run_directory, state_directory
+from rlax_plugin.start.running import Signals
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.text.terminal import HarmlessConsole
 
+_LOOK_S = 0.02
 _BAD_CONFIG = 2  # exit status of ``rlax train``
 _THERE_S = 30.0  # for a process that is started again to be there
 
@@ -69,10 +71,11 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
         console.print("an undisturbed run, to compare with")
         expected = _undisturbed(settings)
     verdicts = []
-    for seed in seeds:
-        verdict = _one(settings, seed, expected, console)
-        verdicts.append(verdict)
-        _print(console, settings, verdict)
+    with Signals() as signals:
+        for seed in seeds:
+            verdict = _one(settings, seed, expected, console, signals)
+            verdicts.append(verdict)
+            _print(console, settings, verdict)
     if as_json:
         print(json.dumps([one.to_json() for one in verdicts], indent=2))
     survived = sum(not one.findings for one in verdicts)
@@ -96,6 +99,9 @@ def _prepared(settings: Settings, name: str) -> tuple[SupervisedRun, RunFiles]:
         server += ("--index", str(directory.absolute() / "index"))
         overrides += (f"rlax.weights.parameter_server=127.0.0.1:{port}",)
     config = resolve(settings.config, overrides)
+    if config.section.state_dir:
+        reason = "must not be set: the runs of all seeds, and your own, would share it"
+        raise ConfigError("rlax.state_dir", config.section.state_dir, reason)
     files = RunFiles(run_directory(config.maxtext))
     if files.exists("config.yml"):
         reason = f"has a run in {files.url} already: remove it, or choose another seed"
@@ -107,8 +113,8 @@ def _prepared(settings: Settings, name: str) -> tuple[SupervisedRun, RunFiles]:
 
 def _undisturbed(settings: Settings) -> dict[int, str]:
     run, files = _prepared(settings, "chaos-undisturbed")
-    run.start()
     try:
+        run.start()
         status = run.wait(settings.within_s)
     finally:
         run.close()
@@ -138,11 +144,17 @@ def _moments(settings: Settings, section: RlaxSection) -> list[str]:
         absent.add("between pilots and the rest")
     if not (section.evaluation.every and section.evaluation.problems):
         absent.add("in an evaluation")
+    if section.trainer.plain_name == "maxtext":
+        absent.add("after a checkpoint")  # whose end only trainers for tests announce
     return [moment for moment in EVENTS if moment not in absent]
 
 
 def _one(
-    settings: Settings, seed: int, expected: dict[int, str] | None, console: Console
+    settings: Settings,
+    seed: int,
+    expected: dict[int, str] | None,
+    console: Console,
+    signals: Signals,
 ) -> Verdict:
     run, files = _prepared(settings, f"chaos-{seed}")
     verdict, began_s = Verdict(seed), time.monotonic()
@@ -150,20 +162,24 @@ def _one(
     left: list[str] = []
     section = resolve(settings.config, settings.overrides).section
     moments = _moments(settings, section)
-    run.start()
     try:
+        run.start()
         log = EventLog(run.events)
         for blow in blows(seed, settings.kills, _roles(settings), moments):
             verdict.fallen.append(_strike(run, log, blow, settings.patience_s))
             console.print(f"  seed {seed}: {verdict.fallen[-1]}")
         status = run.wait(settings.within_s)
     finally:
+        signals.ending = True  # or a second Ctrl-C would leave processes behind
         left = run.close()
+        signals.ending = False
     verdict.restarts, verdict.wall_s = run.restarts, time.monotonic() - began_s
     output = run.log.read_text(errors="replace")
     if status == _BAD_CONFIG:
         raise RlaxError(f"the run cannot be started: {output[-2000:]}")
-    verdict.findings = examine(files, status, output, left, expected)
+    verdict.findings = examine(files, status, output, left, expected) + run.crashes
+    if not any(one.reached for one in verdict.fallen):
+        verdict.findings.append("no blow was reached: the run shows nothing; give it more steps")
     return verdict
 
 
@@ -184,6 +200,7 @@ def _strike(run: SupervisedRun, log: EventLog, blow: Blow, patience_s: float) ->
     found = run.living(blow.role)
     until_s = time.monotonic() + _THERE_S
     while not found and goes_on() and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
         found = run.living(blow.role)
     if not found:
         return fallen
@@ -219,4 +236,12 @@ def _print(console: Console, settings: Settings, verdict: Verdict) -> None:
         again += ("--kills", str(settings.kills))
         again += ("--parameter-server",) if settings.own_server else ()
         again += () if settings.trainer else ("--spare-trainer",)
-        console.print(f"  repeat it with:  {pasteable('rlax', *again)}")
+        again += (
+            "--patience-s",
+            f"{settings.patience_s:g}",
+            "--within-s",
+            f"{settings.within_s:g}",
+        )
+        console.print(f"  output: {settings.out}")
+        command = pasteable("rlax", *again)
+        console.print(f"  remove the run chaos-{verdict.seed} and repeat it with:  {command}")

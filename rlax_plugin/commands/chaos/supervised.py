@@ -28,12 +28,18 @@ _LOOK_S = 0.02
 
 @dataclass(slots=True)
 class Started:
-    """A process that is started again when it was killed."""
+    """A process that is started again when it was killed.
+
+    Attributes:
+      killed: number of times it was killed here; ``ended``: by any signal.
+    """
 
     arguments: tuple[str, ...]
     log: Path
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    killed: int = 0
+    ended: int = 0
 
 
 @dataclass(slots=True)
@@ -75,7 +81,10 @@ class SupervisedRun:
     def go_on(self) -> None:
         """Starts what was killed again."""
         for part in self._parts.values():
-            if part.process is None or (part.process.poll() or 0) < 0:
+            if part.process is None:
+                self._start(part)
+            elif (part.process.poll() or 0) < 0:
+                part.ended += 1
                 self._start(part)
 
     def _start(self, part: Started) -> None:
@@ -114,14 +123,27 @@ class SupervisedRun:
         except OSError:
             return False
         try:
-            if not lives(mark):
+            mine = psutil.Process(mark.pid).environ().get(OWNER) == self.owner
+            if not (mine and lives(mark)):
                 return False
             signal.pidfd_send_signal(descriptor, number)
-        except OSError:
+        except (OSError, psutil.Error):
             return False
         finally:
             os.close(descriptor)
+        if number == signal.SIGKILL and mark.role in self._parts:
+            self._parts[mark.role].killed += 1
         return True
+
+    @property
+    def crashes(self) -> list[str]:
+        """Ends of processes by signals that were not sent here, in words."""
+        return [
+            f"the {name} was ended by a signal {part.ended - part.killed} times more often than "
+            "it was killed: it crashed, or the machine had no memory left"
+            for name, part in self._parts.items()
+            if part.ended > part.killed
+        ]
 
     def wait(self, within_s: float) -> int | None:
         """Returns the exit status of the run, restarting what was killed; None: it took longer."""
@@ -135,9 +157,10 @@ class SupervisedRun:
 
     def close(self) -> list[str]:
         """Ends the parameter server; returns what has outlived the run, which is killed as well."""
-        server = self._parts.get("parameter server")
-        if server is not None and server.process is not None:
-            server.process.terminate()
+        for part in self._parts.values():
+            if part.process is not None and part.process.poll() is None:
+                # The parameter server, or a trainer that has not ended in time, with its workers.
+                part.process.send_signal(signal.SIGTERM)
         until_s = time.monotonic() + _END_S
         while (left := self._owned()) and time.monotonic() < until_s:
             time.sleep(_LOOK_S)

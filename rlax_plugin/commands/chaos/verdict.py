@@ -120,10 +120,10 @@ def digests(files: RunFiles) -> dict[int, set[str]]:
 
 
 def _different(found: dict[int, set[str]], expected: dict[int, str]) -> list[str]:
-    for version in sorted(found):
-        if found[version] != {expected.get(version)}:
+    for version in sorted(found.keys() | expected.keys()):
+        if found.get(version) != {expected.get(version)}:
             return [
-                f"version {version} has the digests {sorted(found[version])}, and in an "
+                f"version {version} has the digests {sorted(found.get(version, ()))}, and in an "
                 f"undisturbed run {expected.get(version)}"
             ]
     return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tarfile
 import time
 from collections.abc import Mapping
@@ -20,7 +21,12 @@ from rlax_plugin.liveness.marks import Mark
 from rlax_plugin.records.files import RunFiles
 
 _LINES = 500  # of each log
-_SECRET = ("token", "secret", "password", "api_key", "apikey", "credential", "authorization")
+# Words of keys. "tokens" and "key_file" are common and mean something else: a number, a path.
+_SECRET = frozenset(
+    {"token", "secret", "secrets", "password", "passwd", "credential", "credentials", "auth"}
+    | {"authorization", "key", "keys", "headers"}
+)
+_USER = re.compile(r"//[^/@\s]+@")  # user and password in a URL
 _WITH_TEXTS = ("rewards.log",)  # rewards print what they like, such as answers
 
 
@@ -63,7 +69,7 @@ def write_bundle(
         files[f"stacks/{mark.role.replace(' ', '-')}-{mark.pid}.txt"] = text
     for log in sorted((state_dir / "logs").glob("*.log")):
         if texts or log.name not in _WITH_TEXTS:
-            files[f"logs/{log.name}"] = "\n".join(last_lines(str(log), _LINES))
+            files[f"logs/{log.name}"] = "\n".join(last_lines(log, _LINES))
     try:
         with (
             open(path, "xb", opener=_private) as out,
@@ -88,9 +94,15 @@ def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
 
 
 def _without_secrets(value: Any, key: str = "") -> Any:
+    if value not in (None, "", False, True) and _names_secret(key):
+        return "(left out)"
     if isinstance(value, dict):
         return {name: _without_secrets(one, str(name)) for name, one in value.items()}
     if isinstance(value, list):
-        return [_without_secrets(one, key) for one in value]
-    named = any(word in key.lower() for word in _SECRET)
-    return "(left out)" if named and isinstance(value, str) and value else value
+        return [_without_secrets(one) for one in value]
+    return _USER.sub("//(left out)@", value) if isinstance(value, str) else value
+
+
+def _names_secret(key: str) -> bool:
+    words = key.lower().replace("-", "_").split("_")
+    return any(word in words for word in _SECRET) or "apikey" in "".join(words)

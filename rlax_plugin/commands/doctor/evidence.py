@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,16 @@ from pathlib import Path
 import psutil
 
 from rlax_plugin.commands.status.source import Seen, seen_here
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.liveness.marks import Mark, lives, marks, state
+from rlax_plugin.liveness.plain_files import tail
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.run_directory import weights_directory
 from rlax_plugin.text.harmless import one_line
 
 _LOG_BYTES = 1 << 16
+_DISK_S = 2.0  # for all file systems to answer
 _LONGEST_LINE = 300
 
 
@@ -41,7 +45,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A file system with files of the run."""
+    """A file system with files of the run; of one that does not answer, ``total`` is 0."""
 
     path: str
     free: int
@@ -107,21 +111,29 @@ def _disks(run: RunFiles, section: RlaxSection, state_dir: Path) -> list[Disk]:
     weights = RunFiles(weights_directory(section, run))
     places = [state_dir, *(Path(one.location()) for one in (run, weights) if one.is_local)]
     found: dict[int, Disk] = {}
-    for place in places:
+    looks = [(place, on_daemon(functools.partial(_use, place), "disk")) for place in places]
+    until_s = time.monotonic() + _DISK_S
+    for place, look in looks:
         try:
-            device, use = os.stat(place).st_dev, psutil.disk_usage(str(place))
+            device, free, total = look.result(max(0.0, until_s - time.monotonic()))
+        except TimeoutError:
+            found[-len(found) - 1] = Disk(str(place), 0, 0)
         except OSError:
             continue  # it is made later
-        found.setdefault(device, Disk(str(place), use.free, use.total))
+        else:
+            found.setdefault(device, Disk(str(place), free, total))
     return list(found.values())
 
 
-def last_lines(path: str, most: int) -> list[str]:
+def _use(place: Path) -> tuple[int, int, int]:
+    use = psutil.disk_usage(str(place))
+    return os.stat(place).st_dev, use.free, use.total
+
+
+def last_lines(path: Path, most: int) -> list[str]:
     """Returns the last lines of a log, harmless; none if it cannot be read."""
     try:
-        with Path(path).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = tail(path, _LOG_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
     return [one_line(line, _LONGEST_LINE) for line in lines if line.strip()][-most:]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rlax_plugin.commands.doctor.evidence import Evidence, Process
+from rlax_plugin.liveness.marks import state
 from rlax_plugin.liveness.run_status import ControllerStatus, Doing, RunStatus
 from rlax_plugin.text.amounts import in_bytes, in_seconds
 
 _SLOW_S = 5.0  # below that nothing is worth a word
 _FULL_SHARE, _FULL_BYTES = 0.02, 1 << 26  # free on a disk
 _LOW_MEMORY = 0.05  # share that is available
+_ENOUGH_BYTES = 1 << 30  # more than that is free space, however small its share
 _CLOCK_S = 5.0
+_MOMENT_S = 0.5  # any process waits for a disk now and then, but not so long
 _TIMES = 10  # the usual time
+_PHASE_S = 180.0  # of a start, which compiles and reads data
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,14 @@ def findings(evidence: Evidence) -> list[Finding]:
 
 def _machine(evidence: Evidence) -> Iterator[Finding]:
     for disk in evidence.disks:
-        if disk.free < max(_FULL_BYTES, _FULL_SHARE * disk.total):
+        if not disk.total:
+            yield Finding(
+                f"the file system of {disk.path} does not answer",
+                f"rlax.deadlines.weights_s = {evidence.deadlines.weights_s:g} s",
+                "look at its server and the network",
+            )
+            continue
+        if disk.free < max(_FULL_BYTES, min(_ENOUGH_BYTES, _FULL_SHARE * disk.total)):
             yield Finding(
                 f"the disk of {disk.path} is full: {in_bytes(disk.free)} of "
                 f"{in_bytes(disk.total)} are free",
@@ -61,7 +74,7 @@ def _machine(evidence: Evidence) -> Iterator[Finding]:
                 "free some space: what failed is written again; rlax.retention and "
                 "rlax.weights.keep keep less",
             )
-    if evidence.available < _LOW_MEMORY * evidence.memory:
+    if evidence.available < min(_ENOUGH_BYTES, _LOW_MEMORY * evidence.memory):
         largest = max(evidence.processes, key=lambda one: one.rss, default=None)
         who = "" if largest is None else f"; {largest.mark.who} holds {in_bytes(largest.rss)}"
         yield Finding(
@@ -94,7 +107,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                 f"kill -CONT {mark.pid} continues it",
             )
             continue
-        if process.state == "D":
+        if process.state == "D" and state_of(process) == "D":
             yield Finding(
                 f"{mark.who} waits for a disk or a network file system",
                 try_="look at the machine's disks: dmesg, iostat",
@@ -103,10 +116,31 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
         for what, since in mark.still:
             yield Finding(
                 f"{what} of {mark.who} stands still since {in_seconds(evidence.now - since)}",
-                _ends_frozen(evidence, process),
+                _ends_still(evidence, process, what),
                 "its stacks show where",
                 process,
             )
+
+
+def state_of(process: Process) -> str:
+    """Returns the kernel's letter for a process a moment later; empty: it has ended."""
+    time.sleep(_MOMENT_S)
+    with suppress(OSError):
+        return state(process.mark.pid)
+    return ""
+
+
+def _ends_still(evidence: Evidence, process: Process, what: str) -> str:
+    """Returns the deadline that ends an activity of a process whose other threads go on."""
+    deadlines = evidence.deadlines
+    if what == "the engine":
+        return f"rlax.deadlines.group_s = {deadlines.group_s:g} s: then its groups run elsewhere"
+    if what == "a reward":
+        return (
+            f"rlax.deadlines.reward_s = {deadlines.reward_s:g} s, or episode_s = "
+            f"{deadlines.episode_s:g} s for an environment: then the process is replaced"
+        )
+    return _ends_frozen(evidence, process)
 
 
 def _ends_frozen(evidence: Evidence, process: Process) -> str:
@@ -201,10 +235,12 @@ def _trainer(evidence: Evidence, status: RunStatus) -> Iterator[Finding]:
     controller = status.controller
     usual_s = (controller.step_s or 0.0) if controller is not None else 0.0
     limit_s = max(2 * _SLOW_S, _TIMES * usual_s)
-    if status.phase is None:
-        for doing in (status.trainer, status.publisher):
-            if doing is not None and evidence.now - doing.since > limit_s:
-                yield _slow(evidence, doing, usual_s, trainer)
+    doings = (status.trainer, status.publisher)
+    if status.phase is not None:
+        doings, limit_s, usual_s = (status.phase,), _PHASE_S, 0.0
+    for doing in doings:
+        if doing is not None and evidence.now - doing.since > limit_s:
+            yield _slow(evidence, doing, usual_s, trainer)
 
 
 def _slow(evidence: Evidence, doing: Doing, usual_s: float, trainer: Process | None) -> Finding:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping
 
 _HEAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)")
-_MATTER = ("MainThread", "controller", "publish", "event loop")
+_SHOWN = ("MainThread", "controller", "event loop")
+_IDLE = ("threading.py", "selectors.py", "queue.py", "thread.py", "socket.py", "socketserver.py")
 _FRAMES = 6
 
 
 def shortened(text: str, names: Mapping[str, str]) -> list[str]:
-    """Returns the innermost frames of the main thread and of this project's own threads.
+    """Returns the innermost frames of the main threads, and of all others that do not just wait.
 
     Args:
       text: as ``faulthandler`` writes it.
@@ -20,8 +21,9 @@ def shortened(text: str, names: Mapping[str, str]) -> list[str]:
     lines: list[str] = []
     for number, frames in threads(text):
         name = names.get(number, "")
-        if name in _MATTER:
-            lines.append(f"{name}:")
+        innermost = frames[0].split('"')[1] if frames and '"' in frames[0] else ""
+        if name in _SHOWN or not innermost.endswith(_IDLE):
+            lines.append(f"{name or number}:")
             lines += [f"  {frame}" for frame in frames[:_FRAMES]]
     return lines or text.strip().splitlines()[: 4 * _FRAMES]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.secret import Secret
+from rlax_plugin.start.holder import holder
 from rlax_plugin.start.run_directory import state_directory
 
 _OLD = 5  # times the interval between two statuses
@@ -67,14 +70,23 @@ def seen_here(state_dir: Path) -> Seen:
     status = last_status(state_dir)
     trainers = [mark for mark in marks(state_dir) if mark.role == "trainer"]
     living = [mark for mark in trainers if lives(mark)]
-    if not living:
+    fresh = status is not None and -_OLD < time.time() - status.at < _OLD * status.every_s
+    if not living and not fresh:  # a fresh one comes from a process that cannot be seen from here
+        if holder(state_dir) is not None:
+            return Seen(
+                status,
+                "the trainer writes no status: it is of an earlier version, or its "
+                "disk was full when it started",
+            )
         how = "was killed" if trainers else "has ended"
         return Seen(status, f"the process of the trainer {how}", ended=True)
     if status is None:
         return Seen(None, "the run has just started")
-    if kernel_state(living[0].pid) in ("T", "t"):
-        pid = living[0].pid
-        return Seen(status, f"the trainer (pid {pid}) is stopped: kill -CONT {pid} continues it")
+    for mark in living:
+        with suppress(OSError):  # it has ended meanwhile
+            if kernel_state(mark.pid) in ("T", "t"):
+                who = f"the trainer (pid {mark.pid})"
+                return Seen(status, f"{who} is stopped: kill -CONT {mark.pid} continues it")
     if age_s(status) > _OLD * status.every_s:
         return Seen(status, f"the trainer has written no status for {age_s(status):.0f} s")
     if status.controller is not None:

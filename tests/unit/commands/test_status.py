@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,10 @@ def test_lines_have_the_numbers() -> None:
 def test_an_old_status_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     assert seen_here(tmp_path) == Seen(None, "the process of the trainer has ended", ended=True)
+    fresh = status().model_copy(update={"at": time.time()})
+    files.put("status.json", fresh.model_dump_json().encode())
+    assert not seen_here(tmp_path).ended  # its process is in another container, say
+    files.delete("status.json")
     with announced(tmp_path, "trainer"):
         assert seen_here(tmp_path).problem == "the run has just started"
         files.put("status.json", status().model_dump_json().encode())

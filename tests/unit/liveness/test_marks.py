@@ -26,7 +26,7 @@ from rlax_plugin.liveness.marks import announced
 def where_it_sleeps():
     time.sleep(600)
 
-with announced(Path(sys.argv[1]), "worker", "w-1", log="a.log"):
+with announced(Path(sys.argv[1]), "worker", "w-1"):
     where_it_sleeps()
 """
 PLAIN = "import time; print('up', flush=True); time.sleep(600)"
@@ -55,7 +55,7 @@ def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mar
 
 def test_a_process_writes_where_it_is(living: tuple[Path, Mark]) -> None:
     directory, mark = living
-    assert (mark.role, mark.name, mark.log) == ("worker", "w-1", "a.log")
+    assert (mark.role, mark.name, mark.log) == ("worker", "w-1", directory / "logs/w-1.log")
     assert mark.who == f"worker w-1 (pid {mark.pid})" and lives(mark)
     stacks = ask([mark], 60)[mark]
     assert "where_it_sleeps" in stacks and "most recent call first" in stacks
@@ -102,11 +102,17 @@ def test_what_is_no_mark_is_left_out(tmp_path: Path) -> None:
         folder = tmp_path / "processes"
         said = json.loads((folder / f"{os.getpid()}.json").read_text())
         for number, wrong in enumerate(
-            ({"pid": "1"}, {"pid": -1}, {"role": "king"}, {"still": 3}, {"log": None})
+            (
+                *({"pid": "1"}, {"pid": -1}, {"role": "king"}, {"still": 3}, {"name": None}),
+                *({"name": "../../x"}, {"still": [["a", 10**400]]}),
+            )
         ):
             (folder / f"{number}.json").write_text(json.dumps(said | wrong))
         (folder / "text.json").write_text("nothing")
         (folder / "list.json").write_text("[]")
+        (folder / "deep.json").write_text("[" * 60_000)
+        (folder / "link.json").symlink_to(folder / f"{os.getpid()}.json")
+        os.mkfifo(folder / "pipe.json")
         assert marks(tmp_path) == [good] == [mine.mark]
     assert list(folder.glob("*.stacks")) == [] and marks(tmp_path) == []
 
