@@ -170,8 +170,15 @@ def lives(mark: Mark) -> bool:
 
 
 def boot_id() -> str:
-    """Returns the identity of this machine's present boot."""
-    return _BOOT.read_text().strip()
+    """Returns the identity of this machine's present boot and of the namespace of its pids."""
+    return f"{_BOOT.read_text().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def is_of_here(mark: Mark) -> bool:
+    """True if this process could see the process of a mark, if it lived."""
+    with suppress(OSError):
+        return mark.boot == boot_id()
+    return False
 
 
 def started(pid: int) -> int:

@@ -20,6 +20,13 @@ SETTINGS = (
     "rlax.curation.max_refill=50",
     "rlax.deadlines={lease_s: 3, drain_s: 5}",
 )
+# Each episode has three turns.
+DETERMINISTIC = (
+    "rlax.deterministic=true",
+    "rlax.environment={name: calculator, begin: '', end: '', result: '0', after: '1', "
+    "max_calls: 2}",
+    "rlax.episodes={max_turns: 3, max_tokens: 30}",
+)
 CONTINUED = (
     "rlax.rollouts.on_new_weights=continue",
     "rlax.rollouts.progress_s=0.1",
@@ -34,7 +41,7 @@ CONTINUED = (
 @pytest.mark.parametrize(
     ("more", "options"),
     [
-        (("rlax.deterministic=true",), ("--seed", "1")),
+        (DETERMINISTIC, ("--seed", "1")),
         (CONTINUED, ("--seed", "2", "--parameter-server")),
     ],
     ids=["deterministic", "continued"],

@@ -12,7 +12,7 @@ import grpc
 
 from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.liveness.marks import lives, marks
+from rlax_plugin.liveness.marks import is_of_here, lives, marks
 from rlax_plugin.liveness.marks import state as kernel_state
 from rlax_plugin.liveness.run_status import RunStatus, read_status
 from rlax_plugin.liveness.status_file import age_s, last_status
@@ -70,8 +70,9 @@ def seen_here(state_dir: Path) -> Seen:
     status = last_status(state_dir)
     trainers = [mark for mark in marks(state_dir) if mark.role == "trainer"]
     living = [mark for mark in trainers if lives(mark)]
+    # A fresh one may come from a process in another container, which cannot be seen from here.
     fresh = status is not None and -_OLD < time.time() - status.at < _OLD * status.every_s
-    if not living and not fresh:  # a fresh one comes from a process that cannot be seen from here
+    if not living and not (fresh and not any(map(is_of_here, trainers))):
         if holder(state_dir) is not None:
             return Seen(
                 status,
