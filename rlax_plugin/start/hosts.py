@@ -27,6 +27,7 @@ from rlax_plugin.text.terminal import console
 from rlax_plugin.worker.serve import PARENT
 
 _LOOK_S, _SAME_S = 0.1, 15.0
+_FROZEN = 1.25  # times host_s: JAX has then ended the others, if they had found each other
 _GRACE = 1.4  # times host_s: JAX ends the survivors after at most 1.2
 _LINES, _LONGEST_LINE, _TAIL_BYTES = 5, 200, 8192
 _FAILED = 1
@@ -39,6 +40,7 @@ class _Host:
     Attributes:
       ended_s: Unix time at which it was seen to have ended.
       killed: the reason for which this program killed it; "" if it did not.
+      frozen_since_s: when it was first seen stopped, of ``time.monotonic``; None: it runs.
     """
 
     index: int
@@ -46,6 +48,7 @@ class _Host:
     log: Path
     ended_s: float | None = None
     killed: str = ""
+    frozen_since_s: float | None = None
 
     @property
     def status(self) -> int | None:
@@ -70,6 +73,17 @@ class _Host:
             return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
             return False
+
+    @property
+    def frozen_s(self) -> float:
+        """Seconds since the process was first seen stopped; 0: it runs."""
+        if not self.frozen:
+            self.frozen_since_s = None
+            return 0.0
+        now_s = time.monotonic()
+        if self.frozen_since_s is None:
+            self.frozen_since_s = now_s
+        return now_s - self.frozen_since_s
 
     def end_in_words(self) -> str:
         """The way in which it ended."""
@@ -216,6 +230,11 @@ class _Watch:
                     return self._hosts[0] if self._same_end(host) else host
             if self._hosts[0].ended():
                 return self._hosts[0]
+            for host in self._hosts:
+                if host.frozen_s > _FROZEN * self._host_s:
+                    # JAX notices a host that has joined. Nobody else would notice one that starts.
+                    self._kill(host)
+                    return host
             time.sleep(_LOOK_S)
 
     def _same_end(self, host: _Host) -> bool:
@@ -240,11 +259,15 @@ class _Watch:
                 break  # a stopped process will not end by itself
         for host in self._hosts:
             if not host.ended():
-                was = "was stopped (SIGSTOP)" if host.frozen else "did not end by itself"
-                host.killed = f"{was} and had to be killed"
-                host.process.kill()
-                host.process.wait()
-                host.ended()
+                self._kill(host)
+
+    @staticmethod
+    def _kill(host: _Host) -> None:
+        was = "was stopped (SIGSTOP)" if host.frozen else "did not end by itself"
+        host.killed = f"{was} and had to be killed"
+        host.process.kill()
+        host.process.wait()
+        host.ended()
 
     def _tell_lost(self, host: _Host) -> None:
         self.lost = True

@@ -98,6 +98,16 @@ def test_a_frozen_host_is_the_lost_one_though_another_ended(run):
     assert "host 1 was lost" in said and "was stopped (SIGSTOP) and had to be killed" in said
 
 
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_host_that_is_frozen_while_hosts_start_is_noticed_here(run, frozen):
+    """JAX does not know of it yet, so that it aborts no other host."""
+    stop = signal.SIGSTOP
+    status, lost, took_s, said = run(WAIT, WAIT, then=lambda s: os.kill(s[frozen].pid, stop))
+    assert (status, lost) == (1, True) and took_s < AT_MOST_S
+    assert f"host {frozen} was lost" in said and f"host {1 - frozen}" not in said
+    assert "was stopped (SIGSTOP) and had to be killed" in said
+
+
 def test_a_frozen_host_0_is_the_lost_one_though_another_was_aborted(run):
     def freeze(started):
         os.kill(started[0].pid, signal.SIGSTOP)
