@@ -27,7 +27,7 @@ from rlax_plugin.text.terminal import console
 from rlax_plugin.worker.serve import PARENT
 
 _LOOK_S, _SAME_S = 0.1, 15.0
-_FROZEN = 1.25  # times host_s: JAX has then ended the others, if they had found each other
+_FROZEN = 1.0  # times host_s, which JAX takes as well once the hosts have found each other
 _GRACE = 1.4  # times host_s: JAX ends the survivors after at most 1.2
 _LINES, _LONGEST_LINE, _TAIL_BYTES = 5, 200, 8192
 _FAILED = 1
