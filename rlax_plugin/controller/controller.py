@@ -374,6 +374,7 @@ class Controller(FleetListener):
             self._observers.notify_again("step_end", step=step, metrics=metrics)
         for metrics in known:
             self.stats.add({k: v for k, v in metrics.items() if k != "step"})
+        self.stats.earlier = len(known)
         if recovery.anything:
             self.dashboard.message(f"resuming after step {step}")
         if recovery.last_step is not None:

@@ -22,7 +22,7 @@ from rlax_plugin.liveness.run_status import (
 
 _STEPS = 20  # whose times make the shares
 _SAMPLES = 30  # heartbeats, or statuses, over which the load is averaged
-PHASES = {"wait": "time/wait_s", "train": "time/train_s", "publish": "time/publish_on_loop_s"}
+_PHASES = {"wait": "time/wait_s", "train": "time/train_s", "publish": "time/publish_on_loop_s"}
 _GROUP_S = "rlax.deadlines.group_s"
 
 
@@ -57,16 +57,17 @@ class StatusCollector(FleetListener):
     """Learns of heartbeats, and says at any time how the run is; lives on the event loop.
 
     Args:
-      controller: of the run.
       last_step: of the run.
+
+    Attributes:
+      controller: of the run.
     """
 
     def __init__(self, controller: Controller, last_step: int):
-        self._controller, self._last_step = controller, last_step
+        self.controller, self._last_step = controller, last_step
         self._generation, self._section = controller.generation, controller.section
         self._heard: dict[tuple[str, str], _Heard] = {}
         self._slots_used, self._rewards_used = _Average(), _Average()
-        self._known = len(controller.stats.history)  # steps of an earlier process
         controller.fleet.listeners.append(self)
 
     def worker_heard(self, worker: Worker) -> None:
@@ -86,9 +87,10 @@ class StatusCollector(FleetListener):
 
     async def status(self) -> ControllerStatus:
         """Returns the present status."""
-        run, section = self._controller, self._section
+        run, section = self.controller, self._section
         # Without those of an earlier process, and the first one of this, which compiles.
-        history = run.stats.history[max(self._known + 1, len(run.stats.history) - _STEPS) :]
+        first = max(run.stats.earlier + 1, len(run.stats.history) - _STEPS)
+        history = run.stats.history[first:]
         newest = run.stats.history[-1] if run.stats.history else {}
         step_s = statistics.median([m["time/step_s"] for m in history]) if history else None
         step = run.run_state.next_step - 1
@@ -108,7 +110,6 @@ class StatusCollector(FleetListener):
             staleness_mean=finite(newest.get("staleness/mean")),
             staleness_max=finite(newest.get("staleness/max")),
             max_staleness=section.staleness.max_staleness,
-            synchronous=section.staleness.max_staleness == 1,
             reward_s=finite(statistics.fmean(rewards)) if rewards else None,
             reward_processes=processes,
             slots_used=self._slots_used.value,
@@ -150,7 +151,7 @@ class StatusCollector(FleetListener):
 
     def _group(self, under: Under) -> GroupStatus:
         key, section = under.key, self._section
-        asked = self._controller.run_state.open.get(key.group) if key.purpose == "train" else None
+        asked = self.controller.run_state.open.get(key.group) if key.purpose == "train" else None
         deadlines = section.deadlines
         ends = f"{_GROUP_S} = {deadlines.group_s:g} s without progress ends this attempt"
         if under.worker is None:
@@ -183,7 +184,7 @@ def _shares(history: list[dict[str, float]]) -> dict[str, float]:
     whole_s = sum(m["time/step_s"] for m in history)
     if whole_s <= 0:
         return {}
-    shares = {name: sum(m[key] for m in history) / whole_s for name, key in PHASES.items()}
+    shares = {name: sum(m[key] for m in history) / whole_s for name, key in _PHASES.items()}
     return shares | {"other": max(0.0, 1 - sum(shares.values()))}
 
 

@@ -107,7 +107,6 @@ class ControllerStatus(_Part):
       step_s: median seconds of a step; None: unknown. ``left_s``: estimate to the end.
       shares: phase -> share of the time of the last steps.
       reward_s: mean seconds to score a group; None: unknown.
-      synchronous: True if each step waits for samples of the newest weights.
       slots_used: share of the workers' slots that are in use, averaged over the last heartbeats;
         ``rewards_used``: that of the reward processes. None: unknown.
       wanted: number of workers that the launcher keeps; None: unknown.
@@ -124,7 +123,6 @@ class ControllerStatus(_Part):
     staleness_mean: Number | None = None
     staleness_max: Number | None = None
     max_staleness: Count = 1
-    synchronous: bool = True
     reward_s: Number | None = None
     reward_processes: Count = 0
     slots_used: Number | None = None

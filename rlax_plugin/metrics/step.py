@@ -236,6 +236,7 @@ class RunStats:
         self.training_started_s: float | None = None
         self.versions_published = 0  # by this process
         self.history: list[dict[str, float]] = []
+        self.earlier = 0  # steps in it of an earlier process
 
     def training_begins(self) -> None:
         self.training_started_s = time.perf_counter()

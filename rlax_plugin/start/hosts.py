@@ -40,7 +40,7 @@ class _Host:
     Attributes:
       ended_s: Unix time at which it was seen to have ended.
       killed: the reason for which this program killed it; "" if it did not.
-      frozen_since_s: when it was first seen stopped, of ``time.monotonic``; None: it runs.
+      frozen_since_s: time.monotonic() at which it was first seen stopped; None while it runs.
     """
 
     index: int
@@ -149,7 +149,7 @@ def on_all_hosts(
     Returns:
       The status of host 0, or 1 if a host was lost; and True if one was.
     """
-    coordinator = f"127.0.0.1:{_free_port()}"
+    coordinator = f"127.0.0.1:{free_port()}"
     hosts: list[_Host] = []
     previous: dict[signal.Signals, Any] = {}
     try:
@@ -186,7 +186,8 @@ def _start(command: Sequence[str], index: int, state_dir: Path) -> _Host:
         return _Host(index, start(stdin=subprocess.DEVNULL, stdout=out, stderr=out), path)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of the loopback address that is free at this moment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -41,7 +41,6 @@ class ObservedRun:
         self._state_dir, self._waiting = state_dir, waiting
         self._closing = ExitStack()
         self._controller: tuple[StatusCollector, asyncio.AbstractEventLoop] | None = None
-        self._known: Controller | None = None
         self._machine = MachineMetrics()
         self._newest: ControllerStatus | None = None
         self.trainer, self.publisher = Activity(), Activity()
@@ -63,27 +62,26 @@ class ObservedRun:
 
     def controller_runs(
         self,
-        controller: Controller,
         collector: StatusCollector,
         loop: asyncio.AbstractEventLoop,
         trainer: Activity,
         publisher: Activity,
     ) -> None:
         """Adds what the controller knows; ``collector`` lives on ``loop``."""
-        self._known, self._controller = controller, (collector, loop)
+        self._controller = collector, loop
         self.trainer, self.publisher = trainer, publisher
 
     def controller_ended(self) -> None:
         """Keeps the controller's last status; its event loop ends."""
-        self._known = self._controller = None
+        self._controller = None
 
     def status(self) -> RunStatus:
         """Returns the present status; any thread but the event loop's own may call.
 
         It also takes the figures of the machine that the next steps report.
         """
-        if (known := self._known) is not None:
-            self._take_machine(known)
+        if (known := self._controller) is not None:
+            self._take_machine(known[0].controller)
         return self._status(self._of_controller())
 
     def _take_machine(self, controller: Controller) -> None:

@@ -165,8 +165,11 @@ async def check_parameters(attacked: Attacked, number: int) -> None:
         kept = await peer.ask(PARAMETERS + "Renew", renew, pb.RenewReply)
         assert kept.lease_s == LEASE_S
         await peer.ask(PARAMETERS + "Release", release, pb.ReleaseReply)
-        code, _, seen = await peer.call(PARAMETERS + "Watch", b"", within_s=2.0)
-        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        for within_s in (2.0, 8.0, 30.0):  # the first answer comes late on a busy machine
+            code, _, seen = await peer.call(PARAMETERS + "Watch", b"", within_s=within_s)
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+            if seen:
+                break
         assert [pb.Version.FromString(one) for one in seen] == [expected]
 
 

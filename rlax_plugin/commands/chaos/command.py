@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, Blow, blows
 from rlax_plugin.commands.chaos.event_log import EventLog
-from rlax_plugin.commands.chaos.supervised import SupervisedRun, free_port
+from rlax_plugin.commands.chaos.supervised import SupervisedRun
 from rlax_plugin.commands.chaos.verdict import Fallen, Verdict, digests, examine
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
@@ -21,6 +21,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.marks import Role
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.hosts import free_port
 from rlax_plugin.start.run_directory import run_directory, state_directory
 from rlax_plugin.start.running import Signals
 from rlax_plugin.text.command_lines import pasteable
@@ -66,14 +67,15 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
     """
     console = HarmlessConsole(highlight=False, soft_wrap=True, stderr=as_json)
     section = resolve(settings.config, settings.overrides).section
-    expected = None
-    if section.deterministic:
-        console.print("an undisturbed run, to compare with")
-        expected = _undisturbed(settings)
+    moments, expected = _moments(settings, section), None
     verdicts = []
     with Signals() as signals:
+        if section.deterministic:
+            console.print("an undisturbed run, to compare with")
+            expected = _undisturbed(settings, signals)
         for seed in seeds:
-            verdict = _one(settings, seed, expected, console, signals)
+            planned = blows(seed, settings.kills, _roles(settings), moments)
+            verdict = _one(settings, seed, planned, expected, console, signals)
             verdicts.append(verdict)
             _print(console, settings, verdict)
     if as_json:
@@ -111,13 +113,13 @@ def _prepared(settings: Settings, name: str) -> tuple[SupervisedRun, RunFiles]:
     return SupervisedRun(directory, state_dir, train, server), files
 
 
-def _undisturbed(settings: Settings) -> dict[int, str]:
+def _undisturbed(settings: Settings, signals: Signals) -> dict[int, str]:
     run, files = _prepared(settings, "chaos-undisturbed")
     try:
         run.start()
         status = run.wait(settings.within_s)
     finally:
-        run.close()
+        _close(run, signals)
     if status != 0:
         said = run.log.read_text(errors="replace")[-2000:]
         raise RlaxError(f"the undisturbed run failed with status {status}: {said}")
@@ -152,6 +154,7 @@ def _moments(settings: Settings, section: RlaxSection) -> list[str]:
 def _one(
     settings: Settings,
     seed: int,
+    planned: Sequence[Blow],
     expected: dict[int, str] | None,
     console: Console,
     signals: Signals,
@@ -160,19 +163,15 @@ def _one(
     verdict, began_s = Verdict(seed), time.monotonic()
     status: int | None = None
     left: list[str] = []
-    section = resolve(settings.config, settings.overrides).section
-    moments = _moments(settings, section)
     try:
         run.start()
         log = EventLog(run.events)
-        for blow in blows(seed, settings.kills, _roles(settings), moments):
+        for blow in planned:
             verdict.fallen.append(_strike(run, log, blow, settings.patience_s))
             console.print(f"  seed {seed}: {verdict.fallen[-1]}")
         status = run.wait(settings.within_s)
     finally:
-        signals.ending = True  # or a second Ctrl-C would leave processes behind
-        left = run.close()
-        signals.ending = False
+        left = _close(run, signals)
     verdict.restarts, verdict.wall_s = run.restarts, time.monotonic() - began_s
     output = run.log.read_text(errors="replace")
     if status == _BAD_CONFIG:
@@ -181,6 +180,15 @@ def _one(
     if not any(one.reached for one in verdict.fallen):
         verdict.findings.append("no blow was reached: the run shows nothing; give it more steps")
     return verdict
+
+
+def _close(run: SupervisedRun, signals: Signals) -> list[str]:
+    """See ``SupervisedRun.close``; a second Ctrl-C must not leave processes behind."""
+    signals.ending = True
+    try:
+        return run.close()
+    finally:
+        signals.ending = False
 
 
 def _strike(run: SupervisedRun, log: EventLog, blow: Blow, patience_s: float) -> Fallen:

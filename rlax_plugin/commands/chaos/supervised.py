@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -188,10 +187,3 @@ def _command(process: psutil.Process) -> Sequence[str]:
     with suppress(psutil.Error):
         return process.cmdline()
     return ()
-
-
-def free_port() -> int:
-    """Returns a port of the loopback address that is free at this moment."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]

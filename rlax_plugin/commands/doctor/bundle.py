@@ -21,7 +21,7 @@ from rlax_plugin.liveness.marks import Mark
 from rlax_plugin.records.files import RunFiles
 
 _LINES = 500  # of each log
-# Words of keys. "tokens" and "key_file" are common and mean something else: a number, a path.
+# Words of keys; the names of files with secrets are left out as well. "tokens" is a number.
 _SECRET = frozenset(
     {"token", "secret", "secrets", "password", "passwd", "credential", "credentials", "auth"}
     | {"authorization", "key", "keys", "headers"}

@@ -21,6 +21,7 @@ from rlax_plugin.start.run_directory import weights_directory
 from rlax_plugin.text.harmless import one_line
 
 _LOG_BYTES = 1 << 16
+_MOMENT_S = 0.5  # any process waits for a disk now and then, but not so long
 _DISK_S = 2.0  # for all file systems to answer
 _LONGEST_LINE = 300
 
@@ -91,11 +92,20 @@ def gather(run: RunFiles, section: RlaxSection, state_dir: Path) -> Evidence:
         now=time.time(),
         seen=seen_here(state_dir),
         deadlines=section.deadlines,
-        processes=[_process(mark) for mark in marks(state_dir)],
+        processes=_processes(marks(state_dir)),
         disks=_disks(run, section, state_dir),
         available=memory.available,
         memory=memory.total,
     )
+
+
+def _processes(found: Sequence[Mark]) -> list[Process]:
+    """Looks at processes; those that wait for a disk just now are looked at once more."""
+    processes = [_process(mark) for mark in found]
+    if any(one.state == "D" for one in processes):
+        time.sleep(_MOMENT_S)
+        processes = [_process(one.mark) if one.state == "D" else one for one in processes]
+    return processes
 
 
 def _process(mark: Mark) -> Process:

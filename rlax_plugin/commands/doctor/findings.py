@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 from rlax_plugin.commands.doctor.evidence import Evidence, Process
-from rlax_plugin.liveness.marks import state
 from rlax_plugin.liveness.run_status import ControllerStatus, Doing, RunStatus
 from rlax_plugin.text.amounts import in_bytes, in_seconds
 
@@ -17,7 +14,6 @@ _FULL_SHARE, _FULL_BYTES = 0.02, 1 << 26  # free on a disk
 _LOW_MEMORY = 0.05  # share that is available
 _ENOUGH_BYTES = 1 << 30  # more than that is free space, however small its share
 _CLOCK_S = 5.0
-_MOMENT_S = 0.5  # any process waits for a disk now and then, but not so long
 _TIMES = 10  # the usual time
 _PHASE_S = 180.0  # of a start, which compiles and reads data
 
@@ -107,7 +103,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                 f"kill -CONT {mark.pid} continues it",
             )
             continue
-        if process.state == "D" and state_of(process) == "D":
+        if process.state == "D":
             yield Finding(
                 f"{mark.who} waits for a disk or a network file system",
                 try_="look at the machine's disks: dmesg, iostat",
@@ -120,14 +116,6 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                 "its stacks show where",
                 process,
             )
-
-
-def state_of(process: Process) -> str:
-    """Returns the kernel's letter for a process a moment later; empty: it has ended."""
-    time.sleep(_MOMENT_S)
-    with suppress(OSError):
-        return state(process.mark.pid)
-    return ""
 
 
 def _ends_still(evidence: Evidence, process: Process, what: str) -> str:

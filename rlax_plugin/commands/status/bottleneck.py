@@ -42,7 +42,7 @@ def _why_waiting(found: ControllerStatus, waits: float) -> str:
             f"reward processes are busy for {found.rewards_used:.0%} of the time: raise "
             "rlax.reward_processes"
         )
-    if found.synchronous:
+    if found.max_staleness == 1:
         return (
             ", because rlax.staleness.max_staleness is 1: each step is generated with the newest "
             "weights. With 2, the next batch is generated while this one trains; twice the workers "

@@ -69,6 +69,7 @@ def test_a_machine_without_disk_or_memory() -> None:
             "rlax.deadlines.heartbeats_lost x heartbeat_s = 20 s",
         ),
         (process("parameter server", "", pid=9), "parameter server (pid 9) was killed", ""),
+        (process("worker", "D", "b", 9), "worker b (pid 9) waits for a disk", ""),
         (
             process("worker", "S", "b", 9, still=(("the engine", 980.0),)),
             "the engine of worker b (pid 9) stands still since 20 s",
