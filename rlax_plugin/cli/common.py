@@ -121,6 +121,13 @@ def exit_status() -> Iterator[None]:
         raise typer.Exit(RUN_FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
+    except Exception as error:
+        from rlax_plugin.cli.full_disk import full_disk
+
+        if not (said := full_disk(error)):
+            raise
+        print_error(RlaxError(said))
+        raise typer.Exit(RUN_FAILED) from error
 
 
 @contextmanager

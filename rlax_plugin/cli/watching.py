@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -111,6 +112,12 @@ def doctor(
     raise typer.Exit(0 if healthy else RUN_FAILED)
 
 
+class _Fault(enum.Enum):
+    network = "network"
+    disk = "disk"
+    clock = "clock"
+
+
 @command(LOOK, "rlax chaos configs/demo.yml steps=20 --seed 1 --kills 4")
 def chaos(
     config: Config,
@@ -130,6 +137,19 @@ def chaos(
     spare_trainer: Annotated[
         bool, typer.Option("--spare-trainer", help="never kill or freeze the trainer")
     ] = False,
+    fault: Annotated[
+        list[_Fault] | None,
+        typer.Option(
+            show_default=False,
+            help="also lets this fail; may be given several times. network: delays, stalls, resets "
+            "and half-open connections of a worker of its own, and of a separate parameter server. "
+            "disk: the file system of base_output_directory, which must be a small one, is full "
+            "for some seconds. clock: clocks that are 90 s off, with the library libfaketime",
+        ),
+    ] = None,
+    hosts: Annotated[
+        int, typer.Option(min=1, max=64, help="number of the trainer's hosts, for MaxText on cpu")
+    ] = 1,
     within_s: Annotated[
         float, typer.Option(min=1, help="seconds in which each run must end after its last blow")
     ] = 600.0,
@@ -151,15 +171,16 @@ def chaos(
     For each seed it trains a new run, named chaos-SEED. A seed decides which processes (trainer,
     workers, reward processes, and with --parameter-server that server) get SIGKILL or SIGSTOP, and
     at which events: in a commit, in a publication, in a snapshot, at a restore, between turns, in
-    an evaluation. What a supervisor would start again, it starts again. Then the run must be
+    an evaluation. --fault adds faults of the network, the disk and the clocks. What a supervisor
+    would start again, it starts again. Then the run must be
     complete, rlax audit must find nothing, no process may be left over, and with
     rlax.deterministic the weights must be those of an undisturbed run, bit for bit. The exit status
     is 0 if all runs have survived, and 1 otherwise. Each failure comes with the command that
     repeats it.
     """
     with exit_status():
-        from rlax_plugin.commands.chaos.command import Settings
         from rlax_plugin.commands.chaos.command import chaos as run_chaos
+        from rlax_plugin.commands.chaos.prepare import Settings
 
         settings = Settings(
             config=config,
@@ -169,6 +190,8 @@ def chaos(
             patience_s=patience_s,
             own_server=parameter_server,
             trainer=not spare_trainer,
+            faults=tuple(dict.fromkeys(one.value for one in fault or ())),
+            hosts=hosts,
             out=out or Path(tempfile.mkdtemp(prefix="rlax-chaos-")),
         )
         survived = run_chaos(settings, range(seed, seed + seeds), as_json=as_json)

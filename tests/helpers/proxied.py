@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from namespaces import Machine
 
-from rlax_plugin.testing.network import FINE, Conditions, Proxy
+from rlax_plugin.testing import threaded_proxy
+from rlax_plugin.testing.network import FINE, Conditions
+from rlax_plugin.testing.threaded_proxy import ThreadedProxy
 
 _PROGRAM = str(Path(__file__).with_name("proxied_worker.py"))
-_LIMIT_S = 30.0
-
-
-class ThreadedProxy:
-    """A proxy on an event loop of its own, for a test that has none.
-
-    Attributes:
-      proxy: read it from any thread, and change it with ``call``.
-    """
-
-    def __init__(self, proxy: Proxy, loop: asyncio.AbstractEventLoop):
-        self.proxy, self._loop = proxy, loop
-
-    @property
-    def address(self) -> str:
-        return self.proxy.address
-
-    def call(self, change: Callable[[Proxy], Any]) -> None:
-        """Calls a function with the proxy, on its loop; returns once that is done."""
-
-        async def on_loop() -> None:
-            change(self.proxy)
-
-        asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(_LIMIT_S)
-
-    def half_open(self) -> int:
-        """Makes all open connections half-open; returns their number."""
-        connections = list(self.proxy.connections)
-        self.call(lambda proxy: [one.half_open() for one in proxy.connections])
-        return len(connections)
 
 
 @contextmanager
@@ -62,25 +32,12 @@ def threaded(
     Args:
       machine: the one that it is on, at that machine's address; None: this one, on loopback.
     """
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
-    thread.start()
-    host = "127.0.0.1" if machine is None else machine.address
-    proxy = Proxy(target, conditions, host=host, port=port, seed=seed)
-
-    def wait(coroutine: Any) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, loop).result(_LIMIT_S)
-
-    try:
-        if machine is not None:
-            wait(machine.enter_network())
-        wait(proxy.__aenter__())
-        yield ThreadedProxy(proxy, loop)
-        wait(proxy.__aexit__(None, None, None))
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_LIMIT_S)
-        loop.close()
+    if machine is None:
+        at: dict[str, Any] = {}
+    else:
+        at = {"host": machine.address, "before": machine.enter_network()}
+    with threaded_proxy.threaded(target, conditions, seed, port=port, **at) as proxy:
+        yield proxy
 
 
 class FarWorker:

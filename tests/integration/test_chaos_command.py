@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 
@@ -35,6 +36,9 @@ CONTINUED = (
     "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
     "rlax.objective.old_policy=proximal",
 )
+CLOCKS = pytest.mark.skipif(
+    importlib.util.find_spec("libfaketime") is None, reason="needs pip install libfaketime"
+)
 
 
 @pytest.mark.timeout(600)
@@ -42,9 +46,12 @@ CONTINUED = (
     ("more", "options"),
     [
         (DETERMINISTIC, ("--seed", "1")),
-        (CONTINUED, ("--seed", "2", "--parameter-server")),
+        (CONTINUED, ("--seed", "2", "--parameter-server", "--fault", "network")),
+        pytest.param(
+            DETERMINISTIC, ("--seed", "3", "--fault", "clock"), marks=[pytest.mark.long, CLOCKS]
+        ),
     ],
-    ids=["deterministic", "continued"],
+    ids=["deterministic", "continued", "clocks"],
 )
 def test_a_run_survives(more, options, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)

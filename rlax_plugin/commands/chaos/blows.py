@@ -1,4 +1,4 @@
-"""The blows that a seed deals to a run: which process, which signal, at which event."""
+"""The blows that a seed deals to a run: which process or fault, of which kind, at which event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,26 @@ from typing import Literal
 from rlax_plugin.liveness.marks import Role
 from rlax_plugin.records.faults import FaultPoint
 
-Kind = Literal["kill", "freeze"]
+Fault = Literal["network", "disk", "clock"]
+Target = Role | Fault
+Kind = Literal["kill", "freeze", "delay", "stall", "reset", "half-open", "full", "ahead", "behind"]
+
+KINDS: dict[Target, tuple[Kind, ...]] = {
+    "network": ("delay", "stall", "reset", "half-open"),
+    "disk": ("full",),
+    "clock": ("ahead", "behind"),
+}
+_WORDS: dict[Kind, str] = {
+    "kill": "SIGKILL",
+    "freeze": "SIGSTOP for {:.1f} s",
+    "delay": "200 to 300 ms of delay for {:.1f} s",
+    "stall": "no byte passes for {:.1f} s",
+    "reset": "all connections are reset",
+    "half-open": "all connections are half-open",
+    "full": "full for {:.1f} s",
+    "ahead": "90 s ahead for {:.1f} s",
+    "behind": "90 s behind for {:.1f} s",
+}
 
 AT_A_RESTORE = (FaultPoint.METRICS_CUT, FaultPoint.RECOVERED)
 """Events of a trainer that is started again: it is killed first."""
@@ -40,7 +59,8 @@ EVENTS: dict[str, tuple[FaultPoint, ...]] = {
 """Moments of a run, each with the fault points that stand for it."""
 
 _MOST_TIMES = 3
-_FREEZE_S = (0.5, 4.0)
+_FOR_S = (0.5, 4.0)
+_FROZEN = 0.3  # share of the blows on processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +68,20 @@ class Blow:
     """One blow.
 
     Attributes:
-      role: of the process that is hit; one of several is chosen by ``choice``.
-      kind: SIGKILL, or SIGSTOP for ``freeze_s`` and then SIGCONT.
+      target: role of the process that is hit, one of several is chosen by ``choice``; or a fault.
+      kind: SIGKILL, or SIGSTOP and then SIGCONT; or the kind of a fault.
       event: the fault point at which it falls, when it is reached for the ``times``-th time after
         the blow before has ended.
       choice: number from 0 to 1.
+      for_s: duration of a freeze or a fault.
     """
 
-    role: Role
+    target: Target
     kind: Kind
     event: FaultPoint
     times: int
     choice: float
-    freeze_s: float
+    for_s: float
 
     @property
     def moment(self) -> str:
@@ -68,31 +89,36 @@ class Blow:
         return next(name for name, points in EVENTS.items() if self.event in points)
 
     def __str__(self) -> str:
-        what = "SIGKILL" if self.kind == "kill" else f"SIGSTOP for {self.freeze_s:.1f} s"
-        return f"{self.role}: {what} at {self.event}:{self.times}"
+        return f"{self.target}: {_WORDS[self.kind].format(self.for_s)} at {self.event}:{self.times}"
 
 
 def blows(
-    seed: int, count: int, roles: Sequence[Role], moments: Sequence[str] = tuple(EVENTS)
+    seed: int, count: int, targets: Sequence[Target], moments: Sequence[str] = tuple(EVENTS)
 ) -> list[Blow]:
     """Returns the blows of a seed: the same for the same arguments.
 
     Args:
-      roles: processes that may be hit; a role that is listed twice is hit twice as often.
+      targets: may be hit; one that is listed twice is hit twice as often.
       moments: keys of ``EVENTS`` at which blows may fall.
     """
     chance = random.Random(f"rlax chaos {seed}")
     found = []
     for _ in range(count):
-        role, moment = chance.choice(roles), chance.choice(moments)
+        target, moment = chance.choice(targets), chance.choice(moments)
         found.append(
             Blow(
-                role=role,
-                kind="freeze" if chance.random() < 0.3 else "kill",
+                target=target,
+                kind=_kind(target, chance.random()),
                 event=chance.choice(EVENTS[moment]),
                 times=1 if moment == "at a restore" else chance.randint(1, _MOST_TIMES),
                 choice=chance.random(),
-                freeze_s=chance.uniform(*_FREEZE_S),
+                for_s=chance.uniform(*_FOR_S),
             )
         )
     return found
+
+
+def _kind(target: Target, choice: float) -> Kind:
+    if (kinds := KINDS.get(target)) is not None:
+        return kinds[int(choice * len(kinds))]
+    return "freeze" if choice < _FROZEN else "kill"

@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
 from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, Blow, blows
 from rlax_plugin.commands.chaos.event_log import EventLog
+from rlax_plugin.commands.chaos.prepare import Prepared, Settings, prepared, targets
 from rlax_plugin.commands.chaos.supervised import SupervisedRun
 from rlax_plugin.commands.chaos.verdict import Fallen, Verdict, digests, examine
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.liveness.marks import Role
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.hosts import free_port
-from rlax_plugin.start.run_directory import run_directory, state_directory
 from rlax_plugin.start.running import Signals
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.text.terminal import HarmlessConsole
@@ -30,30 +25,6 @@ from rlax_plugin.text.terminal import HarmlessConsole
 _LOOK_S = 0.02
 _BAD_CONFIG = 2  # exit status of ``rlax train``
 _THERE_S = 30.0  # for a process that is started again to be there
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The choices of the user.
-
-    Attributes:
-      config, overrides: of the run.
-      kills: number of blows of each seed.
-      within_s: seconds in which a run must end.
-      patience_s: seconds to wait for the event of a blow.
-      own_server: True to run the parameter server as a process of its own.
-      trainer: False if the trainer is never hit.
-      out: folder for the logs.
-    """
-
-    config: str
-    overrides: tuple[str, ...]
-    kills: int
-    within_s: float
-    patience_s: float
-    own_server: bool
-    trainer: bool
-    out: Path
 
 
 def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
@@ -74,7 +45,7 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
             console.print("an undisturbed run, to compare with")
             expected = _undisturbed(settings, signals)
         for seed in seeds:
-            planned = blows(seed, settings.kills, _roles(settings), moments)
+            planned = blows(seed, settings.kills, targets(settings), moments)
             verdict = _one(settings, seed, planned, expected, console, signals)
             verdicts.append(verdict)
             _print(console, settings, verdict)
@@ -85,54 +56,17 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
     return survived == len(verdicts)
 
 
-def _prepared(settings: Settings, name: str) -> tuple[SupervisedRun, RunFiles]:
-    """Makes a run of that name, which is not started yet."""
-    overrides = (*settings.overrides, f"run_name={name}")
-    server: tuple[str, ...] = ()
-    directory = settings.out / name
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        reason = "exists already: name another folder, or remove it"
-        raise ConfigError("--out", str(directory), reason) from None
-    if settings.own_server:
-        port = free_port()
-        server = ("parameter-server", settings.config, *overrides, "--port", str(port))
-        server += ("--index", str(directory.absolute() / "index"))
-        overrides += (f"rlax.weights.parameter_server=127.0.0.1:{port}",)
-    config = resolve(settings.config, overrides)
-    if config.section.state_dir:
-        reason = "must not be set: the runs of all seeds, and your own, would share it"
-        raise ConfigError("rlax.state_dir", config.section.state_dir, reason)
-    files = RunFiles(run_directory(config.maxtext))
-    if files.exists("config.yml"):
-        reason = f"has a run in {files.url} already: remove it, or choose another seed"
-        raise ConfigError("run_name", name, reason)
-    state_dir = state_directory(config.section, files)
-    train = ("train", settings.config, *overrides)
-    return SupervisedRun(directory, state_dir, train, server), files
-
-
 def _undisturbed(settings: Settings, signals: Signals) -> dict[int, str]:
-    run, files = _prepared(settings, "chaos-undisturbed")
-    try:
-        run.start()
-        status = run.wait(settings.within_s)
-    finally:
-        _close(run, signals)
+    with prepared(settings, "chaos-undisturbed") as made:
+        try:
+            made.run.start()
+            status = made.run.wait(settings.within_s)
+        finally:
+            _close(made.run, signals)
     if status != 0:
-        said = run.log.read_text(errors="replace")[-2000:]
+        said = made.run.log.read_text(errors="replace")[-2000:]
         raise RlaxError(f"the undisturbed run failed with status {status}: {said}")
-    return {version: min(found) for version, found in digests(files).items()}
-
-
-def _roles(settings: Settings) -> list[Role]:
-    roles: list[Role] = ["worker", "worker", "rewards"]
-    if settings.trainer:
-        roles.extend(("trainer", "trainer"))
-    if settings.own_server:
-        roles.append("parameter server")
-    return roles
+    return {version: min(found) for version, found in digests(made.files).items()}
 
 
 def _moments(settings: Settings, section: RlaxSection) -> list[str]:
@@ -159,19 +93,22 @@ def _one(
     console: Console,
     signals: Signals,
 ) -> Verdict:
-    run, files = _prepared(settings, f"chaos-{seed}")
     verdict, began_s = Verdict(seed), time.monotonic()
-    status: int | None = None
-    left: list[str] = []
-    try:
-        run.start()
-        log = EventLog(run.events)
-        for blow in planned:
-            verdict.fallen.append(_strike(run, log, blow, settings.patience_s))
-            console.print(f"  seed {seed}: {verdict.fallen[-1]}")
-        status = run.wait(settings.within_s)
-    finally:
-        left = _close(run, signals)
+    with prepared(settings, f"chaos-{seed}") as made:
+        run, files = made.run, made.files
+        status: int | None = None
+        left: list[str] = []
+        try:
+            run.start()
+            log = EventLog(run.events)
+            for blow in planned:
+                if run.status is not None and run.status >= 0 and not run.excused:
+                    break  # nothing more can be reached
+                verdict.fallen.append(_strike(made, log, blow, settings.patience_s))
+                console.print(f"  seed {seed}: {verdict.fallen[-1]}")
+            status = run.wait(settings.within_s)
+        finally:
+            left = _close(run, signals)
     verdict.restarts, verdict.wall_s = run.restarts, time.monotonic() - began_s
     output = run.log.read_text(errors="replace")
     if status == _BAD_CONFIG:
@@ -191,9 +128,9 @@ def _close(run: SupervisedRun, signals: Signals) -> list[str]:
         signals.ending = False
 
 
-def _strike(run: SupervisedRun, log: EventLog, blow: Blow, patience_s: float) -> Fallen:
+def _strike(made: Prepared, log: EventLog, blow: Blow, patience_s: float) -> Fallen:
     """Waits for the event of a blow, lets it fall, and waits until the run has recovered."""
-    fallen = Fallen(blow)
+    fallen, run = Fallen(blow), made.run
 
     def goes_on() -> bool:
         run.go_on()
@@ -205,25 +142,48 @@ def _strike(run: SupervisedRun, log: EventLog, blow: Blow, patience_s: float) ->
             run.strike(trainer, signal.SIGKILL)
     if not log.wait(blow.event, blow.times, patience_s, goes_on):
         return fallen
-    found = run.living(blow.role)
-    until_s = time.monotonic() + _THERE_S
-    while not found and goes_on() and time.monotonic() < until_s:
-        time.sleep(_LOOK_S)
-        found = run.living(blow.role)
-    if not found:
-        return fallen
-    mark = found[min(int(blow.choice * len(found)), len(found) - 1)]
     began_s = time.monotonic()
-    if not run.strike(mark, signal.SIGSTOP if blow.kind == "freeze" else signal.SIGKILL):
+    if blow.target in made.troubles:
+        fallen.who = _fault(made, blow)
+    else:
+        fallen.who = _hit(run, blow, goes_on)
+    fallen.reached = bool(fallen.who)
+    if not fallen.reached:
         return fallen
-    fallen.reached, fallen.who = True, mark.who
-    if blow.kind == "freeze":
-        time.sleep(blow.freeze_s)
-        run.strike(mark, signal.SIGCONT)
     log.take()
     if log.wait(FaultPoint.STEP_TRAINED, 1, patience_s, goes_on):
         fallen.recovered_s = time.monotonic() - began_s
+        run.excused = 0
     return fallen
+
+
+def _fault(made: Prepared, blow: Blow) -> str:
+    """Lets a fault last; returns in words what it hit."""
+    trouble = made.troubles[blow.target]
+    try:
+        who = trouble.begin(blow)
+        if blow.kind != "reset":
+            time.sleep(blow.for_s)
+    finally:
+        trouble.end()
+    made.run.excused += blow.target == "disk"  # the trainer may end, and is to say why
+    return who
+
+
+def _hit(run: SupervisedRun, blow: Blow, goes_on: Callable[[], bool]) -> str:
+    """Kills or freezes a process; returns it in words, or "" if there is none."""
+    until_s = time.monotonic() + _THERE_S
+    while not (found := run.living(blow.target)) and goes_on() and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+    if not found:
+        return ""
+    mark = found[min(int(blow.choice * len(found)), len(found) - 1)]
+    if not run.strike(mark, signal.SIGSTOP if blow.kind == "freeze" else signal.SIGKILL):
+        return ""
+    if blow.kind == "freeze":
+        time.sleep(blow.for_s)
+        run.strike(mark, signal.SIGCONT)
+    return mark.who
 
 
 def _print(console: Console, settings: Settings, verdict: Verdict) -> None:
@@ -244,6 +204,8 @@ def _print(console: Console, settings: Settings, verdict: Verdict) -> None:
         again += ("--kills", str(settings.kills))
         again += ("--parameter-server",) if settings.own_server else ()
         again += () if settings.trainer else ("--spare-trainer",)
+        again += tuple(word for fault in settings.faults for word in ("--fault", fault))
+        again += ("--hosts", str(settings.hosts)) if settings.hosts > 1 else ()
         again += (
             "--patience-s",
             f"{settings.patience_s:g}",

@@ -18,9 +18,9 @@ STEP = FaultPoint.STEP_TRAINED
 def test_a_seed_decides_the_blows() -> None:
     first, again, other = blows(3, 50, ROLES), blows(3, 50, ROLES), blows(4, 50, ROLES)
     assert first == again != other and first[:8] == blows(3, 8, ROLES)
-    assert {one.role for one in first} == set(ROLES)
+    assert {one.target for one in first} == set(ROLES)
     assert {one.kind for one in first} == {"kill", "freeze"}
-    assert all(one.event in EVENTS[one.moment] and 0.5 <= one.freeze_s <= 4 for one in first)
+    assert all(one.event in EVENTS[one.moment] and 0.5 <= one.for_s <= 4 for one in first)
     assert all(one.times == 1 for one in first if one.event in AT_A_RESTORE)
     calm = blows(3, 50, ROLES, ["training"])
     assert {one.moment for one in calm} == {"training"}

@@ -237,7 +237,7 @@ def test_the_command_ends_although_threads_of_a_part_block(folder: Path) -> None
             return {"stuck": Extension(NoOptions, build)}
     """
     write(folder, "tb_joined", source)
-    command = [sys.executable, "-m", "rlax_plugin", "check-plugin", "tb_joined", "--deadline", "1"]
+    command = [sys.executable, "-m", "rlax_plugin", "check-plugin", "tb_joined", "--deadline", "4"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1

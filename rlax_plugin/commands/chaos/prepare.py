@@ -1,0 +1,189 @@
+"""From the settings of ``rlax chaos`` to a run that is ready to start, with its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlax_plugin.commands.chaos.blows import Fault, Target
+from rlax_plugin.commands.chaos.faults import ClockTrouble, DiskTrouble, NetworkTrouble, Trouble
+from rlax_plugin.commands.chaos.supervised import SupervisedRun
+from rlax_plugin.config.loading import resolve
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.liveness.marks import STATE_DIR
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.hosts import free_port
+from rlax_plugin.start.run_directory import run_directory, state_directory
+from rlax_plugin.testing.threaded_proxy import ThreadedProxy, threaded
+
+_FAR, _SEEN = "127.0.0.2", "127.0.0.3"  # where the far worker listens, and where it is called
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The choices of the user.
+
+    Attributes:
+      config, overrides: of the run.
+      kills: number of blows of each seed.
+      within_s: seconds in which a run must end.
+      patience_s: seconds to wait for the event of a blow.
+      own_server: True to run the parameter server as a process of its own.
+      trainer: False if the trainer is never hit.
+      faults: what fails besides processes.
+      hosts: number of the trainer's hosts on this machine.
+      out: folder for the logs.
+    """
+
+    config: str
+    overrides: tuple[str, ...]
+    kills: int
+    within_s: float
+    patience_s: float
+    own_server: bool
+    trainer: bool
+    faults: tuple[Fault, ...]
+    hosts: int
+    out: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that is not started yet.
+
+    Attributes:
+      troubles: the faults that may be let loose on it, by the target of a blow.
+    """
+
+    run: SupervisedRun
+    files: RunFiles
+    troubles: dict[Target, Trouble] = field(default_factory=dict)
+
+
+def targets(settings: Settings) -> list[Target]:
+    """Returns what the blows of a run may hit; what is listed twice is hit twice as often."""
+    found: list[Target] = ["worker", "worker", "rewards"]
+    if settings.trainer:
+        found.extend(("trainer", "trainer"))
+    if settings.own_server:
+        found.append("parameter server")
+    if settings.hosts > 1 and settings.trainer:
+        found.append("host")
+    for fault in settings.faults:
+        found.extend((fault, fault))
+    return found
+
+
+@contextmanager
+def prepared(settings: Settings, name: str) -> Iterator[Prepared]:
+    """Prepares a run of that name; its proxies last until the end of the block.
+
+    Raises:
+      ConfigError: a setting or the config is wrong, or the run exists already.
+    """
+    with ExitStack() as stack:
+        made = _Preparation(settings, name, stack)
+        if settings.own_server:
+            made.add_server()
+        if "network" in settings.faults:
+            made.add_far_worker()
+        made.add_trainer()
+        yield Prepared(made.run, made.files, made.troubles)
+
+
+class _Preparation:
+    """A run whose processes are added one after the other.
+
+    Attributes:
+      run, files, troubles: see ``Prepared``.
+    """
+
+    def __init__(self, settings: Settings, name: str, stack: ExitStack):
+        self._settings, self._stack = settings, stack
+        self._overrides = [*settings.overrides, f"run_name={name}"]
+        self.files, state_dir = _checked(settings, self._overrides)
+        directory = settings.out / name
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            reason = "exists already: name another folder, or remove it"
+            raise ConfigError("--out", str(directory), reason) from None
+        self.run = SupervisedRun(directory, state_dir, settings.hosts)
+        self.troubles: dict[Target, Trouble] = {}
+        self._proxies: dict[str, ThreadedProxy] = {}
+        self._clocks: ClockTrouble | None = None
+        if "clock" in settings.faults:
+            self.troubles["clock"] = self._clocks = ClockTrouble(directory)
+        if "disk" in settings.faults:
+            self.troubles["disk"] = disk = _disk(self.files)
+            stack.callback(disk.end)
+        if "network" in settings.faults:
+            self.troubles["network"] = NetworkTrouble(self._proxies)
+
+    def _clock(self, part: str) -> dict[str, str]:
+        return self._clocks.environment(part) if self._clocks is not None else {}
+
+    def _proxy(self, way: str, target: str, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Returns the address by which a target is called: that of a proxy, if networks fail."""
+        if "network" not in self._settings.faults:
+            return target
+        made = self._stack.enter_context(threaded(target, host=host, port=port))
+        self._proxies[way] = made
+        return made.address
+
+    def add_server(self) -> None:
+        """Adds a separate parameter server."""
+        part, port = "parameter server", free_port()
+        index = self.run.directory.absolute() / "index"
+        arguments = ("parameter-server", self._settings.config, *self._overrides)
+        arguments += ("--port", str(port), "--index", str(index))
+        self.run.add(part, *arguments, environment=self._clock(part))
+        address = self._proxy("to the parameter server", f"127.0.0.1:{port}")
+        self._overrides.append(f"rlax.weights.parameter_server={address}")
+
+    def add_far_worker(self) -> None:
+        """Adds a worker that calls the controller, and is called by it, through proxies."""
+        part, called, calling = "far worker", free_port(), free_port()
+        self._overrides.append(f"rlax.network.port={calling}")
+        way = self._proxy("from the far worker", f"127.0.0.1:{calling}")
+        self._proxy("to the far worker", f"{_FAR}:{called}", _SEEN, called)
+        token = self.run.state_dir / "worker-token.json"
+        arguments = ("serve", "--controller", way, "--token-file", str(token), "--name", "far")
+        arguments += ("--host", _FAR, "--advertised-host", _SEEN, "--port", str(called))
+        environment = self._clock(part) | {STATE_DIR: str(self.run.state_dir)}
+        self.run.add(part, *arguments, environment=environment, after=token, always=True)
+
+    def add_trainer(self) -> None:
+        """Adds the trainer, after all that has changed its config."""
+        arguments = ("train", self._settings.config, *self._overrides)
+        if self._settings.hosts > 1:
+            arguments += ("--hosts", str(self._settings.hosts))
+        self.run.add("trainer", *arguments, environment=self._clock("trainer"))
+
+
+def _checked(settings: Settings, overrides: Sequence[str]) -> tuple[RunFiles, Path]:
+    """Returns the files and the state directory of a run that does not exist yet."""
+    config = resolve(settings.config, overrides)
+    if config.section.state_dir:
+        reason = "must not be set: the runs of all seeds, and your own, would share it"
+        raise ConfigError("rlax.state_dir", config.section.state_dir, reason)
+    if "clock" in settings.faults and config.section.trainer.plain_name == "maxtext":
+        reason = "is for trainers without MaxText, such as that of rlax_plugin.testing"
+        raise ConfigError("--fault", "clock", reason)
+    files = RunFiles(run_directory(config.maxtext))
+    if files.exists("config.yml"):
+        reason = f"has a run in {files.url} already: remove it, or choose another seed"
+        raise ConfigError("run_name", files.url, reason)
+    return files, state_directory(config.section, files)
+
+
+def _disk(files: RunFiles) -> DiskTrouble:
+    if not files.is_local:
+        reason = "fills the disk of base_output_directory, so that must be local"
+        raise ConfigError("--fault", "disk", reason)
+    place = Path(files.location()).absolute()
+    while not place.exists():
+        place = place.parent
+    return DiskTrouble(place)

@@ -1,0 +1,56 @@
+"""A full disk ends a command with one sentence, whichever library noticed it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+
+import pytest
+import typer
+
+from rlax_plugin.cli.common import exit_status
+from rlax_plugin.cli.full_disk import full_disk
+
+
+def of_sqlite() -> sqlite3.Error:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("pragma page_size = 512")
+    connection.execute("pragma max_page_count = 2")
+    connection.execute("create table t (x)")
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        connection.execute("insert into t values (zeroblob(5000))")
+    return caught.value
+
+
+def caused() -> Exception:
+    error = ValueError("the checkpoint was not written")
+    error.__cause__ = OSError(errno.EDQUOT, "quota")
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/runs/a"),
+        of_sqlite(),
+        caused(),
+        ExceptionGroup("two", [ValueError("x"), OSError(errno.ENOSPC, "full")]),
+        RuntimeError("RESOURCE_EXHAUSTED: [OS error 28: No space left on device]"),
+    ],
+)
+def test_a_full_disk_is_recognized(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, exit_status():
+        raise error
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == 1 and said.startswith("error: a disk is full (")
+    assert said.endswith("repeat the command; a run goes on where it ended\n")
+
+
+def test_another_error_is_none() -> None:
+    looped = ValueError("no such table: t")
+    looped.__context__ = OSError(errno.EIO, "Input/output error")
+    looped.__context__.__context__ = looped
+    assert full_disk(looped) == ""
+    with pytest.raises(ValueError, match="no such table"), exit_status():
+        raise looped

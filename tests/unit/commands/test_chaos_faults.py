@@ -1,0 +1,107 @@
+"""The faults of rlax chaos: connections, a full disk, clocks; and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlax_plugin.commands.chaos.blows import KINDS, Blow, Fault, Kind, blows
+from rlax_plugin.commands.chaos.faults import ClockTrouble, DiskTrouble, NetworkTrouble
+from rlax_plugin.commands.chaos.supervised import SupervisedRun
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.testing.threaded_proxy import threaded
+
+
+def blow(fault: Fault, kind: Kind, choice: float = 0.0) -> Blow:
+    return Blow(fault, kind, FaultPoint.STEP_TRAINED, 1, choice, 1.5)
+
+
+def test_faults_have_kinds_of_their_own() -> None:
+    found = blows(1, 200, ["network", "disk", "clock", "worker"])
+    for fault, kinds in KINDS.items():
+        assert {one.kind for one in found if one.target == fault} == set(kinds)
+    assert {one.kind for one in found if one.target == "worker"} == {"kill", "freeze"}
+    assert str(blow("disk", "full")) == "disk: full for 1.5 s at step-trained:1"
+
+
+def test_the_network_fails_and_recovers() -> None:
+    with threaded("127.0.0.1:1") as one, threaded("127.0.0.1:2") as other:
+        trouble = NetworkTrouble({"to a": one, "to b": other})
+        assert trouble.begin(blow("network", "stall", 0.4)) == "0 connections to a"
+        assert one.proxy.conditions.stalled and not other.proxy.conditions.stalled
+        assert trouble.begin(blow("network", "delay", 0.6)) == "0 connections to b"
+        assert other.proxy.conditions.delay_s == 0.2
+        trouble.end()
+        assert not one.proxy.conditions.stalled and other.proxy.conditions.delay_s == 0
+
+
+def test_only_a_small_disk_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total")
+    monkeypatch.setattr(psutil, "disk_usage", lambda path: usage(5 << 30))
+    with pytest.raises(ConfigError, match=r"file system of 5 GiB, which --fault disk would fi"):
+        DiskTrouble(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(psutil, "disk_usage", lambda path: usage(1 << 20))
+    DiskTrouble(tmp_path).end()  # nothing was filled
+
+
+def test_clocks_are_moved_and_durations_are_not(tmp_path: Path) -> None:
+    try:
+        trouble = ClockTrouble(tmp_path)
+    except ConfigError as error:
+        assert "pip install libfaketime" in str(error)
+        pytest.skip("no libfaketime with which this Python can sleep")
+    program = (
+        "import sys, time\nfor _ in sys.stdin:\n print(time.time(), time.monotonic(), flush=True)"
+    )
+    environment = os.environ | trouble.environment("far worker")
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def differences() -> tuple[float, float]:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            shown, duration = map(float, process.stdout.readline().split())
+            return shown - time.time(), duration - time.monotonic()
+
+        assert abs(differences()[0]) < 30
+        assert trouble.begin(blow("clock", "behind")) == "the clock of the far worker"
+        time.sleep(2.0)  # the library looks at its file once a second
+        wall_s, monotonic_s = differences()
+        assert -120 < wall_s < -60 and abs(monotonic_s) < 30
+        trouble.end()
+        time.sleep(2.0)
+        assert abs(differences()[0]) < 30
+
+
+def test_an_excused_end_is_repeated_and_has_to_say_why(tmp_path: Path) -> None:
+    run = SupervisedRun(tmp_path, tmp_path)
+    run.add("trainer", "audit", str(tmp_path / "none"))  # it ends with an error and its sentence
+    run.start()
+    part = run._parts["trainer"]
+    assert part.process is not None and part.process.wait(60) in (1, 2)
+    part.process.returncode = 1
+    run.go_on()
+    assert run.restarts == {"trainer": 0}  # nothing excuses it
+    run.excused = 1
+    run.go_on()
+    assert run.restarts == {"trainer": 1} and run.crashes == [] and run.excused == 0
+    assert part.process.wait(60) in (1, 2)
+    part.process.returncode, run.excused, part.log_at = 1, 1, part.log.stat().st_size
+    run.go_on()
+    assert run.crashes == ["the trainer ended with an error, and without a sentence"]
+    assert run.close() == []
