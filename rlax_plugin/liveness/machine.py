@@ -8,6 +8,8 @@ from contextlib import suppress
 
 import psutil
 
+from rlax_plugin.liveness.accelerators import FULLEST, IN_USE, accelerator_figures
+
 CLOCK = "unix_s"
 """Figure of a heartbeat: the time of the worker's clock, Unix time in seconds."""
 
@@ -23,8 +25,8 @@ _RATES = {_CPU: "cpu", _READ: "read_bytes_per_s", _WRITTEN: "written_bytes_per_s
 
 
 def own_figures() -> dict[str, float]:
-    """Returns the figures of this process: its clock, CPU seconds, memory, and bytes of disks."""
-    return {CLOCK: time.time(), **figures_of(psutil.Process())}
+    """Returns the figures of this process: clock, CPU, memory, bytes of disks, accelerators."""
+    return {CLOCK: time.time(), **figures_of(psutil.Process()), **accelerator_figures()}
 
 
 def process_figures(pid: int) -> dict[str, float]:
@@ -69,12 +71,17 @@ class MachineMetrics:
         for group, processes in groups.items():
             found = [self._last_two((group, who), figures) for who, figures in processes]
             reports |= dict(found)
-            memory = [now[_MEMORY] for _, (_, now) in found if 0 <= now.get(_MEMORY, -1) < _MOST]
+            memory = [one[_MEMORY] for _, (_, one) in found if 0 <= one.get(_MEMORY, -1) < _MOST]
             if not memory:
                 continue
             metrics[f"machine/{group}_memory_bytes"] = sum(memory)
             if len(memory) > 1:
                 metrics[f"machine/{group}_memory_bytes_max"] = max(memory)
+            now = [newest for _, (_, newest) in found]
+            if used := [one[IN_USE] for one in now if 0 <= one.get(IN_USE, -1) < _MOST]:
+                metrics[f"machine/{group}_{IN_USE}"] = sum(used)
+            if shares := [one[FULLEST] for one in now if 0 <= one.get(FULLEST, -1) <= 1]:
+                metrics[f"machine/{group}_{FULLEST}"] = max(shares)
             for total, name in _RATES.items():
                 metrics[f"machine/{group}_{name}"] = sum(_rate(*two, total) for _, two in found)
         self._reports = reports

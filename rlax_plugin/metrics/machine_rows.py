@@ -11,6 +11,11 @@ GROUPS = {
 }
 
 
+_ACCELERATORS = "on GPUs and TPUs"
+_ABSENT = ("trainer_memory_bytes_max", "rewards_accelerator")
+"""Beginnings of rows that do not exist: the trainer is one process, rewards compute on none."""
+
+
 def _rows(group: str, who: str) -> tuple[Row, ...]:
     return (
         (f"{group}_cpu", "cores", f"CPU cores in use by {who}"),
@@ -20,6 +25,18 @@ def _rows(group: str, who: str) -> tuple[Row, ...]:
             "bytes",
             f"resident memory of the largest of {who}",
             "if there are several",
+        ),
+        (
+            f"{group}_accelerator_memory_bytes",
+            "bytes",
+            f"memory in use on all accelerators of {who}, by JAX",
+            _ACCELERATORS,
+        ),
+        (
+            f"{group}_accelerator_memory_share",
+            "fraction",
+            f"share in use of the memory of the fullest accelerator of {who}",
+            _ACCELERATORS,
         ),
         (f"{group}_read_bytes_per_s", "bytes/s", f"bytes that {who} read from disks"),
         (f"{group}_written_bytes_per_s", "bytes/s", f"bytes that {who} wrote to disks"),
@@ -31,7 +48,7 @@ MACHINE_ROWS: tuple[Row, ...] = (
         row
         for group, who in GROUPS.items()
         for row in _rows(group, who)
-        if row[0] != "trainer_memory_bytes_max"  # it is one process
+        if not row[0].startswith(_ABSENT)
     ),
     (
         "all_network_bytes_per_s",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from rlax_plugin.liveness.accelerators import figures_of
 from rlax_plugin.liveness.machine import CLOCK, MachineMetrics, own_figures, process_figures
 
 
@@ -55,6 +59,45 @@ def test_what_a_process_says_is_checked() -> None:
     less = taken.take({"workers": [("a", report(91, 2, 10))]})  # it counts from the start again
     assert less["machine/workers_cpu"] == 0
     assert machine(taken.take({"workers": [("a", {"slots": 4.0})], "rewards": []})) == {}
+
+
+def device(**stats: int) -> SimpleNamespace:
+    """A fake: of a JAX device, its memory."""
+    return SimpleNamespace(memory_stats=lambda: stats or None)
+
+
+def test_memory_of_accelerators() -> None:
+    devices = [device(bytes_in_use=30, bytes_limit=100), device(bytes_in_use=5, bytes_limit=10)]
+    found = figures_of(devices)
+    assert found == {"accelerator_memory_bytes": 35, "accelerator_memory_share": 0.5}
+    assert figures_of([device(bytes_in_use=3)]) == {"accelerator_memory_bytes": 3}
+    assert figures_of([device()]) == {}  # a processor
+    workers = [
+        ("a", report(1, 1, 1) | found),
+        ("b", report(1, 1, 1) | {"accelerator_memory_bytes": 5, "accelerator_memory_share": 0.7}),
+        ("c", report(1, 1, 1) | {"accelerator_memory_bytes": -5, "accelerator_memory_share": 2}),
+    ]
+    metrics = MachineMetrics().take({"workers": workers, "trainer": [(0, report(1, 1, 1))]})
+    assert metrics["machine/workers_accelerator_memory_bytes"] == 40
+    assert metrics["machine/workers_accelerator_memory_share"] == 0.7
+    assert not any("trainer_accelerator" in name for name in metrics)
+
+
+def test_jax_is_neither_imported_nor_initialized() -> None:
+    program = (
+        "import sys, jax; from rlax_plugin.liveness.accelerators import accelerator_figures as f; "
+        "from jax._src import xla_bridge as b; print(f(), b.backends_are_initialized()); "
+        "jax.devices(); print(f(), b.backends_are_initialized())"
+    )
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "{} False\n{} True\n", done.stderr
 
 
 def test_figures_of_a_real_process() -> None:
