@@ -32,7 +32,7 @@ class Settings:
       patience_s: seconds to wait for the event of a blow.
       own_server: True to run the parameter server as a process of its own.
       trainer: False if the trainer is never hit.
-      faults: what fails besides processes.
+      faults: kinds of faults besides those of processes.
       hosts: number of the trainer's hosts on this machine.
       out: folder for the logs.
     """
