@@ -11,7 +11,7 @@ from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.controller.limits import gap_error
+from rlax_plugin.controller.limits import GAP, gap_error
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.timeline import Timeline
 from rlax_plugin.errors import DeadlineError, TrainingError
@@ -21,8 +21,9 @@ from rlax_plugin.fleet.fleet import FleetListener, Worker
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
+from rlax_plugin.metrics.run_stats import RunStats
 from rlax_plugin.metrics.spans import SpansFile
-from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
+from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
 from rlax_plugin.metrics.waiting import ASSUME
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.pass_rates.pass_rate_table import RateColumns
@@ -123,7 +124,7 @@ class Controller(FleetListener):
         self._spans = records.spans
         self._timeline = Timeline(generation.fleet, records.spans)
         self._results = Results(records.recorder, setup.files)
-        self.stats = RunStats()
+        self.stats = RunStats(self.section.objective.max_gap_steps)
         self.before: Evaluated | None = None
         self.machine: dict[str, float] = {}
         self._begun: asyncio.Task[None] | None = None  # once there are weights
@@ -229,11 +230,13 @@ class Controller(FleetListener):
         self.dashboard.step(
             done.step, metrics, self.fleet.newest.number, self.run_state.rates.histogram()
         )
-        if (error := gap_error(self.stats.history, self.section.objective)) is not None:
+        if (
+            error := gap_error(metrics, self.stats.newest(GAP), self.section.objective)
+        ) is not None:
             self._supervision.fail(error)
 
     def _tell_stage(self, step: int, metrics: dict[str, float]) -> None:
-        over, before = metrics.get("curation/stage", 0), self.stats.column("curation/stage")
+        over, before = metrics.get("curation/stage", 0), self.stats.newest("curation/stage")
         if over > (before[-1] if before else 0):
             stages = len(self.section.curation.stages)
             begins = f"stage {over + 1:g} of {stages} begins" if over < stages else "the last ends"

@@ -25,7 +25,8 @@ ALL_FAILED = "all rewards failed"
 """The reason of a group without a single reward; every other reason is a filter's."""
 _MOST_REASONS = 10  # a filter may put numbers into its reasons
 _LONGEST = 200  # characters of a sample in a message
-_P95 = "logprob_gap/p95"
+GAP = "logprob_gap/p95"
+"""The metric that ``gap_error`` watches."""
 _RECOVERED = 1.5  # times ``warn``: a share that wavers around ``warn`` gives one message
 
 
@@ -146,25 +147,29 @@ class KeptGuard:
         )
 
 
-def gap_error(history: Sequence[Mapping[str, float]], objective: Objective) -> TrainingError | None:
+def gap_error(
+    metrics: Mapping[str, float], newest: Sequence[float], objective: Objective
+) -> TrainingError | None:
     """Returns the error that ends training after the newest step; None: training continues.
 
     Steps that measure no gap neither count nor interrupt the row. The history of a run that was
     resumed begins with the steps of earlier processes, so that these count too.
 
     Args:
-      history: the metrics of all steps so far.
+      metrics: those of the newest step.
+      newest: the newest values of ``GAP``, the newest last; at least ``objective.max_gap_steps``
+        of them, if there are so many.
     """
     limit, count = objective.max_gap, objective.max_gap_steps
-    if limit is None or not history or _P95 not in history[-1]:
+    if limit is None or GAP not in metrics:
         return None
-    newest = itertools.islice((m[_P95] for m in reversed(history) if _P95 in m), count)
-    row = list(itertools.takewhile(lambda p95: not p95 <= limit, newest))  # NaN is no agreement
+    last = itertools.islice(reversed(newest), count)
+    row = list(itertools.takewhile(lambda p95: not p95 <= limit, last))  # NaN is no agreement
     if len(row) < count:
         return None
     values = ", ".join(f"{p95:.3g}" for p95 in reversed(row))
     return TrainingError(
-        f"the trainer and the rollout engine do not agree on log-probs: {_P95} was {values} nats "
+        f"the trainer and the rollout engine do not agree on log-probs: {GAP} was {values} nats "
         f"in the last {count} steps that measured it, above rlax.objective.max_gap = {limit:g} "
         f"(rlax.objective.max_gap_steps = {count}); raise or unset the limit to resume the run"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlax_plugin.controller.controller import Controller
@@ -20,7 +21,6 @@ from rlax_plugin.liveness.run_status import (
     shown,
 )
 
-_STEPS = 20  # whose times make the shares
 _SAMPLES = 30  # heartbeats, or statuses, over which the load is averaged
 _PHASES = {"wait": "time/wait_s", "train": "time/train_s", "publish": "time/publish_on_loop_s"}
 _GROUP_S = "rlax.deadlines.group_s"
@@ -89,9 +89,10 @@ class StatusCollector(FleetListener):
         """Returns the present status."""
         run, section = self.controller, self._section
         # Without those of an earlier process, and the first one of this, which compiles.
-        first = max(run.stats.earlier + 1, len(run.stats.history) - _STEPS)
-        history = run.stats.history[first:]
-        newest = run.stats.history[-1] if run.stats.history else {}
+        usable = max(0, run.stats.steps - run.stats.earlier - 1)
+        recent = list(run.stats.recent)
+        history = recent[-usable:] if usable else []
+        newest = recent[-1] if recent else {}
         step_s = statistics.median([m["time/step_s"] for m in history]) if history else None
         step = run.run_state.next_step - 1
         scaler, pool = self._generation.scaler, self._generation.rewards
@@ -179,7 +180,7 @@ class StatusCollector(FleetListener):
         )
 
 
-def _shares(history: list[dict[str, float]]) -> dict[str, float]:
+def _shares(history: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns each phase's share of the time of these steps."""
     whole_s = sum(m["time/step_s"] for m in history)
     if whole_s <= 0:
@@ -188,6 +189,6 @@ def _shares(history: list[dict[str, float]]) -> dict[str, float]:
     return shares | {"other": max(0.0, 1 - sum(shares.values()))}
 
 
-def _rate(history: list[dict[str, float]], name: str) -> float | None:
+def _rate(history: Sequence[Mapping[str, float]], name: str) -> float | None:
     seconds = sum(m["time/step_s"] for m in history)
     return finite(sum(m.get(name, 0.0) for m in history) / seconds) if seconds > 0 else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -227,31 +226,3 @@ def _reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
             found.setdefault(name, []).append(value)
     names = sorted(found, key=lambda name: (-len(found[name]), name))[:_MOST_REWARD_METRICS]
     return {f"reward_metric/{name}": float(np.mean(found[name])) for name in names}
-
-
-class RunStats:
-    """Sums of step metrics over a run."""
-
-    def __init__(self) -> None:
-        self.training_started_s: float | None = None
-        self.versions_published = 0  # by this process
-        self.history: list[dict[str, float]] = []
-        self.earlier = 0  # steps in it of an earlier process
-
-    def training_begins(self) -> None:
-        self.training_started_s = time.perf_counter()
-
-    def add(self, metrics: dict[str, float]) -> None:
-        self.history.append(metrics)
-
-    def column(self, name: str) -> list[float]:
-        return [m[name] for m in self.history if name in m]
-
-    def rate(self, name: str, over: str) -> float:
-        """Returns the sum of ``name`` per second of ``over``."""
-        seconds = sum(self.column(over))
-        return sum(self.column(name)) / seconds if seconds else 0.0
-
-    def mean(self, name: str, part: slice = slice(None)) -> float | None:
-        values = self.column(name)[part]
-        return float(np.mean(values)) if values else None

@@ -8,7 +8,7 @@ from typing import Any
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.evaluation.verdict import Change, Figures, Pair, paired_change, verdict
-from rlax_plugin.metrics.step import RunStats
+from rlax_plugin.metrics.run_stats import RunStats
 
 _STEPS = 10  # at the beginning and at the end, over which figures are averaged
 
@@ -78,7 +78,7 @@ def _figures(
     }
     return Figures(
         updates=steps * objective.updates_per_step,
-        learning_rate=max(stats.column("learning/current_learning_rate"), default=None),
+        learning_rate=stats.largest("learning/current_learning_rate"),
         entropy=_ends(stats, "objective/entropy"),
         reward=_ends(stats, "reward/mean"),
         length=_measured(before, after, "length_mean"),
@@ -94,10 +94,10 @@ def _figures(
 
 def _ends(stats: RunStats, name: str) -> Pair | None:
     """Returns the means over the first and over the last steps; None if they overlap."""
-    if len(stats.column(name)) < 2 * _STEPS:
+    if stats.count(name) < 2 * _STEPS:
         return None
-    first = stats.mean(name, slice(0, _STEPS))
-    last = stats.mean(name, slice(-_STEPS, None))
+    first = stats.first_mean(name, _STEPS)
+    last = stats.last_mean(name, _STEPS)
     return None if first is None or last is None else (first, last)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.status import StatusCollector
-from rlax_plugin.metrics.step import RunStats
+from rlax_plugin.metrics.run_stats import RunStats
 
 
 def step(step_s: float, wait_s: float) -> dict[str, float]:

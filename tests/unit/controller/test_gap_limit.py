@@ -5,17 +5,21 @@ from __future__ import annotations
 import pytest
 
 from rlax_plugin.config import Objective
-from rlax_plugin.controller.limits import gap_error
+from rlax_plugin.controller.limits import GAP, gap_error
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.metrics.run_stats import RunStats
 
 NAN = float("nan")
 
 
-def history(*p95: float | None) -> list[dict[str, float]]:
-    """None: no token of that step was of staleness 1."""
-    return [
-        {"reward/mean": 0.5} | ({} if value is None else {"logprob_gap/p95": value})
-        for value in p95
-    ]
+def error_after(objective: Objective, *p95: float | None) -> TrainingError | None:
+    """The error of the last step. None: no token of that step was of staleness 1."""
+    stats, error = RunStats(objective.max_gap_steps), None
+    for value in p95:
+        metrics = {"reward/mean": 0.5} | ({} if value is None else {GAP: value})
+        stats.add(metrics)
+        error = gap_error(metrics, stats.newest(GAP), objective)
+    return error
 
 
 @pytest.mark.parametrize(
@@ -33,15 +37,21 @@ def history(*p95: float | None) -> list[dict[str, float]]:
     ],
 )
 def test_it_ends_a_run_after_so_many_steps_in_a_row(p95: tuple[float, ...], ends: bool) -> None:
-    error = gap_error(history(*p95), Objective(max_gap=0.1))
+    error = error_after(Objective(max_gap=0.1), *p95)
     assert (error is not None) == ends
 
 
 def test_the_error_names_figures_and_keys() -> None:
-    error = gap_error(history(0.0, 0.25, 0.5), Objective(max_gap=0.01, max_gap_steps=2))
+    error = error_after(Objective(max_gap=0.01, max_gap_steps=2), 0.0, 0.25, 0.5)
     assert "logprob_gap/p95 was 0.25, 0.5 nats in the last 2 steps" in str(error)
     assert "above rlax.objective.max_gap = 0.01 (rlax.objective.max_gap_steps = 2)" in str(error)
 
 
 def test_it_is_off_by_default() -> None:
-    assert gap_error(history(*[100.0] * 9), Objective()) is None
+    assert error_after(Objective(), *[100.0] * 9) is None
+
+
+def test_as_many_steps_count_as_the_key_says() -> None:
+    objective = Objective(max_gap=0.1, max_gap_steps=50)
+    assert error_after(objective, *[0.2] * 49) is None
+    assert error_after(objective, *[0.2] * 50) is not None

@@ -8,7 +8,7 @@ from typing import Any
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
 from rlax_plugin.evaluation.statistics import Estimate
-from rlax_plugin.metrics.step import RunStats
+from rlax_plugin.metrics.run_stats import RunStats
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.judging import verdict_of
 from rlax_plugin.start.results import recorded_verdict
