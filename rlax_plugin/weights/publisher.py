@@ -19,7 +19,7 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.fleet.pace import Pace
-from rlax_plugin.liveness.activity import Activity, ends_at
+from rlax_plugin.liveness.activity import Activity, Failures, ends_at
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
@@ -90,6 +90,7 @@ class Publisher:
       last_s: seconds that writing the last version took.
       last_written: its beginning and end by ``time.perf_counter``; None: there is none.
       activity: the version that is being published.
+      unwritten: attempts to write that have failed.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Publisher:
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
         self._deadline_s, self._pace = deadline_s, pace
         self._doing = ""  # what takes its time, for a message
-        self.activity = Activity()
+        self.activity, self.unwritten = Activity(), Failures()
         self._closed = threading.Event()
         self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
@@ -195,6 +196,7 @@ class Publisher:
                 self._doing = (
                     f"writing version {step} ({tries} failed attempts, the last with: {error})"
                 )
+                self.unwritten.failed(f"writing version {step}: {error}")
                 if pauses.over:
                     raise self._late() from error
                 pause_s = pauses.next_s()

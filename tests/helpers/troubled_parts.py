@@ -1,8 +1,8 @@
 """Parts that fail when told: a file of a directory, named after the part, says how.
 
-``engine`` holds the name of the worker whose engine generates nothing. While ``environment`` exists,
-episodes block. ``store`` holds ``poor``: every reading and writing of weights takes 0.2 s and one
-in twenty fails, or ``hangs``: weights are not written.
+``engine`` has the name of the worker whose engine generates nothing. While ``environment`` exists,
+episodes block. ``store`` has ``poor``: every reading and writing of weights takes 0.2 s and one in
+twenty fails; ``hangs``: weights are not written; or ``silent``: they are not read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Slow(Clock):
         self._name = sys.argv[sys.argv.index("--name") + 1] if "--name" in sys.argv else ""
 
     async def sleep(self, seconds: float) -> None:
-        while self._name and _told(self._directory, "engine") == self._name:
+        while seconds and self._name and _told(self._directory, "engine") == self._name:
             await asyncio.sleep(_LOOK_S)
         await asyncio.sleep(seconds)
 
@@ -78,7 +78,7 @@ class Poor(NpzStore):
         super().save(path, arrays)
 
     def load(self, path: str, like: Any) -> dict[str, Any]:
-        while _told(self._directory, "store") == "not read":
+        while _told(self._directory, "store") == "silent":
             time.sleep(_LOOK_S)
         if self._suffers():
             raise WeightsUnreadableError(f"{path} cannot be read: {os.strerror(errno.EIO)}")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
-from processes import process
 from proxied import FarWorker, far_worker
 from runs import HELPERS, Run, free_port, kill_group, plugins
 
@@ -19,7 +18,6 @@ from rlax_plugin.commands.doctor.evidence import gather
 from rlax_plugin.commands.doctor.findings import Finding, findings
 from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rpc import channels
 
 LOOK_S = 0.2
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
@@ -32,7 +30,6 @@ def other_clock(ahead_s: float) -> dict[str, str]:
         "LD_PRELOAD": str(FAKETIME),
         "FAKETIME": f"{ahead_s:+g}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "NO_FAKE_STAT": "1",
     }
 
 
@@ -40,9 +37,12 @@ def other_clock(ahead_s: float) -> dict[str, str]:
 def small_disk(at: Path) -> Iterator[bool]:
     """A disk of 192 MiB, if this process may mount one; yields whether it is there."""
     at.mkdir()
-    mounted = os.geteuid() == 0 and not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(at)], check=False
-    ).returncode
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(at)], check=False
+        ).returncode
+    )
     try:
         yield mounted
     finally:
@@ -51,7 +51,7 @@ def small_disk(at: Path) -> Iterator[bool]:
 
 
 class Troubled:
-    """The run, its workers ``near`` and ``far``, and its disk."""
+    """The run, its workers ``local-0`` and ``far``, and its disk."""
 
     def __init__(self, directory: Path, *, disk: Path, small: bool):
         self.directory, self.disk, self.small = directory, disk, small
@@ -61,7 +61,6 @@ class Troubled:
         self.controller = f"127.0.0.1:{self.port}"
         self.token = disk / "runs/testing/worker-token.json"
         self.far: FarWorker
-        self.near: subprocess.Popen[bytes]
         self.run = self.started()
 
     def started(self) -> Run:
@@ -74,7 +73,6 @@ class Troubled:
             f"rlax.weights.store={part}",
             f"rlax.environment={part}",
             "rlax.trainer={name: bigram, learning_rate: 0.001, train_s: 0.1}",
-            "rlax.launcher={name: static}",
             "rlax.evaluation.problems=0",
             "rlax.deadlines={heartbeat_s: 0.5, heartbeats_lost: 6, group_s: 60, episode_s: 60, "
             "weights_s: 60}",
@@ -85,7 +83,20 @@ class Troubled:
         return run
 
     def serve(self, name: str) -> tuple[str, ...]:
-        return ("serve", "--controller", self.controller, "--name", name, "--token-file", str(self.token))
+        return (
+            "serve",
+            "--controller",
+            self.controller,
+            "--name",
+            name,
+            "--token-file",
+            str(self.token),
+        )
+
+    @property
+    def near(self) -> psutil.Process:
+        (worker,) = self.run.workers()
+        return worker
 
     def found(self) -> list[Finding]:
         section = of_yaml(RunFiles(self.run.dir).config(), "config").section
@@ -99,7 +110,7 @@ class Troubled:
         self.run.until(lambda: self.steps() >= enough, f"{more} steps more")
 
     def quiet(self) -> None:
-        self.run.until(lambda: not self.found(), f"no trouble")
+        self.run.until(lambda: not self.found(), "no trouble")
 
     def named(self, words: str, within_s: float = 60.0) -> tuple[Finding, float]:
         """Returns the finding with these words, and the seconds until it was there."""
@@ -122,7 +133,6 @@ def troubled(directory: Path) -> Iterator[Troubled]:
         small = stack.enter_context(small_disk(disk))
         one = Troubled(directory, disk=disk, small=small)
         try:
-            one.near = stack.enter_context(process(directory / "near.log", *one.serve("near"), cwd=directory))
             one.far = stack.enter_context(far_worker(directory, one.controller, one.token))
             one.run.until(one.far.listens, "the far worker's port")
             one.run.until(lambda: len(one.run.steps()) > 3, "the first steps")
