@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from runs import HELPERS, Run, free_port, kill_group, plugins
 from rlax_plugin.commands.doctor.evidence import gather
 from rlax_plugin.commands.doctor.findings import Finding, findings
 from rlax_plugin.config.loading import of_yaml
+from rlax_plugin.liveness.status_file import last_status
 from rlax_plugin.records.files import RunFiles
 
-LOOK_S = 0.2
+LOOK_S, LIMIT_S = 0.2, 50.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 _SIZE = "192m"
 
@@ -83,15 +84,8 @@ class Troubled:
         return run
 
     def serve(self, name: str) -> tuple[str, ...]:
-        return (
-            "serve",
-            "--controller",
-            self.controller,
-            "--name",
-            name,
-            "--token-file",
-            str(self.token),
-        )
+        joins = ("--controller", self.controller, "--token-file", str(self.token))
+        return "serve", *joins, "--name", name
 
     @property
     def near(self) -> psutil.Process:
@@ -102,26 +96,51 @@ class Troubled:
         section = of_yaml(RunFiles(self.run.dir).config(), "config").section
         return findings(gather(RunFiles(self.run.dir), section, self.run.dir))
 
+    def has_status(self) -> bool:
+        """True if the present process of the trainer has written its status."""
+        status = last_status(self.run.dir)
+        return status is not None and status.pid == self.run.process.pid
+
     def steps(self) -> int:
         return int(self.run.steps()[-1]["step"])
 
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        self.run.until(condition, what)
+
     def goes_on(self, more: int = 3) -> None:
+        """Returns once so many more steps are trained."""
         enough = self.steps() + more
-        self.run.until(lambda: self.steps() >= enough, f"{more} steps more")
+        self.until(lambda: self.steps() >= enough, f"{more} steps more")
 
     def quiet(self) -> None:
-        self.run.until(lambda: not self.found(), "no trouble")
+        """Returns once nothing is wrong any more."""
+        self.until(lambda: not self.found(), "a run without troubles")
 
-    def named(self, words: str, within_s: float = 60.0) -> tuple[Finding, float]:
-        """Returns the finding with these words, and the seconds until it was there."""
-        began_s = time.monotonic()
-        while time.monotonic() - began_s < within_s:
+    def log_of(self, name: str) -> str:
+        """The output of a worker that this test has started."""
+        return (self.directory / f"{name}.log").read_text()
+
+    def said(self, words: str) -> int:
+        """How often the trainer's log has said something."""
+        return (self.run.dir / "logs/trainer.log").read_text().count(words)
+
+    def again(self, variables: Mapping[str, str]) -> None:
+        """Continues the run, with environment variables for its processes."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            self.run = self.started()
+
+    def named(self, *words: str) -> tuple[Finding, float]:
+        """Returns the finding with all these words, and the seconds until it was there."""
+        began_s, found = time.monotonic(), list[Finding]()
+        while (took_s := time.monotonic() - began_s) < LIMIT_S:
             found = self.found()
             for one in found:
-                if words in one.what:
-                    return one, time.monotonic() - began_s
+                if all(word in one.what for word in words):
+                    return one, took_s
             time.sleep(LOOK_S)
-        pytest.fail(f"the doctor has not said {words!r} within {within_s:g} s, but {found}")
+        pytest.fail(f"the doctor has not said {words} within {LIMIT_S:g} s, but {found}")
 
 
 @contextmanager
