@@ -76,7 +76,7 @@ class Troubled:
             "rlax.trainer={name: bigram, learning_rate: 0.001, train_s: 0.1}",
             "rlax.evaluation.problems=0",
             "rlax.deadlines={heartbeat_s: 0.5, heartbeats_lost: 6, group_s: 60, episode_s: 60, "
-            "weights_s: 60}",
+            "weights_s: 20}",
             f"rlax.network.port={self.port}",
             "steps=100000",
         )

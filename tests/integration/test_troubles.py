@@ -80,11 +80,13 @@ def test_heartbeats_that_are_lost(run: Troubled) -> None:
 
 
 def test_answers_that_are_lost(run: Troubled) -> None:
+    began_s = time.monotonic()
     assert run.far.called.half_open() == 1
     words = ("worker far does not have", "the connection to the worker loses what is sent")
     finding = named(run, "answers of a worker do not arrive", *words)
     assert "network from the trainer to that worker" in finding.try_
     run.goes_on()  # once the keepalive of the connection has broken it
+    print(f"\nthe run has gone on after {time.monotonic() - began_s:.1f} s")
     run.quiet()
 
 
@@ -124,7 +126,7 @@ def test_an_environment_that_blocks(run: Troubled) -> None:
 def test_a_publication_that_hangs(run: Troubled) -> None:
     with told(run, "store", "hangs"):
         finding = named(run, "a publication hangs", "publishing version ", "; a step usually takes")
-        assert finding.ends == "rlax.deadlines.weights_s = 60 s ends this wait"
+        assert finding.ends == "rlax.deadlines.weights_s = 20 s ends this wait"
         assert finding.try_ == "the store of weights is slow or away: look at its disk or network"
     run.goes_on()
     run.quiet()
@@ -133,7 +135,7 @@ def test_a_publication_that_hangs(run: Troubled) -> None:
 def test_weights_that_cannot_be_read_for_a_while(run: Troubled) -> None:
     with told(run, "store", "silent"):
         finding = named(run, "reading weights hangs", "has been loading weights for")
-        assert finding.ends.startswith("rlax.deadlines.weights_s = 60 s")
+        assert finding.ends.startswith("rlax.deadlines.weights_s = 20 s")
     run.goes_on()
     run.quiet()
 
@@ -145,8 +147,18 @@ def test_a_poor_store(run: Troubled) -> None:
         print(f"\nthe first attempt to write failed after {time.monotonic() - began_s:.1f} s")
         words = ("weights could not be written", "in the last minute: writing version", "Errno 5")
         finding = named(run, "a store fails now and then", *words)
-        assert finding.ends.startswith("rlax.deadlines.weights_s = 60 s for one version")
+        assert finding.ends.startswith("rlax.deadlines.weights_s = 20 s for one version")
         run.goes_on(10)
+    run.goes_on()
+
+
+def test_a_publication_that_hangs_for_too_long(run: Troubled) -> None:
+    with told(run, "store", "hangs"):
+        error = ends_with_one_sentence(run, 1)
+    assert error.startswith("error: writing version ") and "took longer than 20 s" in error
+    assert "rlax.deadlines.weights_s" in error
+    run.again({})
+    run.until(run.has_status, "the first status of the new process")
     run.goes_on()
 
 
@@ -172,9 +184,10 @@ def test_a_full_disk_and_a_trainer_whose_clock_is_behind(run: Troubled) -> None:
     with full(run.disk):
         finding = named(run, "the disk is full", f"the disk of {run.run.dir} is full: ")
         assert finding.try_.startswith("free some space: what failed is written again; ")
-        ends_with_one_sentence(run, 1)
+        error = ends_with_one_sentence(run, 1)
+        assert "No space left on device" in error or "disk is full" in error
         run.again({})  # too early
-        ends_with_one_sentence(run, 2)
+        ends_with_one_sentence(run, 1, 2)
     run.again(other_clock(-90) if FAKETIME.exists() else {})
     if FAKETIME.exists():
         run.until(run.has_status, "the first status of the new process")
@@ -190,14 +203,14 @@ def test_a_full_disk_and_a_trainer_whose_clock_is_behind(run: Troubled) -> None:
     assert report.clean, report.violation
 
 
-def ends_with_one_sentence(run: Troubled, expected: int) -> None:
-    """Waits for the end of the run's command on a full disk."""
+def ends_with_one_sentence(run: Troubled, *expected: int) -> str:
+    """Waits for the end of the run's command; returns the sentence, which names a file."""
     status, out = run.run.end()
-    (error,) = [line for line in out.splitlines() if line.startswith("error: ")]
-    print(f"\n{error}")
-    assert status == expected and "Traceback" not in out, out
-    assert str(run.run.dir) in error
-    assert "No space left on device" in error or "disk is full" in error
+    errors = [line for line in out.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and status in expected and "Traceback" not in out, out
+    print(f"\n{errors[0]}")
+    assert str(run.run.dir) in errors[0]
+    return errors[0]
 
 
 @contextmanager
