@@ -81,7 +81,7 @@ def test_heartbeats_that_are_lost(run: Troubled) -> None:
 
 def test_answers_that_are_lost(run: Troubled) -> None:
     began_s = time.monotonic()
-    assert run.far.called.half_open() == 1
+    assert run.far.called.half_open() > 0
     words = ("worker far does not have", "the connection to the worker loses what is sent")
     finding = named(run, "answers of a worker do not arrive", *words)
     assert "network from the trainer to that worker" in finding.try_
