@@ -73,7 +73,7 @@ def _loading(
 ) -> Iterator[Finding]:
     """Finds a worker that cannot load weights; the first ones may take as long as they need."""
     process, weights_s = evidence.worker(worker.name), evidence.deadlines.weights_s
-    ends = f"rlax.deadlines.weights_s = {weights_s:g} s: then the worker goes on with older weights"
+    ends = f"rlax.deadlines.weights_s = {weights_s:g} s: then it continues with older weights"
     usual_s = status.step_s or 0.0
     loading_s = worker.loading_s or 0.0
     if worker.version >= 0 and usual_s and loading_s > max(SLOW_S, TIMES * usual_s):
