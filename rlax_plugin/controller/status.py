@@ -5,25 +5,32 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.fleet.fleet import FleetListener, Worker
 from rlax_plugin.fleet.under_way import Under
+from rlax_plugin.liveness.activity import Failures
 from rlax_plugin.liveness.machine import CLOCK
 from rlax_plugin.liveness.run_status import (
     MOST_SHOWN,
     ControllerStatus,
     GroupStatus,
     JobStatus,
+    LostStatus,
     WorkerStatus,
     finite,
     shown,
 )
+from rlax_plugin.liveness.status_file import EVERY_S
+from rlax_plugin.weights.taking import LOAD_FAILURES, LOADING
 
 _SAMPLES = 30  # heartbeats, or statuses, over which the load is averaged
 _PHASES = {"wait": "time/wait_s", "train": "time/train_s", "publish": "time/publish_on_loop_s"}
 _GROUP_S = "rlax.deadlines.group_s"
+_PAUSED_S = 3 * EVERY_S  # between two statuses, after which this process has not run meanwhile
+_LOST_S = 600.0  # for which a lost worker is shown: its name may never come back
+_ENDED = ("left", "the run is over")  # reasons for which a worker is not missed
 
 
 @dataclass(slots=True)
@@ -34,12 +41,17 @@ class _Heard:
       at_s: of the newest, of ``time.monotonic``.
       clock_s: seconds by which its clock is ahead.
       tokens: generated so far; ``tokens_per_s``: between the last two heartbeats.
+      loading_s: for which it has been loading a version; None: it loads none.
+      unread: loadings that have failed; ``failures``: their number since its start.
     """
 
     at_s: float
     clock_s: float | None = None
     tokens: float | None = None
     tokens_per_s: float | None = None
+    loading_s: float | None = None
+    unread: Failures = field(default_factory=Failures)
+    failures: float = 0.0
 
 
 class _Average:
@@ -67,26 +79,46 @@ class StatusCollector(FleetListener):
         self.controller, self._last_step = controller, last_step
         self._generation, self._section = controller.generation, controller.section
         self._heard: dict[tuple[str, str], _Heard] = {}
+        self._lost: dict[str, tuple[str, float]] = {}  # name -> reason, last heartbeat
+        self._asked_s = time.monotonic()
         self._slots_used, self._rewards_used = _Average(), _Average()
         controller.fleet.listeners.append(self)
 
     def worker_heard(self, worker: Worker) -> None:
         now_s, before = time.monotonic(), self._heard.get(worker.identity)
         figures = worker.figures
-        one = _Heard(now_s, tokens=figures.get("tokens_total"))
+        one = _Heard(now_s, tokens=figures.get("tokens_total"), loading_s=figures.get(LOADING))
+        one.failures = figures.get(LOAD_FAILURES, 0.0)
         if (clock := figures.get(CLOCK)) is not None:
             one.clock_s = clock - time.time()
         if before is not None and before.tokens is not None and one.tokens is not None:
             one.tokens_per_s = (one.tokens - before.tokens) / max(now_s - before.at_s, 1e-3)
+        if before is not None:
+            one.unread = before.unread
+            if (more := one.failures - before.failures) > 0:
+                one.unread.failed("", int(min(more, 1e3)))
         self._heard[worker.identity] = one
+        self._lost.pop(worker.name, None)
         if worker.serves(None):
             self._slots_used.add(min(worker.assigned, worker.slots) / max(worker.slots, 1))
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        self._heard.pop(worker.identity, None)
+        heard = self._heard.pop(worker.identity, None)
+        if reason not in _ENDED:
+            self._lost.pop(worker.name, None)  # the newest are last
+            self._lost[worker.name] = reason, time.monotonic() if heard is None else heard.at_s
+
+    def _allow_for_pause(self) -> None:
+        """Forgives the workers the time in which this process did not run."""
+        now_s = time.monotonic()
+        paused_s, self._asked_s = now_s - self._asked_s, now_s
+        if paused_s > _PAUSED_S:
+            for heard in self._heard.values():
+                heard.at_s = min(now_s, heard.at_s + paused_s)
 
     async def status(self) -> ControllerStatus:
         """Returns the present status."""
+        self._allow_for_pause()
         run, section = self.controller, self._section
         # Without those of an earlier process, and the first one of this, which compiles.
         usable = max(0, run.stats.steps - run.stats.earlier - 1)
@@ -121,8 +153,17 @@ class StatusCollector(FleetListener):
             batch=shown(run.ready),
             wanted=None if scaler is None else scaler.wanted,
             workers=tuple(map(self._worker, run.fleet.workers.values())),
+            lost=self._missed(),
             groups=tuple(map(self._group, self._slowest())),
             jobs=self._jobs(),
+        )
+
+    def _missed(self) -> tuple[LostStatus, ...]:
+        now_s = time.monotonic()
+        self._lost = {n: one for n, one in self._lost.items() if now_s - one[1] < _LOST_S}
+        return tuple(
+            LostStatus(name=shown(name), reason=shown(reason), silent_s=now_s - at_s)
+            for name, (reason, at_s) in list(self._lost.items())[-MOST_SHOWN:]
         )
 
     def _slowest(self) -> list[Under]:
@@ -148,6 +189,8 @@ class StatusCollector(FleetListener):
             silent_s=now_s - heard.at_s,
             clock_s=finite(heard.clock_s),
             state=state,
+            loading_s=finite(heard.loading_s),
+            load_failures=heard.unread.count,
         )
 
     def _group(self, under: Under) -> GroupStatus:
@@ -164,6 +207,7 @@ class StatusCollector(FleetListener):
             since=under.since,
             still_s=under.still_s,
             ends=ends,
+            unknown=under.unknown,
         )
 
     def _jobs(self) -> tuple[JobStatus, ...]:

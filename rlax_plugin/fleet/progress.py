@@ -75,6 +75,11 @@ class Progress:
         one = self._watched.get(attempt)
         return 0.0 if one is None else one.still_s
 
+    def unknown(self, attempt: Attempt) -> bool:
+        """True if the worker's newest heartbeat says that it does not have a watched request."""
+        one = self._watched.get(attempt)
+        return one is not None and one.moves is None
+
     def forget(self, attempt: Attempt) -> float:
         """Stops watching a request; returns the seconds for which it has stood still."""
         one = self._watched.pop(attempt, None)

@@ -18,12 +18,14 @@ class Under(NamedTuple):
       since: Unix time at which it was issued.
       worker: that has it; None: it waits for one.
       still_s: seconds for which its worker has reported no progress of it.
+      unknown: True if its worker says that it does not have it.
     """
 
     key: Key
     since: float
     worker: Worker | None
     still_s: float
+    unknown: bool = False
 
 
 class UnderWay:
@@ -44,8 +46,9 @@ class UnderWay:
                     yield Under(ticket.request.key, ticket.since, None, 0.0)
         for call in self._calls:
             for key, ticket in call.open.items():
-                still_s = call.worker.progress.still_s(ticket.attempt)
-                yield Under(key, ticket.since, call.worker, still_s)
+                progress, attempt = call.worker.progress, ticket.attempt
+                still_s, unknown = progress.still_s(attempt), progress.unknown(attempt)
+                yield Under(key, ticket.since, call.worker, still_s, unknown)
 
     def slowest(self, most: int) -> list[Under]:
         """Returns the requests that have stood still longest; the oldest of equals first."""

@@ -1,10 +1,14 @@
-"""The activity of one thread, which other threads may read at any time."""
+"""The activity of one thread and its failed attempts; other threads may read both at any time."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 
-from rlax_plugin.liveness.run_status import Doing, shown
+from rlax_plugin.liveness.run_status import Doing, FailedAttempts, shown
+
+_RECENT_S = 60.0
+_MOST = 1000  # attempts that are counted
 
 
 def ends_at(key: str, seconds: float, what: str = "") -> str:
@@ -37,3 +41,35 @@ class Activity:
             return None
         what, since, ends = now
         return Doing(what=shown(what), since=since, ends=shown(ends))
+
+
+class Failures:
+    """Counts the attempts of the last minute that failed."""
+
+    def __init__(self) -> None:
+        self._at_s: deque[float] = deque(maxlen=_MOST)
+        self._newest = "", 0.0
+
+    def failed(self, what: str, times: int = 1) -> None:
+        """Notes an attempt that has failed just now.
+
+        Args:
+          what: the attempt, with its error.
+          times: number of such attempts.
+        """
+        self._newest = what, time.time()
+        self._at_s.extend([time.monotonic()] * min(times, _MOST))
+
+    @property
+    def count(self) -> int:
+        """Number of failed attempts in the last minute."""
+        since_s = time.monotonic() - _RECENT_S
+        return sum(at_s > since_s for at_s in tuple(self._at_s))
+
+    @property
+    def recent(self) -> FailedAttempts | None:
+        """The failed attempts of the last minute; None if there are none."""
+        if not (count := self.count):
+            return None
+        what, at = self._newest
+        return FailedAttempts(what=shown(what), at=at, count=count)

@@ -48,6 +48,8 @@ class WorkerStatus(_Part):
       silent_s: seconds since its last heartbeat.
       clock_s: seconds by which its clock is ahead of the trainer's; None: unknown.
       state: ``generates``, ``idle``, ``loads weights``, ``drains``, or ``pinned to version 3``.
+      loading_s: seconds for which it has been loading a version; None: it loads none.
+      load_failures: number of times in the last minute that it could not read a version.
     """
 
     name: Text
@@ -58,6 +60,20 @@ class WorkerStatus(_Part):
     silent_s: Number
     clock_s: Number | None
     state: Text
+    loading_s: Number | None = None
+    load_failures: Count = 0
+
+
+class LostStatus(_Part):
+    """A worker that was lost and has not registered again.
+
+    Attributes:
+      silent_s: seconds since its last heartbeat.
+    """
+
+    name: Text
+    reason: Text
+    silent_s: Number
 
 
 class GroupStatus(_Part):
@@ -70,6 +86,7 @@ class GroupStatus(_Part):
       since: Unix time at which it was requested.
       still_s: seconds for which the worker reports no progress of it.
       ends: the deadline that ends it, in words.
+      unknown: True if its worker does not have it, as the worker's heartbeats say.
     """
 
     what: Text
@@ -78,6 +95,7 @@ class GroupStatus(_Part):
     since: Number
     still_s: Number
     ends: Text
+    unknown: bool = False
 
 
 class JobStatus(_Part):
@@ -133,8 +151,22 @@ class ControllerStatus(_Part):
     batch: Text = ""
     wanted: int | None = None
     workers: tuple[WorkerStatus, ...] = ()
+    lost: tuple[LostStatus, ...] = ()
     groups: tuple[GroupStatus, ...] = ()
     jobs: tuple[JobStatus, ...] = ()
+
+
+class FailedAttempts(_Part):
+    """Attempts of the last minute that failed, and are repeated.
+
+    Attributes:
+      what: the newest of them, with its error.
+      at: Unix time of the newest.
+    """
+
+    what: Text
+    at: Number
+    count: Count
 
 
 class RunStatus(_Part):
@@ -147,6 +179,7 @@ class RunStatus(_Part):
       phase: the wait before training, or after it; None: the run trains.
       trainer: activity of the trainer's thread; None: it has not begun.
       publisher: the weight version that is being published; None: none is.
+      unwritten: attempts to write weights that have failed; None: none has, for a minute.
       controller: None until the controller runs.
     """
 
@@ -156,6 +189,7 @@ class RunStatus(_Part):
     phase: Doing | None = None
     trainer: Doing | None = None
     publisher: Doing | None = None
+    unwritten: FailedAttempts | None = None
     controller: ControllerStatus | None = None
 
 

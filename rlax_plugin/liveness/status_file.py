@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -75,6 +74,14 @@ def last_status(state_dir: Path) -> RunStatus | None:
         raise RlaxError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def age_s(status: RunStatus) -> float:
-    """Returns the seconds since a status was written; never negative."""
-    return max(0.0, time.time() - status.at)
+def written_at(state_dir: Path) -> float:
+    """Returns the Unix time of the last status by the clock of this machine's kernel.
+
+    Raises:
+      RlaxError: there is no status.
+    """
+    path = state_dir / _NAME
+    try:
+        return path.stat().st_mtime
+    except OSError as error:
+        raise RlaxError(f"{path} cannot be read: {error.strerror}") from None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 
@@ -66,14 +68,26 @@ class MetricsFile:
         self._path = Path(files.location(NAME)) if files.is_local else local / NAME
         self._file: IO[str] | None = None
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RlaxError(f"{self._path} cannot be written: {error.strerror}") from error
+
     def rewind(self, step: int) -> list[dict[str, float]]:
-        """Truncates the file after ``step`` and opens it; returns the remaining lines."""
+        """Truncates the file after ``step`` and opens it; returns the remaining lines.
+
+        Raises:
+          RlaxError: it cannot be written.
+        """
         kept = {n: metrics for n, metrics in sorted(self._known().items()) if n <= step}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(metrics) + "\n" for metrics in kept.values()))
-        os.replace(temporary, self._path)
-        self._file = self._path.open("a", buffering=1)
+        with self._writing():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text("".join(json.dumps(metrics) + "\n" for metrics in kept.values()))
+            os.replace(temporary, self._path)
+            self._file = self._path.open("a", buffering=1)
         reached(FaultPoint.METRICS_CUT)
         return list(kept.values())
 
@@ -94,8 +108,14 @@ class MetricsFile:
         return known
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends the line of a step.
+
+        Raises:
+          RlaxError: the file cannot be written.
+        """
         assert self._file is not None, "rewind opens the file"
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        with self._writing():
+            self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         reached(FaultPoint.METRICS_WRITTEN)
 
     def upload(self) -> None:
@@ -106,4 +126,5 @@ class MetricsFile:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of a line that could not be written, which was said
+                self._file.close()

@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -276,12 +277,22 @@ class _Transaction:
         self._db, self._path = db, path
 
     def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise self._unwritable(error) from error
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self._db.execute("COMMIT")
-            return
-        self._db.execute("ROLLBACK")
+            try:
+                self._db.execute("COMMIT")
+                return
+            except sqlite3.Error as failed:
+                error = failed
+        with suppress(sqlite3.Error):  # after some errors SQLite has done it already
+            self._db.execute("ROLLBACK")
         if isinstance(error, sqlite3.Error):
-            raise RlaxError(f"the ledger {self._path} cannot be written: {error}") from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: sqlite3.Error) -> RlaxError:
+        return RlaxError(f"the ledger {self._path} cannot be written: {error}")

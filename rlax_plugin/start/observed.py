@@ -13,7 +13,7 @@ from rlax_plugin.concurrency.loop_thread import result_within
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.controller.status import StatusCollector
 from rlax_plugin.errors import DeadlineError
-from rlax_plugin.liveness.activity import Activity
+from rlax_plugin.liveness.activity import Activity, Failures
 from rlax_plugin.liveness.machine import MachineMetrics, own_figures, process_figures
 from rlax_plugin.liveness.marks import announced, forget_ended
 from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus
@@ -22,6 +22,7 @@ from rlax_plugin.liveness.watchdog import Watchdog
 from rlax_plugin.metrics.waiting import Waiting
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.weights.publisher import Publisher
 
 _ANSWER_S = 0.5  # for the event loop to say what it knows
 
@@ -35,6 +36,7 @@ class ObservedRun:
 
     Attributes:
       trainer: activity of the trainer's thread; publisher: that of the publisher's.
+      unwritten: attempts of the publisher that have failed.
     """
 
     def __init__(self, state_dir: Path, waiting: Waiting):
@@ -43,7 +45,7 @@ class ObservedRun:
         self._controller: tuple[StatusCollector, asyncio.AbstractEventLoop] | None = None
         self._machine = MachineMetrics()
         self._newest: ControllerStatus | None = None
-        self.trainer, self.publisher = Activity(), Activity()
+        self.trainer, self.publisher, self.unwritten = Activity(), Activity(), Failures()
 
     def __enter__(self) -> Self:
         forget_ended(self._state_dir)
@@ -65,11 +67,12 @@ class ObservedRun:
         collector: StatusCollector,
         loop: asyncio.AbstractEventLoop,
         trainer: Activity,
-        publisher: Activity,
+        publisher: Publisher,
     ) -> None:
         """Adds what the controller knows; ``collector`` lives on ``loop``."""
         self._controller = collector, loop
-        self.trainer, self.publisher = trainer, publisher
+        self.trainer, self.publisher = trainer, publisher.activity
+        self.unwritten = publisher.unwritten
 
     def controller_ended(self) -> None:
         """Keeps the controller's last status; its event loop ends."""
@@ -109,6 +112,7 @@ class ObservedRun:
             phase=self._waiting.doing,
             trainer=self.trainer.doing,
             publisher=self.publisher.doing,
+            unwritten=self.unwritten.recent,
             controller=controller,
         )
 

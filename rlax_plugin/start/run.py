@@ -208,7 +208,7 @@ class _Run:
         self._dashboard.waiting.begin(f"starting trainer {self._section.trainer.name}")
         port = self._port = ControllerPort(controller, thread.loop, publisher, run.leader)
         collector = StatusCollector(controller, self._setup.last_step)
-        self._observed.controller_runs(collector, thread.loop, port.activity, publisher.activity)
+        self._observed.controller_runs(collector, thread.loop, port.activity, publisher)
         running.last.callback(self._observed.controller_ended)
         on_stop = partial(self._stopped_by_host, running.supervision)
         with led(run.leader, on_stop, thread, self._section.deadlines.rpc_s):

@@ -127,8 +127,9 @@ class LocalCopies:
             await asyncio.sleep(random.uniform(0, _JITTER_S))
         patience = Patience(version.version, self._weights_s, self._rpc_s)
         began_s, before = time.perf_counter(), sum(one.received for one in wanted)
-        for download in wanted:
-            await download.run(client, held, patience)
+        with reading.under_way():
+            for download in wanted:
+                await download.run(client, held, patience)
         reading.stream_bytes = sum(one.received for one in wanted) - before
         reading.stream_s = time.perf_counter() - began_s
         return replace(version, parts=tuple(map(self._copied, version.parts)))

@@ -19,7 +19,7 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.fleet.pace import Pace
-from rlax_plugin.liveness.activity import Activity, ends_at
+from rlax_plugin.liveness.activity import Activity, Failures, ends_at
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
@@ -28,6 +28,8 @@ from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersi
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 log = logging.getLogger("rlax.controller")
+
+_LATE_S = 1.0  # after the deadline, for a store that has deadlines and says more
 
 _Prints = Mapping[str, Mapping[str, Any]]
 
@@ -90,6 +92,7 @@ class Publisher:
       last_s: seconds that writing the last version took.
       last_written: its beginning and end by ``time.perf_counter``; None: there is none.
       activity: the version that is being published.
+      unwritten: attempts to write that have failed.
     """
 
     def __init__(
@@ -108,8 +111,8 @@ class Publisher:
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
         self._deadline_s, self._pace = deadline_s, pace
         self._doing = ""  # what takes its time, for a message
-        self.activity = Activity()
-        self._closed = threading.Event()
+        self.activity, self.unwritten = Activity(), Failures()
+        self._closed, self._hung = threading.Event(), False
         self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
         self._restart = True  # what the parameter server knows so far is another process's
@@ -195,6 +198,7 @@ class Publisher:
                 self._doing = (
                     f"writing version {step} ({tries} failed attempts, the last with: {error})"
                 )
+                self.unwritten.failed(f"writing version {step}: {error}")
                 if pauses.over:
                     raise self._late() from error
                 pause_s = pauses.next_s()
@@ -204,6 +208,10 @@ class Publisher:
 
     def _save_once(self, step: int, name: str, path: str, arrays: Arrays) -> None:
         began_s = time.perf_counter()
+        # Nobody else notices: the trainer waits for a batch meanwhile, for much longer.
+        watch = threading.Timer(self._deadline_s + _LATE_S, self._hangs)
+        watch.daemon = True
+        watch.start()
         try:
             self._write_part(step, name, path, arrays)
         except DeadlineError as error:
@@ -211,9 +219,16 @@ class Publisher:
                 raise
             self._doing = error.what
             raise self._late() from error
+        finally:
+            watch.cancel()
         if self._pace is not None:
             took_s = time.perf_counter() - began_s
             self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
+
+    def _hangs(self) -> None:
+        """Reports that an attempt to write has taken too long; called on a thread of its own."""
+        self._hung = True
+        self._failures.fail_from_thread(self._late())
 
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
         result_within(work, self._loop, self._deadline_s, lambda _: self._late())
@@ -241,10 +256,10 @@ class Publisher:
     def close(self) -> None:
         """Waits, with a time limit, for a version that is being written.
 
-        A failing save is not repeated any more.
+        A failing save is not repeated any more, and one that hangs is abandoned.
         """
         self._closed.set()
-        self._worker.end(self._deadline_s)
+        self._worker.end(0.0 if self._hung else self._deadline_s)
 
 
 def _nbytes(arrays: Arrays | None) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
 from rlax_plugin.ports.engine_abilities import GreedyDecoder, TokenScorer
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import WeightLoader
@@ -22,6 +23,9 @@ from rlax_plugin.weights.verification import (
     check_fingerprints,
     check_variables,
 )
+
+LOADING, LOAD_FAILURES = "loading_s", "load_failures_total"
+"""Figures of a heartbeat: the seconds of a loading under way, and the number of failed ones."""
 
 _DECODED = 8  # tokens at most behind the canary's first ones
 # Of a worker's time, what verifying its decoding may take: one part in so many. With small models
@@ -41,6 +45,8 @@ class Reading:
       stream_bytes: bytes of files that were received.
       decoding_s: duration of the last verification of decoding.
       decoded_at_s: end of that verification, of time.perf_counter.
+      since_s: beginning of a loading under way, of time.perf_counter; None: there is none.
+      failures: number of times that a version could not be read.
     """
 
     read_s: float = 0.0
@@ -50,6 +56,8 @@ class Reading:
     stream_bytes: int = 0
     decoding_s: float = 0.0
     decoded_at_s: float = -math.inf
+    since_s: float | None = None
+    failures: int = 0
 
     @property
     def decodes(self) -> bool:
@@ -57,13 +65,28 @@ class Reading:
         since_s = time.perf_counter() - self.decoded_at_s
         return since_s >= _DECODING_SHARE * self.decoding_s
 
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Takes the time of a loading while it goes on, and counts it if it fails to read."""
+        self.since_s = time.perf_counter()
+        try:
+            yield
+        except WeightsUnreadableError:
+            self.failures += 1
+            raise
+        finally:
+            self.since_s = None
+
     def figures(self) -> dict[str, float]:
         """Figures that a worker's heartbeats report besides its engine's ``health``."""
         found = {
             "read_s": self.read_s,
             "read_bytes": float(self.size),
             "verify_s": self.verify_s,
+            LOAD_FAILURES: float(self.failures),
         }
+        if (since_s := self.since_s) is not None:
+            found[LOADING] = time.perf_counter() - since_s
         if self.stream_s:
             found |= {"stream_s": self.stream_s, "stream_bytes": float(self.stream_bytes)}
         return found
@@ -93,22 +116,35 @@ async def take_version(
         continues with the weights in use.
     """
     reading = Reading() if reading is None else reading
-    began_s = time.perf_counter()
-    loaded = await engine.load(version)
-    try:
+    with reading.under_way():
+        began_s = time.perf_counter()
+        loaded = await engine.load(version)
         reading.read_s = time.perf_counter() - began_s
-        reading.size = _size(loaded.read)
-        await _verify(engine, version, loaded)
-        if reading.decodes:
-            decodes_s = time.perf_counter()
-            await _verify_decoding(engine, version, loaded, max_new_tokens)
-            reading.decoded_at_s = time.perf_counter()
-            reading.decoding_s = reading.decoded_at_s - decodes_s
-        reading.verify_s = time.perf_counter() - began_s - reading.read_s
-        await engine.use(loaded)
+    try:
+        with reading.under_way():
+            await _verify_loaded(engine, version, loaded, reading, max_new_tokens)
+        await engine.use(loaded)  # it may wait for running samples, as long as they take
     except BaseException:
         loaded.discard()
         raise
+
+
+async def _verify_loaded(
+    engine: WeightLoader,
+    version: WeightVersion,
+    loaded: Loaded,
+    reading: Reading,
+    max_new_tokens: int,
+) -> None:
+    began_s = time.perf_counter()
+    reading.size = _size(loaded.read)
+    await _verify(engine, version, loaded)
+    if reading.decodes:
+        decodes_s = time.perf_counter()
+        await _verify_decoding(engine, version, loaded, max_new_tokens)
+        reading.decoded_at_s = time.perf_counter()
+        reading.decoding_s = reading.decoded_at_s - decodes_s
+    reading.verify_s = time.perf_counter() - began_s
 
 
 async def _verify(engine: WeightLoader, version: WeightVersion, loaded: Loaded) -> None:

@@ -22,6 +22,9 @@ from rlax_plugin.text.harmless import one_line
 
 _LOG_BYTES = 1 << 16
 _MOMENT_S = 0.5  # any process waits for a disk now and then, but not so long
+CLOCK_S = 5.0
+"""Seconds by which a clock may differ from another."""
+
 _DISK_S = 2.0  # for all file systems to answer
 _LONGEST_LINE = 300
 
@@ -90,13 +93,25 @@ def gather(run: RunFiles, section: RlaxSection, state_dir: Path) -> Evidence:
     memory = psutil.virtual_memory()
     return Evidence(
         now=time.time(),
-        seen=seen_here(state_dir),
+        seen=_seen(state_dir),
         deadlines=section.deadlines,
         processes=_processes(marks(state_dir)),
         disks=_disks(run, section, state_dir),
         available=memory.available,
         memory=memory.total,
     )
+
+
+def _seen(state_dir: Path) -> Seen:
+    """Reads the status, and the next one if the trainer's clock differs.
+
+    A trainer that was stopped between the two moments that are compared has no other clock.
+    """
+    seen = seen_here(state_dir)
+    if seen.status is not None and not seen.ended and abs(seen.ahead_s) > CLOCK_S:
+        time.sleep(seen.status.every_s + _MOMENT_S)
+        seen = seen_here(state_dir)
+    return seen
 
 
 def _processes(found: Sequence[Mark]) -> list[Process]:

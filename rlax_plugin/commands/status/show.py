@@ -19,9 +19,9 @@ def lines_of(seen: Seen, now: float | None = None) -> list[str]:
     """Returns the status as lines of text, without its tables.
 
     Args:
-      now: Unix time; None: that of the clock.
+      now: Unix time of this machine; None: that of the clock.
     """
-    now = time.time() if now is None else now
+    now = (time.time() if now is None else now) + seen.ahead_s
     lines = [seen.problem] if seen.problem else []
     if (status := seen.status) is None:
         return lines

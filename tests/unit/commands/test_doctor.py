@@ -18,7 +18,13 @@ from rlax_plugin.commands.status.source import Seen
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.liveness.marks import Mark, Role
-from rlax_plugin.liveness.run_status import Doing, GroupStatus, JobStatus
+from rlax_plugin.liveness.run_status import (
+    Doing,
+    FailedAttempts,
+    GroupStatus,
+    JobStatus,
+    LostStatus,
+)
 from rlax_plugin.records.files import RunFiles
 
 NOW = 1000.0
@@ -148,9 +154,91 @@ def test_a_trainer_that_takes_long() -> None:
 def test_clocks() -> None:
     ((what, _),) = said(seen=Seen(status(0.05, workers=(worker("a", clock_s=-90.0),))))
     assert what == "the clock of worker a is 90 s behind the trainer's"
-    ahead = status(0.05).model_copy(update={"at": NOW + 90})
-    ((what, _),) = said(seen=Seen(ahead))
+    ((what, _),) = said(seen=Seen(status(0.05), ahead_s=90.0))
     assert what == "the clock of the trainer is 90 s ahead of this command's"
+
+
+def test_times_of_a_trainer_whose_clock_differs_are_read_by_its_clock() -> None:
+    doing = Doing(what="waiting for the batch of step 5", since=NOW - 90 - 3)
+    workers = (worker("a"), worker("b", clock_s=90.0), worker("c", clock_s=45.0))
+    found = status(0.05, step_s=1.0, workers=workers).model_copy(update={"trainer": doing})
+    (trainer, _), (third, _) = said(seen=Seen(found, ahead_s=-90.0))
+    assert trainer == "the clock of the trainer is 90 s behind this command's"
+    assert third == "the clock of worker c is 45 s ahead of the trainer's"  # b's is right
+
+
+def test_a_lost_worker_is_missed_until_it_comes_back() -> None:
+    lost = LostStatus(name="far", reason="no heartbeat for 3 s", silent_s=8.0)
+    fresh = lost.model_copy(update={"silent_s": 4.0})
+    assert said(seen=Seen(status(0.05, lost=(fresh,)))) == []
+    missing = Seen(status(0.05, lost=(lost,)))
+    ((what, _),) = said(seen=missing)
+    assert what == (
+        "worker far was lost (no heartbeat for 3 s) and has not come back, 8 s after its last "
+        "heartbeat; its groups run elsewhere"
+    )
+    frozen = process("worker", "T", "far", 9)
+    ((what, _),) = said(seen=missing, processes=[process(), frozen])
+    assert what == "worker far (pid 9) is stopped by a signal or a debugger"
+    before, now = process("worker", "", "far", 9), process("worker", "S", "far", 10)
+    ((what, _),) = said(seen=missing, processes=[process(), before])
+    assert what == "worker far (pid 9) was killed"
+    ((what, _),) = said(seen=missing, processes=[process(), before, now])
+    assert what.startswith("worker far was lost ")  # it was started again, and is not there yet
+
+
+def test_a_store_of_weights_that_is_slow_or_fails() -> None:
+    failed = FailedAttempts(what="writing version 6: [Errno 5] Input/output error", at=990, count=3)
+    ((what, ends),) = said(seen=Seen(status(0.05).model_copy(update={"unwritten": failed})))
+    assert what == (
+        "weights could not be written 3 times in the last minute: writing version 6: [Errno 5] "
+        "Input/output error"
+    )
+    assert "rlax.deadlines.weights_s = 120 s" in ends
+    workers = (worker("a", loading_s=21.0), worker("b", load_failures=1), worker("c", version=-1))
+    first, second = said(seen=Seen(status(0.05, step_s=2.0, workers=workers)))
+    assert first[0] == "worker a has been loading weights for 21 s; a step usually takes 2 s"
+    assert second[0] == "worker b could not read weights once in the last minute"
+    slower = status(0.05, step_s=2.5, workers=(worker("a", loading_s=21.0),))
+    assert said(seen=Seen(slower)) == []
+
+
+def test_a_publication_is_named_before_the_wait_for_it() -> None:
+    waits = Doing(what="waiting for the batch of step 5", since=NOW - 11)
+    publishes = Doing(what="publishing version 4", since=NOW - 12)
+    both = {"trainer": waits, "publisher": publishes}
+    found = said(seen=Seen(status(0.05, step_s=0.5).model_copy(update=both)))
+    assert [what.partition(":")[0] for what, _ in found] == [
+        "publishing version 4",
+        "waiting for the batch of step 5",
+    ]
+    begun = publishes.model_copy(update={"since": NOW - 6})
+    early = {"publisher": begun}
+    assert len(said(seen=Seen(status(0.05, step_s=0.5).model_copy(update=early)))) == 1
+    assert said(seen=Seen(status(0.05, step_s=None).model_copy(update=early))) == []
+
+
+def test_groups_of_one_worker_and_rewards_of_one_process_are_one_finding() -> None:
+    def group(number: int, still_s: float, worker: str, *, unknown: bool = False) -> GroupStatus:
+        return GroupStatus(
+            what=f"group {number}", prompt="", worker=worker, since=900.0, still_s=still_s,
+            ends="group_s", unknown=unknown,
+        )  # fmt: skip
+
+    def job(pid: int, used_s: float) -> JobStatus:
+        return JobStatus(
+            what="an episode", prompt="cd", used_s=used_s, limit_s=30.0, key="k", pid=pid
+        )
+
+    groups = (group(1, 6, "a"), group(2, 9, "a"), group(3, 7, "b", unknown=True), group(4, 1, "b"))
+    jobs = (job(9, 6.0), job(10, 8.0), job(9, 7.0))
+    assert [what for what, _ in said(seen=Seen(status(0.05, groups=groups, jobs=jobs)))] == [
+        "an episode of prompt cd takes 7 s so far, in process 9, and 1 more there",
+        "an episode of prompt cd takes 8 s so far, in process 10",
+        "group 2 makes no progress on worker a since 9 s, and 1 more",
+        "worker b does not have group 3 any more, whose answer has not arrived for 7 s: the "
+        "connection to the worker loses what is sent",
+    ]
 
 
 def test_an_old_status_says_nothing_about_workers() -> None:

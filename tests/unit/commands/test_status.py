@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -96,29 +97,40 @@ def test_lines_have_the_numbers() -> None:
     ended = lines_of(Seen(found, "the process of the trainer was killed", ended=True), now=1000.0)
     assert ended[0] == "the process of the trainer was killed"
     assert not any(line.startswith(("trainer:", "bottleneck")) for line in ended)
+    other_clock = lines_of(Seen(found, ahead_s=-20.0), now=1020.0)
+    assert other_clock[0] == lines[0]
     document = json.loads(to_json(Seen(found)))
     assert document["status"]["controller"]["step"] == 12 and document["ended"] is False
 
 
 def test_an_old_status_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
+
+    def put(found: RunStatus, age_s: float = 0.0) -> None:
+        own = found.model_copy(update={"pid": os.getpid()})
+        files.put("status.json", own.model_dump_json().encode())
+        at = time.time() - age_s
+        os.utime(tmp_path / "status.json", (at, at))
+
     assert seen_here(tmp_path) == Seen(None, "the process of the trainer has ended", ended=True)
-    fresh = status().model_copy(update={"at": time.time()})
-    files.put("status.json", fresh.model_dump_json().encode())
+    put(status())
     assert not seen_here(tmp_path).ended  # its process is in another container, say
     files.delete("status.json")
     with announced(tmp_path, "trainer"):
         assert seen_here(tmp_path).problem == "the run has just started"
         files.put("status.json", status().model_dump_json().encode())
-        assert "the trainer has written no status for " in seen_here(tmp_path).problem
-        far = 4e9  # the future: a status of a clock that is ahead is not old
-        fresh = status().model_copy(update={"at": far})
-        files.put("status.json", fresh.model_dump_json().encode())
+        assert seen_here(tmp_path).problem == "the run has just started"  # another one's status
+        put(status(), age_s=60.0)
+        assert seen_here(tmp_path).problem == "the trainer has written no status for 60 s"
+        put(status().model_copy(update={"at": 4e9}))
         problem = seen_here(tmp_path).problem
         assert "the event loop of the controller has not answered for 3999999000 s" in problem
-        both = status(seen=far).model_copy(update={"at": far})
-        files.put("status.json", both.model_dump_json().encode())
-        assert seen_here(tmp_path) == Seen(both)
+        for ahead_s in (90.0, -90.0):  # a status of a clock that differs is not old
+            at = time.time() + ahead_s
+            put(status(seen=at).model_copy(update={"at": at}))
+            seen = seen_here(tmp_path)
+            assert seen.problem == "" and abs(seen.ahead_s - ahead_s) < 5
+    put(status(), age_s=60.0)
     assert seen_here(tmp_path).ended
 
 

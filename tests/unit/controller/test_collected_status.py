@@ -6,7 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller import status as module
 from rlax_plugin.controller.status import StatusCollector
 from rlax_plugin.metrics.run_stats import RunStats
 
@@ -53,3 +56,63 @@ def test_steps_of_an_earlier_process_and_the_first_one_do_not_count() -> None:
     assert (found.step, found.step_s, found.left_s, found.tokens_per_s) == (7, 2.0, 6.0, 5.0)
     assert found.shares == {"wait": 0.25, "train": 0.75, "publish": 0.0, "other": 0.0}
     assert found.rewards_used == 0.5
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    time = monotonic
+
+
+def member(name: str, **figures: float) -> Any:
+    """A fake: of a worker, what a status asks for."""
+    return SimpleNamespace(
+        name=name, identity=(name, "p"), figures=figures, version=3, draining=False, keep=-1,
+        assigned=4, slots=8, serves=lambda exactly: True,
+    )  # fmt: skip
+
+
+def test_workers_that_are_silent_lost_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, run = Clock(), controller(RunStats())
+    monkeypatch.setattr(module, "time", clock)
+    collector = StatusCollector(run, last_step=10)
+
+    def after(seconds: float) -> Any:
+        """Returns the status, one each second, as long as this process runs."""
+        for _ in range(int(seconds)):
+            clock.now_s += 1.0
+            found = asyncio.run(collector.status())
+        return found
+
+    near, far = member("near"), member("far")
+    run.fleet.workers = {"near": near, "far": far}
+    for one in (near, far):
+        collector.worker_heard(one)
+    assert [one.silent_s for one in after(6).workers] == [6.0, 6.0]
+    clock.now_s += 30.0  # this process is stopped: nobody could be heard
+    assert [one.silent_s for one in after(1).workers] == [7.0 - 1.0, 7.0 - 1.0]
+    del run.fleet.workers["far"]
+    collector.worker_lost(far, "no heartbeat for 6 s")
+    collector.worker_lost(member("gone"), "left")
+    (lost,) = after(2).lost
+    assert (lost.name, lost.reason, lost.silent_s) == ("far", "no heartbeat for 6 s", 8.0)
+    collector.worker_heard(far)
+    assert after(1).lost == ()
+    collector.worker_lost(far, "no heartbeat for 6 s")
+    assert len(after(598).lost) == 1 and after(3).lost == ()
+
+
+def test_loadings_that_take_long_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, run = Clock(), controller(RunStats())
+    monkeypatch.setattr(module, "time", clock)
+    collector = StatusCollector(run, last_step=10)
+    for figures in ({"load_failures_total": 5.0}, {"load_failures_total": 7.0, "loading_s": 4.5}):
+        run.fleet.workers = {"a": member("a", **figures)}
+        collector.worker_heard(run.fleet.workers["a"])
+    (found,) = asyncio.run(collector.status()).workers
+    assert (found.loading_s, found.load_failures) == (4.5, 2)  # since it was heard first

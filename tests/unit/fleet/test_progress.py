@@ -369,3 +369,12 @@ def test_of_an_engine_that_tells_nothing_loading_and_deliveries_are_seen():
     before = report.take(requests, {}, delivered=1, loading=False)
     after = report.take(requests, {}, delivered=2, loading=False)
     assert before[0].moves != after[0].moves
+
+
+def test_a_request_that_its_worker_does_not_have_is_known():
+    progress, _ = watched(one(0), one(1))
+    assert not progress.unknown(one(0))  # no heartbeat has come since
+    progress.heard({one(1): 0}, 2.0)
+    assert progress.unknown(one(0)) and not progress.unknown(one(1))
+    progress.forget(one(0))
+    assert not progress.unknown(one(0)) and not progress.unknown(one(2))

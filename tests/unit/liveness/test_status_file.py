@@ -10,7 +10,8 @@ import pytest
 from waiting import wait_until
 
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.liveness.activity import Activity, ends_at
+from rlax_plugin.liveness import activity as activity_module
+from rlax_plugin.liveness.activity import Activity, Failures, ends_at
 from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus, WorkerStatus, read_status
 from rlax_plugin.liveness.status_file import StatusFile, last_status
 
@@ -77,3 +78,28 @@ def test_an_activity_says_what_and_since_when() -> None:
     assert doing.ends == "rlax.deadlines.weights_s = 120 s ends this wait"
     activity.ends()
     assert activity.doing is None
+
+
+def test_failed_attempts_are_counted_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now_s = 500.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+        time = monotonic
+
+    clock = Clock()
+    monkeypatch.setattr(activity_module, "time", clock)
+    failures = Failures()
+    assert failures.recent is None
+    failures.failed("writing\nversion 1")
+    clock.now_s += 50.0
+    failures.failed("writing version 2", times=2)
+    recent = failures.recent
+    assert recent is not None
+    assert (recent.what, recent.at, recent.count) == ("writing version 2", 550.0, 3)
+    clock.now_s += 20.0
+    assert failures.count == 2
+    clock.now_s += 41.0
+    assert failures.recent is None

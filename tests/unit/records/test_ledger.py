@@ -15,7 +15,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, Segment
-from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.ledger import Ledger, _Transaction
 from rlax_plugin.records.read_samples import from_table
 from rlax_plugin.types import Judged
 
@@ -153,3 +153,23 @@ def test_what_is_no_ledger_is_rejected(tmp_path: Path) -> None:
     path.write_bytes(b"some other file, long enough to be looked at" * 100)
     with pytest.raises(RlaxError, match=r"ledger\.sqlite cannot be opened"):
         Ledger(path, "hash")
+
+
+@pytest.mark.parametrize("failing", ["BEGIN IMMEDIATE", "INSERT", "COMMIT"])
+def test_a_full_disk_is_an_error_that_names_the_ledger(failing: str) -> None:
+    """SQLite reports it at any statement, and may have rolled the transaction back by itself."""
+    done = list[str]()
+
+    class Full:
+        def execute(self, statement: str) -> None:
+            done.append(statement)
+            if statement == failing:
+                raise sqlite3.OperationalError("database or disk is full")
+            if statement == "ROLLBACK":
+                raise sqlite3.OperationalError("cannot rollback - no transaction is active")
+
+    full: Any = Full()
+    reason = r"^the ledger /run/ledger\.sqlite cannot be written: database or disk is full$"
+    with pytest.raises(RlaxError, match=reason), _Transaction(full, Path("/run/ledger.sqlite")):
+        full.execute("INSERT")
+    assert done[-1] == ("BEGIN IMMEDIATE" if failing == "BEGIN IMMEDIATE" else "ROLLBACK")

@@ -135,9 +135,10 @@ def test_a_store_that_hangs_keeps_nobody(make):
     publisher.publish(weights(0))
     with pytest.raises(DeadlineError, match="weights_s"):
         publisher.wait()
-    publisher.close()  # returns, and the thread is a daemon
-    (left,) = set(threading.enumerate()) - before
-    assert left.name == "publish" and left.daemon
+    publisher.close()  # returns, and the threads are daemons
+    threads = set(threading.enumerate()) - before
+    assert all(thread.daemon for thread in threads)
+    (left,) = [thread for thread in threads if thread.name == "publish"]
     gate.set()
     left.join(60)  # it still needs this test's event loop
     assert not left.is_alive()
@@ -236,6 +237,9 @@ def test_a_save_is_repeated_at_another_path_while_the_store_is_away(make, short,
     publisher.wait()
     assert not errors and [p for v in seen for p in v.paths] == store.paths == store.tried[3:]
     assert store.tried == listed and len(set(listed)) == 4  # each was listed before it was tried
+    failed = publisher.unwritten.recent
+    assert failed is not None and failed.count == 3
+    assert failed.what == f"writing version 0: {error}"
 
 
 def test_a_save_that_fails_for_weights_s_says_so(make, short):
@@ -249,6 +253,19 @@ def test_a_save_that_fails_for_weights_s_says_so(make, short):
     assert re.search(
         r"^writing version 7 \(\d+ failed attempts, the last with: .*deni", str(errors[0])
     )
+
+
+def test_a_save_that_hangs_is_an_error_although_nobody_waits_for_it(make, monkeypatch):
+    monkeypatch.setattr("rlax_plugin.weights.publisher._LATE_S", 0.0)
+    gate = threading.Event()
+    publisher, seen, errors, told = make(Store(gate), deadline_s=0.2)
+    publisher.publish(weights(3))
+    assert told.wait(60)
+    assert errors[0].key == "rlax.deadlines.weights_s"
+    assert re.search(r"^writing version 3 to /weights/00000003-\w+ took longer", str(errors[0]))
+    publisher.close()  # it does not wait for the store
+    assert not seen
+    gate.set()
 
 
 def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(make):

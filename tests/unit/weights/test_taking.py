@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
@@ -221,3 +221,27 @@ def test_what_is_verified_follows_from_what_an_engine_can_do() -> None:
     with pytest.raises(WeightsMismatchError, match="fingerprint"):
         take(wrong)
     assert wrong.calls == ["load", "discard"]
+
+
+def test_a_heartbeat_says_for_how_long_a_version_is_being_loaded_and_how_often_that_failed() -> (
+    None
+):
+    reading, seen = Reading(), dict[str, dict[str, float]]()
+
+    class Unreadable(Engine):
+        async def load(self, version: WeightVersion) -> Loaded:
+            seen["load"] = reading.figures()
+            raise WeightsUnreadableError("away")
+
+    class Seen(Engine):
+        async def use(self, loaded: Loaded) -> None:
+            seen["use"] = reading.figures()
+
+    for _ in range(2):
+        with pytest.raises(WeightsUnreadableError):
+            take(Unreadable(), reading=reading)
+    assert seen["load"]["loading_s"] >= 0 and seen["load"]["load_failures_total"] == 1
+    assert "loading_s" not in reading.figures()
+    take(Seen(), reading=reading)
+    # Putting it into use may wait for running samples, which is not the store's fault.
+    assert "loading_s" not in seen["use"] and seen["use"]["load_failures_total"] == 2

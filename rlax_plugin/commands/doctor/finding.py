@@ -1,0 +1,32 @@
+"""A finding of ``rlax doctor``, and the limits that its rules share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlax_plugin.commands.doctor.evidence import Process
+
+SLOW_S = 5.0
+"""Seconds below which no wait is worth a word."""
+
+TIMES = 10
+"""A wait that takes so many times as long as usual is a finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+      what: it, with the process, since when.
+      ends: the deadline that ends it; empty: none does.
+      try_: advice to the operator.
+      process: the one to ask for its stacks; None: none.
+      lost: True if the run does not go on by itself.
+    """
+
+    what: str
+    ends: str = ""
+    try_: str = ""
+    process: Process | None = None
+    lost: bool = False

@@ -1,0 +1,151 @@
+"""The rules of ``rlax doctor`` about workers, the groups that they generate, and their rewards."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from rlax_plugin.commands.doctor.evidence import CLOCK_S, Evidence
+from rlax_plugin.commands.doctor.finding import SLOW_S, TIMES, Finding
+from rlax_plugin.liveness.run_status import (
+    ControllerStatus,
+    GroupStatus,
+    JobStatus,
+    LostStatus,
+    WorkerStatus,
+)
+from rlax_plugin.text.amounts import in_seconds
+
+_NETWORK = "if its process lives, look at the network between the machines"
+
+
+def fleet_findings(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+    """Finds what is wrong with workers, rewards and groups, the causes before their effects."""
+    yield from _clocks(evidence, status)
+    yield from _workers(evidence, status)
+    yield from _jobs(evidence, status)
+    yield from _groups(evidence, status)
+
+
+def _clocks(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+    for worker in status.workers:
+        ahead_s = worker.clock_s or 0.0
+        # If the trainer's clock is wrong, the right ones differ from it.
+        if min(abs(ahead_s), abs(ahead_s + evidence.seen.ahead_s)) > CLOCK_S:
+            side = "ahead of" if ahead_s > 0 else "behind"
+            yield Finding(
+                f"the clock of worker {worker.name} is {in_seconds(abs(ahead_s))} {side} "
+                "the trainer's",
+                try_="set that machine's clock: certificates are judged by it; deadlines are not",
+            )
+
+
+def _workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+    deadlines = evidence.deadlines
+    for worker in status.workers:
+        process = evidence.worker(worker.name)
+        if process is not None and process.state in ("T", "t"):
+            continue  # said already
+        if worker.silent_s > max(SLOW_S, 3 * deadlines.heartbeat_s):
+            yield Finding(
+                f"worker {worker.name} has sent no heartbeat for {in_seconds(worker.silent_s)}; it "
+                f"holds {worker.samples} samples",
+                f"{deadlines.lost_s:g} s without one (rlax.deadlines.heartbeats_lost x "
+                "heartbeat_s): then its groups run elsewhere",
+                _NETWORK,
+                process,
+            )
+            continue
+        yield from _loading(evidence, status, worker)
+    for lost in status.lost:
+        if lost.silent_s > SLOW_S and not _is_stopped_or_killed(evidence, lost.name):
+            yield _lost(evidence, lost)
+    if not status.workers and status.samples:
+        yield Finding(
+            f"no worker is there for {status.samples} samples",
+            f"rlax.deadlines.startup_s = {deadlines.startup_s:g} s",
+            "start one: rlax train has printed the command; logs/ has what ended the others",
+        )
+
+
+def _loading(
+    evidence: Evidence, status: ControllerStatus, worker: WorkerStatus
+) -> Iterator[Finding]:
+    """Finds a worker that cannot load weights; the first ones may take as long as they need."""
+    process, weights_s = evidence.worker(worker.name), evidence.deadlines.weights_s
+    ends = f"rlax.deadlines.weights_s = {weights_s:g} s: then it continues with older weights"
+    usual_s = status.step_s or 0.0
+    loading_s = worker.loading_s or 0.0
+    if worker.version >= 0 and usual_s and loading_s > max(SLOW_S, TIMES * usual_s):
+        yield Finding(
+            f"worker {worker.name} has been loading weights for {in_seconds(loading_s)}; a step "
+            f"usually takes {in_seconds(usual_s)}",
+            ends,
+            "the store of weights is slow or away, or its engine hangs: see its log and stacks",
+            process,
+        )
+    if times := worker.load_failures:
+        often = "once" if times == 1 else f"{times} times"
+        yield Finding(
+            f"worker {worker.name} could not read weights {often} in the last minute",
+            ends,
+            "its log has the errors; look at the disk or network of the store of weights",
+            process,
+        )
+
+
+def _is_stopped_or_killed(evidence: Evidence, name: str) -> bool:
+    """True if the findings about processes say already why a worker of this machine is missing."""
+    found = [p for p in evidence.processes if (p.mark.role, p.mark.name) == ("worker", name)]
+    return bool(found) and (
+        any(p.state in ("T", "t") for p in found) or not any(p.lives for p in found)
+    )
+
+
+def _lost(evidence: Evidence, lost: LostStatus) -> Finding:
+    return Finding(
+        f"worker {lost.name} was lost ({lost.reason}) and has not come back, "
+        f"{in_seconds(lost.silent_s)} after its last heartbeat; its groups run elsewhere",
+        try_=f"{_NETWORK}, and whether it is frozen; it comes back by itself",
+        process=evidence.worker(lost.name),
+    )
+
+
+def _jobs(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+    limit_s = max(SLOW_S, TIMES * (status.reward_s or 0.0))
+    by_process = defaultdict[int, list[JobStatus]](list)
+    for job in status.jobs:
+        if job.used_s > limit_s:
+            by_process[job.pid].append(job)
+    for pid, jobs in by_process.items():
+        job = max(jobs, key=lambda one: one.used_s)
+        more = f", and {len(jobs) - 1} more there" if len(jobs) > 1 else ""
+        yield Finding(
+            f"{job.what} of prompt {job.prompt} takes {in_seconds(job.used_s)} so far, in process "
+            f"{pid}{more}",
+            f"{job.key} = {job.limit_s:g} s: then the sample has no reward, and the process is "
+            "replaced",
+            "its stacks show where it is; rlax score tries rewards on a file",
+            evidence.by_pid.get(pid),
+        )
+
+
+def _groups(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+    still = defaultdict[tuple[str, bool], list[GroupStatus]](list)
+    for group in status.groups:
+        if group.still_s > SLOW_S:
+            still[group.worker, group.unknown].append(group)
+    for (worker, unknown), groups in still.items():
+        group = max(groups, key=lambda one: one.still_s)
+        prompt = f" (prompt {group.prompt})" if group.prompt else ""
+        more = f", and {len(groups) - 1} more" if len(groups) > 1 else ""
+        since = in_seconds(group.still_s)
+        said = f"{group.what}{prompt} makes no progress on worker {worker} since {since}{more}"
+        advice = "its engine may compile or load weights; its log and stacks say more"
+        if unknown:
+            said = (
+                f"worker {worker} does not have {group.what}{prompt} any more, whose answer has "
+                f"not arrived for {since}{more}: the connection to the worker loses what is sent"
+            )
+            advice = "look at the network from the trainer to that worker, and its firewall"
+        yield Finding(said, group.ends, advice, evidence.worker(worker))
