@@ -27,6 +27,7 @@ from flax import nnx
 from maxtext_overrides import folding, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.trainer import loss as rl_loss
+from maxtext_overrides.trainer.async_saves import AsyncSaves
 from maxtext_overrides.trainer.events import Events, Loop
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports
@@ -80,7 +81,7 @@ class _Extension:
             Updates(chosen.epochs, chosen.mini_batches, config.rlax.seed) if rl else Updates()
         )
         self.metrics = StepMetrics()
-        self.save_due = False
+        self.saves, self.save_due = AsyncSaves(), False
         self.loop: Loop | None = None
         self.failure: Exception | None = None
 
@@ -235,7 +236,9 @@ class _Extension:
                 return False
             with self._remembered():
                 self.events.before_checkpoint(completed)
-                return stock(checkpoint_manager, step, state, config, data_iterator, force)
+                self.saves.collect()
+                manager = self.saves.watched(checkpoint_manager)
+                return stock(manager, step, state, config, data_iterator, force)
 
         return save
 

@@ -115,6 +115,9 @@ def announced(state_dir: Path, role: Role, name: str = "") -> Iterator[Announced
     made: Announced | None = None
     with suppress(OSError):
         make_private(folder)
+        for other in marks(state_dir):  # its predecessors; of one worker there may be thousands
+            if (other.role, other.name) == (role, name) and not lives(other):
+                forget(state_dir, other.pid)
         start, boot = started(os.getpid()), boot_id()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         stacks_path = folder / f"{os.getpid()}.stacks"

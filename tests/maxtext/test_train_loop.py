@@ -1,6 +1,7 @@
 """MaxText's stock train_loop under our extension points, with models of 2 layers."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -108,6 +109,17 @@ def test_checkpoint_resume_and_stop(tmp_path, three_steps):
     assert third.calls == [("start", 3)] and third.loop.completed == 3
     for name, value in three_steps.weights[3].items():
         np.testing.assert_array_equal(third.weights[3][name], value, err_msg=name)
+
+
+def test_checkpoints_leave_no_threads(tmp_path):
+    def loops():
+        return sum("(_run_loop)" in thread.name for thread in threading.enumerate())
+
+    before = loops()
+    saving = {"enable_checkpointing": True, "async_checkpointing": True, "checkpoint_period": 1}
+    train(tmp_path, steps=6, **saving)
+    labels = [p.name for p in (tmp_path / "tiny" / "checkpoints").iterdir() if p.name.isdigit()]
+    assert len(labels) >= 5 and loops() <= before + 1  # that of the last save
 
 
 def test_error_before_a_checkpoint_is_not_wrapped(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -127,6 +128,22 @@ def test_marks_of_killed_processes_are_forgotten_by_the_next_one(tmp_path: Path)
         assert len(marks(tmp_path)) == 1 and not lives(marks(tmp_path)[0])
         forget_ended(tmp_path)
     assert list((tmp_path / "processes").iterdir()) == []
+
+
+def test_a_process_forgets_its_predecessors_only(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    folder = tmp_path / "processes"
+    with announced(tmp_path, "worker", "a") as mine:
+        assert mine is not None
+        for number, name in enumerate(("a", "b")):
+            pid = ended.pid + number * 10**6
+            other = dataclasses.asdict(mine.mark) | {"pid": pid, "name": name, "start": 1}
+            (folder / f"{pid}.json").write_text(json.dumps(other))
+        assert len(marks(tmp_path)) == 3
+        with announced(tmp_path, "worker", "a"):
+            left = {(one.name, lives(one)) for one in marks(tmp_path)}
+            assert left == {("a", True), ("b", False)}
 
 
 def test_a_directory_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
