@@ -2,12 +2,22 @@
 
     python benchmarks/soak.py CONFIG [KEY=VALUE ...] --minutes 60 --out DIR
 
-One worker is killed each minute, in turn; the run's launcher starts it again. Every ten seconds
+One worker is killed each minute, in turn, but for the last one, which lives to the end; the run's
+launcher starts the others again. Every ten seconds
 the memory, the open descriptors and the threads of each process are read, and the bytes of each
-folder of the run. A slope is that of 20 averages after the first tenth of the time, in units per
-hour, with its 95 % interval; for the killed workers, the figures before each kill count.
+folder of the run.
 
-Exit status 0: the run went on to the end.
+A slope is in units per hour, with a 95 % interval. Of a process that lives to the end and of
+folders it is that of six averages of equal duration after the first tenth of the time: figures
+that are close in time are alike, and averages over ten minutes much less so. Waves that are longer
+than that are not in the interval, so look at ``figures.jsonl`` before you trust a small slope. Of
+workers, which are killed, it is the slope over the age of a process, after its first minute, in all
+processes of a name together.
+
+``excluded above`` is the largest growth that the interval leaves open. A line ends with GROWS if
+the whole interval is above zero, and growth above 1 % of the mean an hour is possible.
+
+Exit status 0: the run went on to the end. ``--from FILE`` computes the table of earlier figures.
 """
 
 from __future__ import annotations
@@ -20,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +44,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.run_directory import run_directory, state_directory
 
 EVERY_S, KILL_S, START_S = 10.0, 60.0, 300.0
-BLOCKS, WARM = 20, 0.1
+BLOCKS, WARM, YOUNG_S = 6, 0.1, 60.0
 
 type Series = list[tuple[float, float]]
 
@@ -42,15 +53,55 @@ def slope(series: Series) -> tuple[float, float, float] | None:
     """Returns the mean of a series, its slope an hour, and half its 95 % interval."""
     points = np.asarray(series)
     points = points[points[:, 0] >= points[0, 0] + WARM * np.ptp(points[:, 0])]
-    blocks = np.array_split(points, min(BLOCKS, len(points)))
-    if len(blocks) < 4:
+    blocks = np.array_split(points, BLOCKS)
+    if len(points) < 4 * BLOCKS:
         return None
     at, value = (np.asarray([block[:, axis].mean() for block in blocks]) for axis in (0, 1))
-    if not np.ptp(value):
-        return float(value[0]), 0.0, 0.0
     line = stats.linregress(at / 3600, value)
-    half = float(stats.t.ppf(0.975, len(blocks) - 2) * line.stderr)
+    half = float(stats.t.ppf(0.975, BLOCKS - 2) * line.stderr) if np.ptp(value) else 0.0
     return float(value.mean()), float(line.slope), half
+
+
+def slope_of_ages(lives: Sequence[Series]) -> tuple[float, float, float] | None:
+    """Returns the mean, the slope an hour over the age, and half its 95 % interval.
+
+    Args:
+      lives: the figures of each process of a name. Each process has a level of its own, and its
+        figures count as one observation of the slope.
+    """
+    slopes, values = [], []
+    for life in lives:
+        points = np.asarray([(at, value) for at, value in life if at >= life[0][0] + YOUNG_S])
+        if len(points) < 3:
+            continue
+        values.append(points[:, 1].mean())
+        slopes.append(np.polyfit(points[:, 0] / 3600, points[:, 1], 1)[0])
+    if len(slopes) < 5:
+        return None
+    half = stats.t.ppf(0.975, len(slopes) - 1) * np.std(slopes, ddof=1) / len(slopes) ** 0.5
+    return float(np.mean(values)), float(np.mean(slopes)), float(half)
+
+
+def table(path: Path) -> Iterator[str]:
+    """Returns the lines of the table of a file of figures."""
+    read = defaultdict[str, dict[int, Series]](lambda: defaultdict(list))
+    for line in path.read_text().splitlines():
+        at, name, pid, key, value = json.loads(line)
+        read[f"{name}: {key}"][pid].append((at, value))
+    found = {
+        name: slope_of_ages([*lives.values()]) if len(lives) > 1 else slope(*lives.values())
+        for name, lives in read.items()
+    }
+    yield "figure: mean, slope an hour with its 95 % interval, growth excluded above"
+    for name, one in sorted(found.items()):
+        if one is None:
+            yield f"{name}: too few figures"
+            continue
+        mean, per_hour, half = one
+        grows = per_hour - half > 0 and per_hour + half > 0.01 * abs(mean)
+        most = max(0.0, per_hour + half)
+        said = f"{name}: {mean:.6g}, {per_hour:+.3g} +- {half:.2g}, {most:.3g}"
+        yield said + ("  GROWS" if grows else "")
 
 
 def figures(mark: Mark) -> dict[str, float]:
@@ -82,45 +133,60 @@ def folders(directory: Path) -> dict[str, float]:
 def steps(files: RunFiles) -> int:
     """Returns the number of the last step of a run."""
     with suppress(FileNotFoundError):
-        lines = files.get("metrics.jsonl").splitlines()
-        return int(json.loads(lines[-1])["step"]) if lines else 0
+        for line in reversed(files.get("metrics.jsonl").splitlines()):
+            with suppress(ValueError):  # the last line may be half written
+                return int(json.loads(line)["step"])
     return 0
 
 
-def watch(process: subprocess.Popen[bytes], state: Path, run: Path, until_s: float, out: Path):
-    """Reads the figures until the end, and kills a worker each minute."""
-    series = defaultdict[str, Series](list)
+def kill(mark: Mark) -> None:
+    """Kills exactly the process of a mark, if it lives."""
+    with suppress(OSError):
+        descriptor = os.pidfd_open(mark.pid)
+        try:
+            if lives(mark):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+
+
+def watch(
+    process: subprocess.Popen[bytes], state: Path, run: Path, until_s: float, out: Path
+) -> int:
+    """Reads the figures until the end, and kills a worker each minute; returns how many."""
     began_s, kill_at_s, kills = time.monotonic(), time.monotonic() + KILL_S, 0
     with (out / "figures.jsonl").open("w") as file:
         while time.monotonic() < until_s and process.poll() is None:
             now_s = time.monotonic() - began_s
             living = sorted((m for m in marks(state) if lives(m)), key=lambda m: (m.role, m.name))
             workers = [mark for mark in living if mark.role == "worker"]
-            victim = workers[kills % len(workers)] if workers else None
+            victim = workers[kills % (len(workers) - 1)] if len(workers) > 1 else None
             due = victim is not None and time.monotonic() >= kill_at_s
             for mark in living:
                 name = f"{mark.role} {mark.name}".rstrip()
                 for key, value in figures(mark).items():
-                    if mark.role != "worker" or (due and mark == victim):
-                        series[f"{name}: {key}"].append((now_s, value))
                     file.write(json.dumps([now_s, name, mark.pid, key, value]) + "\n")
             for name, nbytes in (folders(run) | folders(state)).items():
-                series[f"disk {name}: mib"].append((now_s, nbytes / 2**20))
+                file.write(json.dumps([now_s, f"disk {name}", 0, "mib", nbytes / 2**20]) + "\n")
             file.flush()
             if due and victim is not None:
-                os.kill(victim.pid, signal.SIGKILL)
-                kills, kill_at_s = kills + 1, kill_at_s + KILL_S
+                kill(victim)
+                kills, kill_at_s = kills + 1, time.monotonic() + KILL_S
             time.sleep(EVERY_S)
-    return series, kills
+    return kills
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("config")
+    parser.add_argument("config", nargs="?")
+    parser.add_argument("--from", dest="earlier", type=Path, help="earlier figures.jsonl")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_intermixed_args()
+    if arguments.earlier is not None:
+        print("\n".join(table(arguments.earlier)))
+        return 0
     arguments.out.mkdir(parents=True)
     overrides = [
         *("steps=100000000", "run_name=soak", f"base_output_directory={arguments.out}/runs"),
@@ -138,7 +204,7 @@ def main() -> int:
             time.sleep(1.0)
         first, began_s = steps(files), time.monotonic()
         until_s = began_s + 60 * arguments.minutes
-        series, kills = watch(process, state, Path(files.location()), until_s, arguments.out)
+        kills = watch(process, state, Path(files.location()), until_s, arguments.out)
         went_on, seconds = process.poll() is None, time.monotonic() - began_s
     finally:
         process.send_signal(signal.SIGINT)
@@ -148,12 +214,7 @@ def main() -> int:
             process.kill()
     last = steps(files)
     print(f"{seconds / 60:.0f} min, {last - first} steps, {kills} workers killed")
-    print("figure: mean, slope an hour, 95 % interval")
-    for name, points in sorted(series.items()):
-        if len(points) >= 4 and (found := slope(points)) is not None:
-            mean, per_hour, half = found
-            flat = "" if abs(per_hour) > half and abs(per_hour) > 0.01 * abs(mean) else "  flat"
-            print(f"{name}: {mean:.6g}, {per_hour:+.4g} +- {half:.2g}{flat}")
+    print("\n".join(table(arguments.out / "figures.jsonl")))
     return 0 if went_on else 1
 
 

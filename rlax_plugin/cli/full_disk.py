@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import errno
-import os
+import re
 import sqlite3
-from collections.abc import Iterator
+
+from rlax_plugin.text.harmless import one_line
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_WORDS = tuple(os.strerror(number) for number in _FULL)  # of libraries that keep no number
+# As Python and TensorStore quote the system; other words could be those of a model or a program.
+_QUOTED = re.compile(rf"\[(Errno|OS error) ({errno.ENOSPC}|{errno.EDQUOT})\b")
+_MOST_CAUSES, _LONGEST = 20, 300  # errors behind an error; characters
 
 
 def full_disk(error: BaseException) -> str:
     """Returns a sentence for an error that a full disk has caused; "" for any other.
 
     Args:
-      error: with its causes; a group of errors counts with all of its members.
+      error: counts if it, or a cause that it names (``raise ... from``), is a full disk. A group
+        counts if all of its members do.
     """
-    for one in _with_causes(error, set()):
-        said = str(one)
+    if not (said := _found(error)):
+        return ""
+    return (
+        f"a disk is full ({one_line(said, _LONGEST)}): free some space, then repeat the command; "
+        "rlax train continues a run where it ended"
+    )
+
+
+def _found(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        found = [_found(one) for one in error.exceptions]
+        return found[0] if all(found) else ""
+    one: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if one is None:
+            return ""
         full = isinstance(one, OSError) and one.errno in _FULL
         full = full or getattr(one, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-        if full or any(words in said for words in _WORDS):
-            return (
-                f"a disk is full ({said}): free some space, then repeat the command; a run goes on "
-                "where it ended"
-            )
+        if full or _QUOTED.search(str(one)):
+            return str(one) or type(one).__name__
+        one = one.__cause__
     return ""
-
-
-def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
-    if error is None or id(error) in seen:
-        return
-    seen.add(id(error))
-    yield error
-    if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from _with_causes(one, seen)
-    yield from _with_causes(error.__cause__ or error.__context__, seen)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -112,6 +114,16 @@ def doctor(
     raise typer.Exit(0 if healthy else RUN_FAILED)
 
 
+@contextmanager
+def _empty_removed(folder: Path) -> Iterator[None]:
+    """Removes a folder in which nothing was written in the end."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+
+
 class _Fault(enum.Enum):
     network = "network"
     disk = "disk"
@@ -128,7 +140,8 @@ def chaos(
         int, typer.Option(min=1, max=1000, help="number of runs, with consecutive seeds")
     ] = 1,
     kills: Annotated[
-        int, typer.Option(min=1, max=1000, help="number of processes killed or frozen in a run")
+        int,
+        typer.Option(min=1, max=1000, help="number of blows of a run: kills, freezes and faults"),
     ] = 8,
     parameter_server: Annotated[
         bool,
@@ -178,7 +191,8 @@ def chaos(
     is 0 if all runs have survived, and 1 otherwise. Each failure comes with the command that
     repeats it.
     """
-    with exit_status():
+    folder = out or Path(tempfile.mkdtemp(prefix="rlax-chaos-"))
+    with exit_status(), _empty_removed(folder):
         from rlax_plugin.commands.chaos.command import chaos as run_chaos
         from rlax_plugin.commands.chaos.prepare import Settings
 
@@ -192,7 +206,7 @@ def chaos(
             trainer=not spare_trainer,
             faults=tuple(dict.fromkeys(one.value for one in fault or ())),
             hosts=hosts,
-            out=out or Path(tempfile.mkdtemp(prefix="rlax-chaos-")),
+            out=folder,
         )
         survived = run_chaos(settings, range(seed, seed + seeds), as_json=as_json)
     raise typer.Exit(0 if survived else RUN_FAILED)

@@ -31,8 +31,9 @@ class Signals:
         because an interrupt would leave processes behind.
     """
 
-    def __init__(self, stop: Callable[[], bool] = lambda: False):
+    def __init__(self, stop: Callable[[], bool] = lambda: False, *more: signal.Signals):
         self._stop = stop
+        self._numbers = (signal.SIGINT, signal.SIGTERM, *more)
         self.ending = False
         self._previous: dict[signal.Signals, Any] = {}
         self._terminated_s = -math.inf
@@ -46,8 +47,9 @@ class Signals:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._take)
+        for number in self._numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+                self._previous[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -59,7 +59,7 @@ EVENTS: dict[str, tuple[FaultPoint, ...]] = {
 """Moments of a run, each with the fault points that stand for it."""
 
 _MOST_TIMES = 3
-_FOR_S = (0.5, 4.0)
+_FOR_S, _CLOCK_FOR_S = (0.5, 4.0), (2.5, 6.0)  # a clock moves within a second
 _FROZEN = 0.3  # share of the blows on processes
 
 
@@ -112,7 +112,7 @@ def blows(
                 event=chance.choice(EVENTS[moment]),
                 times=1 if moment == "at a restore" else chance.randint(1, _MOST_TIMES),
                 choice=chance.random(),
-                for_s=chance.uniform(*_FOR_S),
+                for_s=chance.uniform(*(_CLOCK_FOR_S if target == "clock" else _FOR_S)),
             )
         )
     return found

@@ -11,9 +11,15 @@ from rich.console import Console
 
 from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, Blow, blows
 from rlax_plugin.commands.chaos.event_log import EventLog
-from rlax_plugin.commands.chaos.prepare import Prepared, Settings, prepared, targets
+from rlax_plugin.commands.chaos.prepare import Prepared, Settings, check, prepared, targets
 from rlax_plugin.commands.chaos.supervised import SupervisedRun
-from rlax_plugin.commands.chaos.verdict import Fallen, Verdict, digests, examine
+from rlax_plugin.commands.chaos.verdict import (
+    SHOWS_NOTHING,
+    Fallen,
+    Verdict,
+    digests,
+    examine,
+)
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import RlaxError
@@ -39,30 +45,38 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
     console = HarmlessConsole(highlight=False, soft_wrap=True, stderr=as_json)
     section = resolve(settings.config, settings.overrides).section
     moments, expected = _moments(settings, section), None
+    calm = f"chaos-undisturbed-{seeds[0]}" if section.deterministic else ""
+    for name in (*(f"chaos-{seed}" for seed in seeds), *filter(None, [calm])):
+        check(settings, name)
+    console.print(f"the output of all processes is written to {settings.out}")
     verdicts = []
-    with Signals() as signals:
-        if section.deterministic:
-            console.print("an undisturbed run, to compare with")
-            expected = _undisturbed(settings, signals)
-        for seed in seeds:
-            planned = blows(seed, settings.kills, targets(settings), moments)
-            verdict = _one(settings, seed, planned, expected, console, signals)
-            verdicts.append(verdict)
-            _print(console, settings, verdict)
-    if as_json:
-        print(json.dumps([one.to_json() for one in verdicts], indent=2))
+    try:
+        with Signals(lambda: False, signal.SIGHUP) as signals:
+            if calm:
+                console.print("an undisturbed run, to compare with")
+                expected = _undisturbed(settings, calm, signals)
+            for seed in seeds:
+                planned = blows(seed, settings.kills, targets(settings), moments)
+                verdict = _one(settings, seed, planned, expected, console, signals)
+                verdicts.append(verdict)
+                _print(console, settings, verdict, calm)
+    finally:
+        if as_json:
+            print(json.dumps([one.to_json() for one in verdicts], indent=2))
     survived = sum(not one.findings for one in verdicts)
     console.print(f"{survived} of {len(verdicts)} runs have survived")
     return survived == len(verdicts)
 
 
-def _undisturbed(settings: Settings, signals: Signals) -> dict[int, str]:
-    with prepared(settings, "chaos-undisturbed") as made:
+def _undisturbed(settings: Settings, name: str, signals: Signals) -> dict[int, str]:
+    with prepared(settings, name) as made:
         try:
             made.run.start()
             status = made.run.wait(settings.within_s)
         finally:
-            _close(made.run, signals)
+            _close(made, signals)
+    if status == 0 and made.run.crashes:
+        raise RlaxError(f"in the undisturbed run {made.run.crashes[0]}")
     if status != 0:
         said = made.run.log.read_text(errors="replace")[-2000:]
         raise RlaxError(f"the undisturbed run failed with status {status}: {said}")
@@ -103,27 +117,30 @@ def _one(
             log = EventLog(run.events)
             for blow in planned:
                 if run.status is not None and run.status >= 0 and not run.excused:
-                    break  # nothing more can be reached
+                    verdict.fallen.append(Fallen(blow))  # nothing more can be reached
+                    continue
                 verdict.fallen.append(_strike(made, log, blow, settings.patience_s))
                 console.print(f"  seed {seed}: {verdict.fallen[-1]}")
             status = run.wait(settings.within_s)
         finally:
-            left = _close(run, signals)
+            left = _close(made, signals)
     verdict.restarts, verdict.wall_s = run.restarts, time.monotonic() - began_s
     output = run.log.read_text(errors="replace")
-    if status == _BAD_CONFIG:
+    if status == _BAD_CONFIG and FaultPoint.STEP_TRAINED not in EventLog(run.events).take():
         raise RlaxError(f"the run cannot be started: {output[-2000:]}")
+    left = left if status is not None else []  # all is left of a run that has not ended in time
     verdict.findings = examine(files, status, output, left, expected) + run.crashes
-    if not any(one.reached for one in verdict.fallen):
-        verdict.findings.append("no blow was reached: the run shows nothing; give it more steps")
+    verdict.explained = run.explained
+    if not (verdict.findings or any(one.reached for one in verdict.fallen)):
+        verdict.findings.append(SHOWS_NOTHING)
     return verdict
 
 
-def _close(run: SupervisedRun, signals: Signals) -> list[str]:
+def _close(made: Prepared, signals: Signals) -> list[str]:
     """See ``SupervisedRun.close``; a second Ctrl-C must not leave processes behind."""
     signals.ending = True
     try:
-        return run.close()
+        return made.run.close(made.end_s)
     finally:
         signals.ending = False
 
@@ -138,8 +155,10 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, patience_s: float) -> Fal
 
     log.take()
     if blow.event in AT_A_RESTORE:  # which only a killed trainer has
-        for trainer in run.living("trainer"):
-            run.strike(trainer, signal.SIGKILL)
+        log.wait(FaultPoint.STEP_TRAINED, 1, patience_s, goes_on)
+        if not any([run.strike(one, signal.SIGKILL) for one in run.living("trainer")]):
+            return fallen
+        log.take()
     if not log.wait(blow.event, blow.times, patience_s, goes_on):
         return fallen
     began_s = time.monotonic()
@@ -153,20 +172,21 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, patience_s: float) -> Fal
     log.take()
     if log.wait(FaultPoint.STEP_TRAINED, 1, patience_s, goes_on):
         fallen.recovered_s = time.monotonic() - began_s
-        run.excused = 0
     return fallen
 
 
 def _fault(made: Prepared, blow: Blow) -> str:
     """Lets a fault last; returns in words what it hit."""
-    trouble = made.troubles[blow.target]
+    trouble, until_s = made.troubles[blow.target], time.monotonic() + _THERE_S
     try:
-        who = trouble.begin(blow)
-        if blow.kind != "reset":
+        while not (who := trouble.begin(blow)) and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        if who and blow.kind != "reset":
             time.sleep(blow.for_s)
     finally:
         trouble.end()
-    made.run.excused += blow.target == "disk"  # the trainer may end, and is to say why
+    if blow.target == "disk":
+        made.run.excused.append("disk")  # the trainer may end, and is to say why
     return who
 
 
@@ -181,22 +201,27 @@ def _hit(run: SupervisedRun, blow: Blow, goes_on: Callable[[], bool]) -> str:
     if not run.strike(mark, signal.SIGSTOP if blow.kind == "freeze" else signal.SIGKILL):
         return ""
     if blow.kind == "freeze":
-        time.sleep(blow.for_s)
-        run.strike(mark, signal.SIGCONT)
+        try:
+            time.sleep(blow.for_s)
+        finally:
+            run.strike(mark, signal.SIGCONT)
     return mark.who
 
 
-def _print(console: Console, settings: Settings, verdict: Verdict) -> None:
+def _print(console: Console, settings: Settings, verdict: Verdict, calm: str) -> None:
     reached = [one for one in verdict.fallen if one.reached]
     slowest = max((one.recovered_s or 0.0 for one in reached), default=0.0)
     moments = ", ".join(dict.fromkeys(one.blow.moment for one in reached)) or "none"
     restarts = ", ".join(f"{name} {count}" for name, count in verdict.restarts.items())
     how = "survived" if not verdict.findings else "FAILED"
+    how = "shows nothing" if verdict.findings == [SHOWS_NOTHING] else how
     console.print(
         f"seed {verdict.seed}: {how} in {verdict.wall_s:.0f} s; {len(reached)} of "
         f"{len(verdict.fallen)} blows fell ({moments}); the next step ended at most "
         f"{slowest:.1f} s after one; started again by the supervisor: {restarts}"
     )
+    for sentence in verdict.explained:
+        console.print(f"  a fault ended the trainer, which said: {sentence}")
     for finding in verdict.findings:
         console.print(f"  {finding}")
     if verdict.findings:
@@ -212,6 +237,7 @@ def _print(console: Console, settings: Settings, verdict: Verdict) -> None:
             "--within-s",
             f"{settings.within_s:g}",
         )
-        console.print(f"  output: {settings.out}")
         command = pasteable("rlax", *again)
-        console.print(f"  remove the run chaos-{verdict.seed} and repeat it with:  {command}")
+        runs = f"chaos-{verdict.seed}" + (f" and {calm}" if calm else "")
+        console.print(f"  output: {settings.out}/chaos-{verdict.seed}")
+        console.print(f"  remove {runs} and repeat it with:  {command}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,7 +34,7 @@ class Trouble(Protocol):
     """A fault that begins with a blow and ends with it."""
 
     def begin(self, blow: Blow) -> str:
-        """Begins the fault; returns in words what is hit."""
+        """Begins the fault; returns in words what is hit, or "" if nothing was there to hit."""
         ...
 
     def end(self) -> None:
@@ -52,7 +54,9 @@ class NetworkTrouble:
 
     def begin(self, blow: Blow) -> str:
         """See ``Trouble``."""
-        names = sorted(self._proxies)
+        names = sorted(name for name, one in self._proxies.items() if one.proxy.connections)
+        if not names:
+            return ""
         name = names[min(int(blow.choice * len(names)), len(names) - 1)]
         proxy = self._proxies[name]
         count = len(proxy.proxy.connections)
@@ -85,7 +89,7 @@ def _each(what: Callable[[Connection], None]) -> Callable[[Proxy], None]:
 
 
 class DiskTrouble:
-    """A full disk: the free space of a small file system is taken by a file.
+    """A full disk: a file without a name takes the free space of a small file system.
 
     Args:
       folder: on that file system.
@@ -103,20 +107,23 @@ class DiskTrouble:
                 "after mount -t tmpfs -o size=256m none DIRECTORY"
             )
             raise ConfigError("base_output_directory", str(folder), reason)
-        self._filler, self._folder = folder / "chaos-filler", folder
+        self._folder = folder
+        self._filler: io.FileIO | None = None
 
     def begin(self, blow: Blow) -> str:
         """See ``Trouble``."""
-        with self._filler.open("wb", buffering=0) as file:
-            for size in _CHUNKS:
-                with suppress(OSError):
-                    while file.write(bytes(size)) == size:
-                        pass
+        # Without a name, so that the space is free again however this process ends.
+        self._filler = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+        for size in _CHUNKS:
+            with suppress(OSError):
+                while self._filler.write(bytes(size)) == size:
+                    pass
         return f"the disk of {self._folder}"
 
     def end(self) -> None:
         """See ``Trouble``."""
-        self._filler.unlink(missing_ok=True)
+        if self._filler is not None:
+            self._filler.close()
 
 
 class ClockTrouble:
@@ -164,15 +171,16 @@ def _library(folder: Path) -> Path:
     path = folder / "clock-tried"
     _write(path, _CLOCK_S)
     for library in found:
-        tried = subprocess.run(
-            [sys.executable, "-c", _TRY],
-            env=os.environ | _environment(library, path),
-            capture_output=True,
-            timeout=_TRY_S,
-        )
-        said = tried.stdout.split()
-        if tried.returncode == 0 and said and float(said[0]) > time.time() + _CLOCK_S / 2:
-            return library
+        with suppress(subprocess.TimeoutExpired):
+            tried = subprocess.run(
+                [sys.executable, "-c", _TRY],
+                env=os.environ | _environment(library, path),
+                capture_output=True,
+                timeout=_TRY_S,
+            )
+            said = tried.stdout.split()
+            if tried.returncode == 0 and said and float(said[0]) > time.time() + _CLOCK_S / 2:
+                return library
     reason = (
         "needs a libfaketime with which this Python can sleep, newer than 0.9.10: "
         "pip install libfaketime"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,11 @@ from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.liveness.marks import STATE_DIR
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.hosts import free_port
+from rlax_plugin.start.hosts import check_processor, free_port
 from rlax_plugin.start.run_directory import run_directory, state_directory
 from rlax_plugin.testing.threaded_proxy import ThreadedProxy, threaded
 
+_END_S = 20.0  # for processes to end, besides drain_s
 _FAR, _SEEN = "127.0.0.2", "127.0.0.3"  # where the far worker listens, and where it is called
 
 
@@ -54,11 +56,13 @@ class Prepared:
     """A run that is not started yet.
 
     Attributes:
+      end_s: seconds in which its processes must have ended after it.
       troubles: the faults that may be let loose on it, by the target of a blow.
     """
 
     run: SupervisedRun
     files: RunFiles
+    end_s: float
     troubles: dict[Target, Trouble] = field(default_factory=dict)
 
 
@@ -90,7 +94,7 @@ def prepared(settings: Settings, name: str) -> Iterator[Prepared]:
         if "network" in settings.faults:
             made.add_far_worker()
         made.add_trainer()
-        yield Prepared(made.run, made.files, made.troubles)
+        yield Prepared(made.run, made.files, made.end_s, made.troubles)
 
 
 class _Preparation:
@@ -103,13 +107,13 @@ class _Preparation:
     def __init__(self, settings: Settings, name: str, stack: ExitStack):
         self._settings, self._stack = settings, stack
         self._overrides = [*settings.overrides, f"run_name={name}"]
-        self.files, state_dir = _checked(settings, self._overrides)
+        self.files, state_dir, self.end_s = check(settings, name)
         directory = settings.out / name
         try:
             directory.mkdir(parents=True)
-        except FileExistsError:
-            reason = "exists already: name another folder, or remove it"
-            raise ConfigError("--out", str(directory), reason) from None
+        except OSError as error:
+            reason = f"cannot be made: {error.strerror}"
+            raise ConfigError("--out", str(directory), reason) from error
         self.run = SupervisedRun(directory, state_dir, settings.hosts)
         self.troubles: dict[Target, Trouble] = {}
         self._proxies: dict[str, ThreadedProxy] = {}
@@ -117,7 +121,7 @@ class _Preparation:
         if "clock" in settings.faults:
             self.troubles["clock"] = self._clocks = ClockTrouble(directory)
         if "disk" in settings.faults:
-            self.troubles["disk"] = disk = _disk(self.files)
+            self.troubles["disk"] = disk = _disk(self.files, directory)
             stack.callback(disk.end)
         if "network" in settings.faults:
             self.troubles["network"] = NetworkTrouble(self._proxies)
@@ -151,21 +155,28 @@ class _Preparation:
         self._proxy("to the far worker", f"{_FAR}:{called}", _SEEN, called)
         token = self.run.state_dir / "worker-token.json"
         arguments = ("serve", "--controller", way, "--token-file", str(token), "--name", "far")
+        arguments += ("--with-parent",)
         arguments += ("--host", _FAR, "--advertised-host", _SEEN, "--port", str(called))
         environment = self._clock(part) | {STATE_DIR: str(self.run.state_dir)}
         self.run.add(part, *arguments, environment=environment, after=token, always=True)
 
     def add_trainer(self) -> None:
         """Adds the trainer, after all that has changed its config."""
-        arguments = ("train", self._settings.config, *self._overrides)
+        arguments = ("train", self._settings.config, *self._overrides, "--with-parent")
         if self._settings.hosts > 1:
             arguments += ("--hosts", str(self._settings.hosts))
         self.run.add("trainer", *arguments, environment=self._clock("trainer"))
 
 
-def _checked(settings: Settings, overrides: Sequence[str]) -> tuple[RunFiles, Path]:
-    """Returns the files and the state directory of a run that does not exist yet."""
-    config = resolve(settings.config, overrides)
+def check(settings: Settings, name: str) -> tuple[RunFiles, Path, float]:
+    """Returns the files and the state directory of a run, and the seconds in which it ends.
+
+    Raises:
+      ConfigError: a setting or the config is wrong, or the run exists already.
+    """
+    config = resolve(settings.config, [*settings.overrides, f"run_name={name}"])
+    if settings.hosts > 1:
+        check_processor(config.maxtext, settings.hosts)
     if config.section.state_dir:
         reason = "must not be set: the runs of all seeds, and your own, would share it"
         raise ConfigError("rlax.state_dir", config.section.state_dir, reason)
@@ -174,16 +185,20 @@ def _checked(settings: Settings, overrides: Sequence[str]) -> tuple[RunFiles, Pa
         raise ConfigError("--fault", "clock", reason)
     files = RunFiles(run_directory(config.maxtext))
     if files.exists("config.yml"):
-        reason = f"has a run in {files.url} already: remove it, or choose another seed"
+        reason = "is a run already: remove it, or choose another seed"
         raise ConfigError("run_name", files.url, reason)
-    return files, state_directory(config.section, files)
+    end_s = config.section.deadlines.drain_s + _END_S
+    return files, state_directory(config.section, files), end_s
 
 
-def _disk(files: RunFiles) -> DiskTrouble:
+def _disk(files: RunFiles, out: Path) -> DiskTrouble:
     if not files.is_local:
         reason = "fills the disk of base_output_directory, so that must be local"
         raise ConfigError("--fault", "disk", reason)
     place = Path(files.location()).absolute()
     while not place.exists():
         place = place.parent
+    if os.stat(place).st_dev == os.stat(out).st_dev:
+        reason = "is on the disk that --fault disk fills: name a folder on another one"
+        raise ConfigError("--out", str(out), reason)
     return DiskTrouble(place)

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
 from rlax_plugin.liveness.marks import Mark, lives, marks
 from rlax_plugin.records.faults import LOG
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.worker.serve import PARENT
 
 OWNER = "RLAX_CHAOS"
 """Environment variable by which all processes of one run under chaos are known."""
 
-_END_S = 20.0  # for processes of a run that has ended to be gone
+_END_S = 20.0  # for a killed process to be gone
+_EXPECTED_ENDS = 10  # of a worker whose network and whose trainer fail
+_LONGEST = 300  # characters of a sentence
 _LOOK_S = 0.02
 _RUN_FAILED = 1  # exit status of ``rlax train``
-_SENTENCES = (b"error: ", b"can be continued with:")
+_TRACEBACK = b"Traceback (most recent call last)"
+_MOST_ENDS = 20  # of a worker that is started again whatever it ends with
+
+Excuse = Literal["disk", "host"]
+"""Reasons for which a trainer may end with an error: a full disk, or the loss of a host."""
+
+_SENTENCES: dict[Excuse, re.Pattern[bytes]] = {
+    "disk": re.compile(rb"^error: .*(disk is full|No space left|quota exceeded)", re.MULTILINE),
+    "host": re.compile(rb"^the run can be continued with:", re.MULTILINE),
+}
 
 
 @dataclass(slots=True)
@@ -38,6 +52,7 @@ class Started:
       after: a file that must exist before it is started.
       always: True to start it again whenever it has failed, as a worker on another machine is.
       killed: number of times it was killed here; ``ended``: by any signal.
+      failed: number of times it ended with an error; ``error`` is the status of the last time.
       log_at: size of the log at its last start.
     """
 
@@ -46,6 +61,8 @@ class Started:
     environment: dict[str, str] = field(default_factory=dict)
     after: Path | None = None
     always: bool = False
+    failed: int = 0
+    error: int = 0
     log_at: int = 0
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
@@ -61,14 +78,15 @@ class SupervisedRun:
       directory: for logs and the log of events.
       state_dir: of the run.
       hosts: number of the trainer's hosts on this machine; 1: the trainer is one process.
-      excused: number of times the trainer may yet end with an error, because of a fault.
-      silent: number of times it did so without a sentence.
+      excused: reasons for which the trainer may yet end with an error, each once.
+      explained: sentences with which it did so; ``silent``: ends without that sentence.
     """
 
     directory: Path
     state_dir: Path
     hosts: int = 1
-    excused: int = 0
+    excused: list[Excuse] = field(default_factory=list)
+    explained: list[str] = field(default_factory=list)
     silent: int = 0
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
     _parts: dict[str, Started] = field(default_factory=dict)
@@ -106,23 +124,35 @@ class SupervisedRun:
                     self._start(part)
                 continue
             status = part.process.poll() or 0
+            if status > 0:
+                part.failed, part.error = part.failed + (not part.error), status
             if status < 0:
                 part.ended += 1
             elif status == _RUN_FAILED and name == "trainer" and self.excused:
-                self.excused -= 1
-                self.silent += not self._sentence(part)
-            elif not (status and part.always):
+                self._explain(part)
+            elif not (status and part.always and part.failed < _MOST_ENDS):
                 continue
             self._start(part)
 
-    def _sentence(self, part: Started) -> bool:
-        """True if a part has said why it ended since its last start."""
+    def _explain(self, part: Started) -> None:
+        """Takes the excuse that a part has named since its last start, and its sentence."""
         with part.log.open("rb") as file:
             file.seek(part.log_at)
-            return any(said in file.read() for said in _SENTENCES)
+            said = file.read()
+        for excuse in dict.fromkeys(self.excused):
+            found = _SENTENCES[excuse].search(said)
+            if found is not None and _TRACEBACK not in said:
+                self.excused.remove(excuse)
+                line = said[found.start() :].splitlines()[0]
+                self.explained.append(one_line(line.decode(errors="replace"), _LONGEST))
+                return
+        self.excused.clear()
+        self.silent += 1
 
     def _start(self, part: Started) -> None:
-        environment = os.environ | part.environment | {LOG: str(self.events), OWNER: self.owner}
+        part.error = 0
+        environment = os.environ | part.environment
+        environment |= {LOG: str(self.events), OWNER: self.owner, PARENT: str(os.getpid())}
         with part.log.open("ab") as out:
             part.log_at = out.tell()
             part.process = subprocess.Popen(
@@ -144,7 +174,7 @@ class SupervisedRun:
     @property
     def restarts(self) -> dict[str, int]:
         """Name of a part -> how often it was started again."""
-        return {name: part.starts - 1 for name, part in self._parts.items()}
+        return {name: max(0, part.starts - 1) for name, part in self._parts.items()}
 
     def living(self, role: str) -> list[Mark]:
         """Returns the living processes of a role, in the order of their names."""
@@ -170,18 +200,25 @@ class SupervisedRun:
             for part in self._parts.values():
                 part.killed += part.process is not None and part.process.pid == mark.pid
             if self.hosts > 1 and mark.role in ("trainer", "host"):
-                self.excused += 1  # the others end, and say so
+                self.excused.append("host")  # the others end, and say so
         return True
 
     @property
     def crashes(self) -> list[str]:
-        """Ends of processes by signals that were not sent here, in words."""
+        """Ends of processes that nothing here explains, in words."""
         return [
             f"the {name} was ended by a signal {part.ended - part.killed} times more often than "
             "it was killed: it crashed, or the machine had no memory left"
             for name, part in self._parts.items()
             if part.ended > part.killed
-        ] + ["the trainer ended with an error, and without a sentence"] * self.silent
+        ] + [*self._failures()]
+
+    def _failures(self) -> Iterator[str]:
+        for _ in range(self.silent):
+            yield "the trainer ended with an error, and did not say that a fault was the reason"
+        for name, part in self._parts.items():
+            if name != "trainer" and part.failed > (_EXPECTED_ENDS if part.always else 0):
+                yield f"the {name} ended with an error {part.failed} times: see {part.log}"
 
     def wait(self, within_s: float) -> int | None:
         """Returns the exit status of the run, restarting what was killed; None: it took longer."""
@@ -193,13 +230,17 @@ class SupervisedRun:
             time.sleep(_LOOK_S)
         return None
 
-    def close(self) -> list[str]:
-        """Ends the parameter server; returns what has outlived the run, which is killed as well."""
+    def close(self, within_s: float) -> list[str]:
+        """Ends the parameter server; returns what has outlived the run, which is killed as well.
+
+        Args:
+          within_s: seconds in which all processes must have ended.
+        """
         for part in self._parts.values():
             if part.process is not None and part.process.poll() is None:
                 # The parameter server, or a trainer that has not ended in time, with its workers.
                 part.process.send_signal(signal.SIGTERM)
-        until_s = time.monotonic() + _END_S
+        until_s = time.monotonic() + within_s
         while (left := self._owned()) and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
         said = [f"{one.pid} {' '.join(_command(one))}"[:200] for one in left]

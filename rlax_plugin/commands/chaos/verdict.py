@@ -14,6 +14,8 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 
+SHOWS_NOTHING = "no blow was reached: the run shows nothing; give it more steps"
+
 _LAST = 2000  # characters of the trainer's output in a finding
 
 
@@ -45,6 +47,7 @@ class Verdict:
 
     Attributes:
       findings: all that is wrong; empty: the run has survived.
+      explained: sentences of a trainer that a fault has ended.
       restarts: name of a part -> how often the supervisor has started it again.
     """
 
@@ -52,6 +55,7 @@ class Verdict:
     fallen: list[Fallen] = field(default_factory=list)
     restarts: dict[str, int] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
+    explained: list[str] = field(default_factory=list)
     wall_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -60,6 +64,7 @@ class Verdict:
             "seed": self.seed,
             "survived": not self.findings,
             "findings": self.findings,
+            "explained": self.explained,
             "restarts": self.restarts,
             "wall_s": self.wall_s,
             "blows": [

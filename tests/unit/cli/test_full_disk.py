@@ -35,7 +35,7 @@ def caused() -> Exception:
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/runs/a"),
         of_sqlite(),
         caused(),
-        ExceptionGroup("two", [ValueError("x"), OSError(errno.ENOSPC, "full")]),
+        ExceptionGroup("two", [caused(), OSError(errno.ENOSPC, "full")]),
         RuntimeError("RESOURCE_EXHAUSTED: [OS error 28: No space left on device]"),
     ],
 )
@@ -43,14 +43,21 @@ def test_a_full_disk_is_recognized(error: Exception, capsys: pytest.CaptureFixtu
     with pytest.raises(typer.Exit) as ended, exit_status():
         raise error
     said = capsys.readouterr().err
-    assert ended.value.exit_code == 1 and said.startswith("error: a disk is full (")
-    assert said.endswith("repeat the command; a run goes on where it ended\n")
+    assert ended.value.exit_code == 1 and "error: a disk is full (" in said
+    assert said.endswith("repeat the command; rlax train continues a run where it ended\n")
 
 
 def test_another_error_is_none() -> None:
+    words = "cp: error writing 'x': No space left on device"  # a program's, in an answer
+    assert full_disk(ValueError(words)) == ""
+    unrelated = KeyError("a bug, found while a full disk was handled")
+    unrelated.__context__ = OSError(errno.ENOSPC, "full")
+    assert full_disk(unrelated) == ""
+    two = ExceptionGroup("two", [AssertionError("weights differ"), OSError(errno.ENOSPC, "full")])
+    assert full_disk(two) == ""
     looped = ValueError("no such table: t")
-    looped.__context__ = OSError(errno.EIO, "Input/output error")
-    looped.__context__.__context__ = looped
+    looped.__cause__ = OSError(errno.EIO, "Input/output error")
+    looped.__cause__.__cause__ = looped
     assert full_disk(looped) == ""
     with pytest.raises(ValueError, match="no such table"), exit_status():
         raise looped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from rlax_plugin.commands.chaos.blows import KINDS, Blow, Fault, Kind, blows
 from rlax_plugin.commands.chaos.faults import ClockTrouble, DiskTrouble, NetworkTrouble
@@ -35,12 +37,15 @@ def test_faults_have_kinds_of_their_own() -> None:
 def test_the_network_fails_and_recovers() -> None:
     with threaded("127.0.0.1:1") as one, threaded("127.0.0.1:2") as other:
         trouble = NetworkTrouble({"to a": one, "to b": other})
-        assert trouble.begin(blow("network", "stall", 0.4)) == "0 connections to a"
-        assert one.proxy.conditions.stalled and not other.proxy.conditions.stalled
-        assert trouble.begin(blow("network", "delay", 0.6)) == "0 connections to b"
-        assert other.proxy.conditions.delay_s == 0.2
-        trouble.end()
-        assert not one.proxy.conditions.stalled and other.proxy.conditions.delay_s == 0
+        assert trouble.begin(blow("network", "stall")) == ""  # nothing is connected
+        other.call(lambda proxy: proxy.change(stalled=True))  # it does not reach its target
+        host, _, port = other.address.rpartition(":")
+        with socket.create_connection((host, int(port))):
+            wait_until(lambda: other.proxy.connections, "the connection")
+            assert trouble.begin(blow("network", "delay", 0.9)) == "1 connections to b"
+            assert other.proxy.conditions.delay_s == 0.2 and one.proxy.conditions.delay_s == 0
+            trouble.end()
+            assert other.proxy.conditions.delay_s == 0 and not other.proxy.conditions.stalled
 
 
 def test_only_a_small_disk_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +102,19 @@ def test_an_excused_end_is_repeated_and_has_to_say_why(tmp_path: Path) -> None:
     part.process.returncode = 1
     run.go_on()
     assert run.restarts == {"trainer": 0}  # nothing excuses it
-    run.excused = 1
+    with part.log.open("a") as log:
+        log.write("error: a disk is full ([Errno 28] No space left on device)\n")
+    run.excused = ["host", "disk"]
     run.go_on()
-    assert run.restarts == {"trainer": 1} and run.crashes == [] and run.excused == 0
-    assert part.process.wait(60) in (1, 2)
-    part.process.returncode, run.excused, part.log_at = 1, 1, part.log.stat().st_size
-    run.go_on()
-    assert run.crashes == ["the trainer ended with an error, and without a sentence"]
-    assert run.close() == []
+    assert run.restarts == {"trainer": 1} and run.crashes == [] and run.excused == ["host"]
+    assert run.explained == ["error: a disk is full ([Errno 28] No space left on device)"]
+    full = "error: a disk is full"
+    for said in ("error: the weights differ", f"Traceback (most recent call last)\n{full}"):
+        assert part.process.wait(60) in (1, 2)
+        part.process.returncode, run.excused = 1, ["disk"]
+        with part.log.open("a") as log:
+            log.write(f"{said}\n")
+        run.go_on()
+    why = "the trainer ended with an error, and did not say that a fault was the reason"
+    assert run.crashes == [why, why]
+    assert run.close(20) == []
