@@ -1,8 +1,8 @@
 """The end of asynchronous saves: MaxText forgets each response of Orbax, which keeps a thread.
 
-Orbax starts a thread with an event loop for each asynchronous save, and ends it only when somebody
-asks for the result of the save. MaxText never does, so a run would keep one thread and three open
-descriptors for each of its checkpoints.
+Orbax starts a thread with an event loop for each asynchronous save, and ends it only when the
+caller asks for the result of the save. MaxText never does, so a run would keep one thread and three
+open descriptors for each of its checkpoints.
 """
 
 from __future__ import annotations

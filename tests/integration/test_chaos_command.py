@@ -48,7 +48,9 @@ CLOCKS = pytest.mark.skipif(
         (DETERMINISTIC, ("--seed", "1")),
         (CONTINUED, ("--seed", "2", "--parameter-server", "--fault", "network")),
         pytest.param(
-            DETERMINISTIC, ("--seed", "3", "--fault", "clock"), marks=[pytest.mark.long, CLOCKS]
+            (*DETERMINISTIC, "steps=12"),
+            ("--seed", "3", "--fault", "clock", "--spare-trainer"),
+            marks=[pytest.mark.long, CLOCKS],
         ),
     ],
     ids=["deterministic", "continued", "clocks"],
@@ -63,4 +65,4 @@ def test_a_run_survives(more, options, tmp_path, monkeypatch) -> None:
     reached = [one for one in verdict["blows"] if one["reached"]]
     assert verdict["survived"] and verdict["findings"] == [] and len(reached) >= 2
     again = finished(*arguments, cwd=tmp_path)
-    assert again.returncode == 2 and "exists already" in again.stderr
+    assert again.returncode == 2 and "is a run already: remove it" in again.stderr

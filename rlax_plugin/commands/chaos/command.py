@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -69,7 +70,7 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
 
 
 def _undisturbed(settings: Settings, name: str, signals: Signals) -> dict[int, str]:
-    with prepared(settings, name) as made:
+    with prepared(replace(settings, faults=()), name) as made:
         try:
             made.run.start()
             status = made.run.wait(settings.within_s)
