@@ -196,6 +196,7 @@ def main() -> int:
     files = RunFiles(run_directory(config.maxtext))
     state = state_directory(config.section, files)
     command = [sys.executable, "-m", "rlax_plugin", "train", arguments.config, *overrides]
+    command += ["--with-parent"]
     with (arguments.out / "trainer.out").open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
