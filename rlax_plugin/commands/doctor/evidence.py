@@ -182,9 +182,12 @@ def _use(place: Path) -> tuple[int, int, int]:
 
 
 def last_lines(path: Path, most: int) -> list[str]:
-    """Returns the last lines of a log, harmless; none if it cannot be read."""
+    """Returns the last whole lines of a log, harmless; none if it cannot be read."""
     try:
-        lines = tail(path, _LOG_BYTES).decode(errors="replace").splitlines()
+        data = tail(path, _LOG_BYTES + 1)
     except OSError:
         return []
+    if len(data) > _LOG_BYTES:  # it may begin within a line
+        data = data.partition(b"\n")[2]
+    lines = data.decode(errors="replace").splitlines()
     return [one_line(line, _LONGEST_LINE) for line in lines if line.strip()][-most:]

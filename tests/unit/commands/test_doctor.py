@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,15 @@ import pytest
 from test_status import status, worker
 
 from rlax_plugin.commands.doctor import evidence as evidence_module
-from rlax_plugin.commands.doctor.bundle import write_bundle
 from rlax_plugin.commands.doctor.command import examine
-from rlax_plugin.commands.doctor.evidence import Disk, Evidence, Process, gather, last_lines
+from rlax_plugin.commands.doctor.evidence import Disk, Evidence, Process, gather
 from rlax_plugin.commands.doctor.findings import findings
 from rlax_plugin.commands.doctor.stacks_shown import shortened
 from rlax_plugin.commands.status.outcome import Outcome
 from rlax_plugin.commands.status.source import Seen
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Deadlines
-from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness.ending import record_ending
 from rlax_plugin.liveness.marks import Mark, Role, announced
 from rlax_plugin.liveness.run_status import (
@@ -341,39 +338,3 @@ def test_the_threads_that_matter_are_shown() -> None:
         *("MainThread:", '  File "lib/threading.py", line 3 in wait'),
     ]
     assert shortened(STACKS, {})[0] == "0x00000002:"
-
-
-def test_a_bundle_has_no_secrets_and_texts_only_if_asked(tmp_path: Path) -> None:
-    run, state = RunFiles(tmp_path / "run"), tmp_path / "run"
-    config = b"hf_access_token: hf_abc\nurl: https://me:pw@host/x\ntoken: {a: t2}\n"
-    config += b"rlax: {rewards: [{api_key: 'k1', n: 3, X-Api-Key: k3, max_tokens: 5}]}\n"
-    run.put("config.yml", config)
-    run.put("secrets.json", b'{"trainer": "s1"}')
-    run.put("logs/trainer.log", b"one\n\x1b[31mtwo\n")
-    run.put("logs/rewards.log", b"an answer\n")
-    (tmp_path / "run/logs/link.log").symlink_to(tmp_path / "run/secrets.json")
-    mark = process().mark
-    for texts in (False, True):
-        path = tmp_path / f"{texts}.tar.gz"
-        write_bundle(path, run, state, evidence(), {mark: "File x"}, texts=texts)
-        with tarfile.open(path) as tar:
-            found = {m.name: tar.extractfile(m).read().decode() for m in tar.getmembers()}  # type: ignore[union-attr]
-        assert path.stat().st_mode & 0o777 == 0o600
-        everything = "".join(found.values())
-        for secret in ("hf_abc", "k1", "s1", "t2", "k3", "me:pw"):
-            assert secret not in everything
-        assert "max_tokens: 5" in found["rlax-doctor/config.yml"]
-        assert "n: 3" in found["rlax-doctor/config.yml"]
-        assert found["rlax-doctor/stacks/trainer-7.txt"] == "File x"
-        assert "\x1b" not in found["rlax-doctor/logs/trainer.log"]
-        assert json.loads(found["rlax-doctor/status.json"])["pid"] == 7
-        assert ("rlax-doctor/logs/rewards.log" in found) is texts
-    with pytest.raises(ConfigError, match=r"--bundle.*cannot be written: File exists"):
-        write_bundle(path, run, state, evidence(), {}, texts=False)
-
-
-def test_last_lines_are_harmless(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"first\n\nsecond \xff\x1b]0;x\x07\nthird\n")
-    assert last_lines(tmp_path / "log", 2)[-1] == "third"
-    assert "\x1b" not in "".join(last_lines(tmp_path / "log", 9))
-    assert last_lines(tmp_path / "none", 2) == []
