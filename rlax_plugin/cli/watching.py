@@ -58,8 +58,8 @@ def status(
     The phase and for how long, pace and time left, the time of a step by phase, each worker with
     its version, slots in use, tokens per second and last heartbeat, and the bottleneck in a
     sentence. On a terminal it is refreshed every second until Ctrl-C; elsewhere, or with --once, it
-    is printed once. The exit status is 0 while the run goes on; 1 if the trainer's process has ended,
-    or its status cannot be read or got; and 2 if there is no such run.
+    is printed once. The exit status is 0 while the run goes on; 1 if the trainer's process has
+    ended, or its status cannot be read or got; and 2 if there is no such run.
     """
     with exit_status():
         from rlax_plugin.commands.status.command import show_status, source, to_json
