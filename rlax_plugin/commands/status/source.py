@@ -12,6 +12,7 @@ import grpc
 
 from rlax_plugin.commands.status.outcome import Outcome, outcome_of
 from rlax_plugin.errors import RlaxError
+from rlax_plugin.liveness.ending import last_failure
 from rlax_plugin.liveness.marks import is_of_here, lives, marks
 from rlax_plugin.liveness.marks import state as kernel_state
 from rlax_plugin.liveness.run_status import RunStatus, read_status
@@ -71,6 +72,7 @@ def seen_here(state_dir: Path, files: RunFiles | None = None, *, readable: bool 
     living = [mark for mark in trainers if lives(mark)]
     # A fresh one may come from a process in another container, which cannot be seen from here.
     fresh = status is not None and age_s < _OLD * status.every_s
+    fresh = fresh and last_failure(state_dir) is None  # a process that runs has no end on record
     if not living and not (fresh and not any(map(is_of_here, trainers))):
         if holder(state_dir) is not None:
             return Seen(

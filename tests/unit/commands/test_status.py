@@ -119,6 +119,9 @@ def test_an_old_status_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
     assert seen_here(tmp_path).outcome == "unknown"
     put(status())
     assert not seen_here(tmp_path).ended  # its process is in another container, say
+    record_ending(tmp_path, None)
+    assert seen_here(tmp_path).outcome == "interrupted"
+    forget_ending(tmp_path)
     files.delete("status.json")
     with announced(tmp_path, "trainer"):
         assert seen_here(tmp_path).problem == "the run has just started"
