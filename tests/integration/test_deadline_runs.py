@@ -61,7 +61,7 @@ def test_a_run_whose_worker_never_comes_says_what_that_should_have_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "impatient.py").write_text(IMPATIENT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     run = runs.Run(
         tmp_path,
         runs.plugins("impatient"),
