@@ -60,7 +60,8 @@ def status(
     The phase and for how long, pace and time left, the time of a step by phase, each worker with
     its version, slots in use, tokens per second and last heartbeat, and the bottleneck in a
     sentence. On a terminal it is refreshed every second until Ctrl-C; elsewhere, or with --once, it
-    is printed once. The exit status is 1 if the trainer's process has ended.
+    is printed once. The exit status is 0 while the run goes on; 1 if the trainer's process has
+    ended, or its status cannot be read or got; and 2 if there is no such run.
     """
     with exit_status():
         from rlax_plugin.commands.status.command import show_status, source, to_json
@@ -103,9 +104,9 @@ def doctor(
     """Finds what of a run on this machine is stuck or slow, and says what to try.
 
     It looks at the run's processes, status, disks, memory and clocks, and asks the processes
-    concerned for the stacks of their threads, all within 10 s. Each finding says since when, which
-    deadline will end it, and what to try. If the trainer has ended, it is a post mortem. The exit
-    status is 0 if nothing is stuck, and 1 otherwise. The run is not changed.
+    concerned for the stacks of their threads. Each finding says since when, which deadline will end
+    it, and what to try. If the trainer has ended, it is a post mortem. The exit status is 0 if
+    there is no finding, 1 if there is one, and 2 if there is no such run. The run is not changed.
     """
     with exit_status():
         from rlax_plugin.commands.doctor.command import examine

@@ -25,6 +25,8 @@ ALL_FAILED = "all rewards failed"
 """The reason of a group without a single reward; every other reason is a filter's."""
 _MOST_REASONS = 10  # a filter may put numbers into its reasons
 _LONGEST = 200  # characters of a sample in a message
+ANSWERED, FAILED_SUCH_AS = "was answered with", "Rewards fail, such as"
+"""Words of messages after which an answer is quoted, or an error of a reward that may quote one."""
 GAP = "logprob_gap/p95"
 """The metric that ``gap_error`` watches."""
 _RECOVERED = 1.5  # times ``warn``: a share that wavers around ``warn`` gives one message
@@ -74,7 +76,7 @@ def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> st
             if isinstance(score, Unscored)
         )
         example = next(errors, "no reason was given")
-        return f"Rewards fail, such as: {example}; logs/rewards.log says more"
+        return f"{FAILED_SUCH_AS}: {one_line(example)}; logs/rewards.log says more"
     advice = "rlax.curation.max_refill sets the limit, and rlax measure finds prompts that teach"
     return f"{rule.too_few(reasons.total())}; {advice}{_example(scored)}"
 
@@ -85,7 +87,7 @@ def _example(scored: Sequence[Judged]) -> str:
         if isinstance(one, Rejected) and not np.isnan(one.group.rewards).all():
             best = int(np.nanargmax(one.group.rewards))
             text, reward = one.group.episodes[best].text, one.group.rewards[best]
-            of = f"prompt {one.group.prompt.id!r} was answered with '{one_line(text, _LONGEST)}'"
+            of = f"prompt {one.group.prompt.id!r} {ANSWERED} '{one_line(text, _LONGEST)}'"
             return f". For example, {of}, which has the reward {reward:g}"
     return ""
 

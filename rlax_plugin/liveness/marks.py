@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from rlax_plugin.liveness.plain_files import tail
+from rlax_plugin.liveness.run_status import NOW_MOST
 from rlax_plugin.records.private import make_private
 from rlax_plugin.text.harmless import one_line
 
@@ -31,6 +32,7 @@ Role = Literal["trainer", "host", "worker", "rewards", "parameter server"]
 _FOLDER = "processes"
 _MOST_BYTES, _MOST_THREADS = 1 << 16, 300  # of a mark
 _MALFORMED = (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError)
+_MOST_PID, _MOST_TICKS = 1 << 22, 1 << 63  # of Linux
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _START = 19  # field of /proc/PID/stat after the name: start in clock ticks since the boot
 
@@ -225,7 +227,11 @@ def _of_json(said: dict[str, Any], state_dir: Path) -> Mark:
         raise ValueError("a name that would lead elsewhere")
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         raise ValueError("not a mark")
+    if said["pid"] > _MOST_PID or said["start"] > _MOST_TICKS:
+        raise ValueError("no process has such numbers")
     still = tuple((one_line(str(what)), float(since)) for what, since in said["still"])
+    if not all(0 <= since <= NOW_MOST for _, since in still):
+        raise ValueError("not a time")
     threads = tuple(
         (one_line(str(number)), one_line(str(name))) for number, name in said["threads"]
     )

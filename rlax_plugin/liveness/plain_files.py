@@ -5,9 +5,11 @@ A reward process may put a link, a pipe or a device in the place of a file.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
+from typing import IO
 
 
 def size(path: Path) -> int:
@@ -29,14 +31,39 @@ def tail(path: Path, most: int, after: int = 0) -> bytes:
     Raises:
       OSError: it is no ordinary file, or cannot be read.
     """
+    with _opened(path) as file:
+        file.seek(max(after, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
+
+
+def whole(path: Path, most: int) -> bytes:
+    """Returns a whole file.
+
+    Args:
+      most: bytes that it may have.
+
+    Raises:
+      OSError: it is no ordinary file, is larger, or cannot be read.
+    """
+    with _opened(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return data
+
+
+def _opened(path: Path) -> IO[bytes]:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, and no ordinary file", str(path)) from None
+        raise
     except ValueError as error:  # a name with a NUL
         raise OSError(str(error)) from None
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is no ordinary file")
-        file.seek(max(after, found.st_size - most))
-        return file.read(most)
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+    return file

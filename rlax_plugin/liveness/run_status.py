@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.harmless import one_line
 
 _LONGEST = 300
+_CUT = 40  # characters of the note that a text was cut, at most
+_LONGEST_EVERY_S = 60.0  # with more, an old status would never be old
 MOST_SHOWN = 8
 """Groups and jobs in a status: those that take longest."""
 
-Text = Annotated[str, Field(max_length=_LONGEST)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+MOST = 1e12
+"""No number of a status is larger: a file that says otherwise would fill the terminal."""
+
+NOW_MOST = 1e11
+"""No Unix time of a status or a mark is later."""
+
+
+def shown(text: str) -> str:
+    """Returns text in the form that a status can hold: harmless and short."""
+    line = one_line(text, _LONGEST)
+    return line if len(line) <= _LONGEST else one_line(text, _LONGEST - _CUT)
+
+
+Text = Annotated[str, Field(max_length=_LONGEST), AfterValidator(shown)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-MOST, le=MOST)]
+Moment = Annotated[float, Field(allow_inf_nan=False, ge=0, le=NOW_MOST)]
+Seconds = Annotated[float, Field(allow_inf_nan=False, ge=0, le=MOST)]
+Share = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1000)]
+Count = Annotated[int, Field(ge=0, le=int(MOST))]
+Version = Annotated[int, Field(ge=-1, le=int(MOST))]
 
 
 class _Part(BaseModel):
@@ -33,7 +51,7 @@ class Doing(_Part):
     """
 
     what: Text
-    since: Number
+    since: Moment
     ends: Text = ""
 
 
@@ -53,8 +71,8 @@ class WorkerStatus(_Part):
     """
 
     name: Text
-    version: int
-    samples: int
+    version: Version
+    samples: Count
     slots: Count
     tokens_per_s: Number | None
     silent_s: Number
@@ -92,7 +110,7 @@ class GroupStatus(_Part):
     what: Text
     prompt: Text
     worker: Text
-    since: Number
+    since: Moment
     still_s: Number
     ends: Text
     unknown: bool = False
@@ -130,26 +148,26 @@ class ControllerStatus(_Part):
       wanted: number of workers that the launcher keeps; None: unknown.
     """
 
-    seen: Number
+    seen: Moment
     step: Count
     steps: Count
-    version: int
-    step_s: Number | None = None
-    left_s: Number | None = None
+    version: Version
+    step_s: Seconds | None = None
+    left_s: Seconds | None = None
     tokens_per_s: Number | None = None
-    shares: dict[str, Number] = {}
+    shares: dict[Text, Share] = {}
     staleness_mean: Number | None = None
     staleness_max: Number | None = None
     max_staleness: Count = 1
     reward_s: Number | None = None
     reward_processes: Count = 0
-    slots_used: Number | None = None
-    rewards_used: Number | None = None
+    slots_used: Share | None = None
+    rewards_used: Share | None = None
     replaced: Count = 0
     reissued: Count = 0
     samples: Count = 0
     batch: Text = ""
-    wanted: int | None = None
+    wanted: Count | None = None
     workers: tuple[WorkerStatus, ...] = ()
     lost: tuple[LostStatus, ...] = ()
     groups: tuple[GroupStatus, ...] = ()
@@ -165,7 +183,7 @@ class FailedAttempts(_Part):
     """
 
     what: Text
-    at: Number
+    at: Moment
     count: Count
 
 
@@ -183,9 +201,9 @@ class RunStatus(_Part):
       controller: None until the controller runs.
     """
 
-    at: Number
+    at: Moment
     pid: Count
-    every_s: Number
+    every_s: Annotated[float, Field(gt=0, le=_LONGEST_EVERY_S)]
     phase: Doing | None = None
     trainer: Doing | None = None
     publisher: Doing | None = None
@@ -208,11 +226,6 @@ def read_status(data: bytes, where: str) -> RunStatus:
         raise RlaxError(f"{where} holds no status of a run: {said}") from None
 
 
-def shown(text: str) -> str:
-    """Returns text in the form that a status can hold: harmless and short."""
-    return one_line(text, _LONGEST)
-
-
 def finite(value: float | None) -> float | None:
-    """Returns a finite number, or None for any other."""
-    return None if value is None or not math.isfinite(value) else float(value)
+    """Returns a number that a status can hold, or None for any other, such as NaN."""
+    return float(value) if value is not None and abs(value) <= MOST else None

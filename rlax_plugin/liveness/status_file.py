@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from rlax_plugin.errors import RlaxError
+from rlax_plugin.liveness.plain_files import whole
 from rlax_plugin.liveness.run_status import RunStatus, read_status
 from rlax_plugin.records.files import RunFiles
 
@@ -65,9 +65,7 @@ def last_status(state_dir: Path) -> RunStatus | None:
     """
     path = state_dir / _NAME
     try:
-        if os.path.getsize(path) > _MOST_BYTES:
-            raise RlaxError(f"{path} is larger than a status can be")
-        return read_status(path.read_bytes(), str(path))
+        return read_status(whole(path, _MOST_BYTES), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -82,6 +80,6 @@ def written_at(state_dir: Path) -> float:
     """
     path = state_dir / _NAME
     try:
-        return path.stat().st_mtime
+        return path.lstat().st_mtime
     except OSError as error:
         raise RlaxError(f"{path} cannot be read: {error.strerror}") from None

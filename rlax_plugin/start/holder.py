@@ -10,9 +10,12 @@ from typing import IO, Any
 
 import psutil
 
+from rlax_plugin.liveness.plain_files import tail
+
 LOCK = ".lock"
 """File in the state directory of a run, locked by the process that runs it."""
 
+_MOST_BYTES = 1 << 12  # of a record
 _SAME_S = 5.0  # a system may compute the start of a process a little differently each time
 
 
@@ -41,9 +44,9 @@ def holder_has_ended(state_dir: Path) -> bool:
 def _recorded_here(state_dir: Path) -> dict[str, Any] | None:
     """Returns the record of a process of this machine; None if there is none."""
     try:
-        document = json.loads((state_dir / LOCK).read_text())
+        document = json.loads(tail(state_dir / LOCK, _MOST_BYTES))
         return document if document["host"] == socket.gethostname() else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None  # an empty file, as earlier versions and a process that just starts leave it
 
 
@@ -52,5 +55,5 @@ def _process_of(document: dict[str, Any]) -> psutil.Process | None:
         process = psutil.Process(document["pid"])
         same = abs(process.create_time() - document["started_s"]) < _SAME_S
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except (ValueError, LookupError, TypeError, psutil.Error):
+    except (ValueError, LookupError, TypeError, OverflowError, psutil.Error):
         return None

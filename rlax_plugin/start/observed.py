@@ -14,6 +14,7 @@ from rlax_plugin.controller.controller import Controller
 from rlax_plugin.controller.status import StatusCollector
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.liveness.activity import Activity, Failures
+from rlax_plugin.liveness.ending import forget_ending, record_ending
 from rlax_plugin.liveness.machine import MachineMetrics, own_figures, process_figures
 from rlax_plugin.liveness.marks import announced, forget_ended
 from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus
@@ -49,13 +50,15 @@ class ObservedRun:
 
     def __enter__(self) -> Self:
         forget_ended(self._state_dir)
+        forget_ending(self._state_dir)
         enter = self._closing.enter_context
         mark = enter(announced(self._state_dir, "trainer"))
         self._watchdog = enter(Watchdog(mark))
         enter(StatusFile(self._state_dir, self.status))
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        record_ending(self._state_dir, error)  # before the mark of this process goes
         self._closing.close()
 
     def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import runs
 
+from rlax_plugin.commands.status.source import seen_here
+
 
 def test_a_run_warns_once_that_a_deadline_will_not_hold_at_the_speed_it_measures(tmp_path: Path):
     """3 tokens take 0.15 s as assumed and at least 0.9 s in truth, beside 60 s for a reward.
@@ -59,7 +61,7 @@ def test_a_run_whose_worker_never_comes_says_what_that_should_have_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "impatient.py").write_text(IMPATIENT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     run = runs.Run(
         tmp_path,
         runs.plugins("impatient"),
@@ -72,4 +74,9 @@ def test_a_run_whose_worker_never_comes_says_what_that_should_have_taken(
         r"the first rollout worker to become ready \(registered: [^)]*\) took longer than 2 s: it "
         r"would have needed about 20 s \(set rlax.deadlines.startup_s to more than that\)",
         " ".join(out.split()),
+    )
+    seen = seen_here(run.dir)
+    assert seen.outcome == "failed"
+    assert seen.problem.startswith(
+        "the run ended before its last step: the first rollout worker to become ready "
     )

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from runs import CONFIG, DEADLINE_S, Run, free_port, process
 
 from rlax_plugin.commands.audit import audit
+from rlax_plugin.commands.status.source import seen_here
 from rlax_plugin.records.files import RunFiles
 
 
@@ -43,4 +44,5 @@ def test_a_frozen_worker_that_comes_back_is_told_to_end(tmp_path):
         training.process.send_signal(signal.SIGINT)
         status, out = training.end()
     assert status == 130 and out.count("worker one lost: was started again") == 1, out
+    assert seen_here(training.dir).outcome == "interrupted"
     assert audit(RunFiles(training.dir)).violation is None

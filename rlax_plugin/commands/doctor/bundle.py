@@ -16,9 +16,12 @@ from typing import Any
 import yaml
 
 from rlax_plugin.commands.doctor.evidence import Evidence, last_lines
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.commands.status.place import read_plain
+from rlax_plugin.config.yaml_values import parse
+from rlax_plugin.controller.limits import ANSWERED, FAILED_SUCH_AS
+from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.marks import Mark
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 
 _LINES = 500  # of each log
 # Words of keys; the names of files with secrets are left out as well. "tokens" is a number.
@@ -26,6 +29,8 @@ _SECRET = frozenset(
     {"token", "secret", "secrets", "password", "passwd", "credential", "credentials", "auth"}
     | {"authorization", "key", "keys", "headers"}
 )
+# A message is one line, and what it quotes may contain any mark that would end a quotation.
+_QUOTE = re.compile(f"({ANSWERED}|{FAILED_SUCH_AS}).*")
 _USER = re.compile(r"//[^/@\s]+@")  # user and password in a URL
 _WITH_TEXTS = ("rewards.log",)  # rewards print what they like, such as answers
 
@@ -41,17 +46,17 @@ def write_bundle(
 ) -> Path:
     """Writes a ``.tar.gz`` that only this user can read; returns its path.
 
-    Values of config keys that may be secrets are left out, and tokens and keys are in none of the
-    files that it packs.
+    Values of config keys that may be secrets are left out, and tokens and keys of the run are in
+    none of the files that it packs.
 
     Args:
-      texts: also packs logs that may hold prompts and answers.
+      texts: also packs the log of rewards and the answers that messages of this project quote.
 
     Raises:
       ConfigError: the file exists, or cannot be written.
     """
     files = {
-        "config.yml": yaml.safe_dump(_without_secrets(yaml.safe_load(run.config()))),
+        "config.yml": _config(run),
         "processes.json": json.dumps([asdict(one) for one in evidence.processes], indent=2),
         "machine.json": json.dumps(
             {
@@ -65,6 +70,8 @@ def write_bundle(
     }
     if evidence.seen.status is not None:
         files["status.json"] = evidence.seen.status.model_dump_json(indent=2)
+    if evidence.seen.ended:
+        files["ended.txt"] = evidence.seen.problem
     for mark, text in stacks.items():
         files[f"stacks/{mark.role.replace(' ', '-')}-{mark.pid}.txt"] = text
     for log in sorted((state_dir / "logs").glob("*.log")):
@@ -76,10 +83,24 @@ def write_bundle(
             tarfile.open(fileobj=out, mode="w:gz") as tar,
         ):
             for name, text in files.items():
-                _add(tar, f"rlax-doctor/{name}", text)
+                _add(tar, f"rlax-doctor/{name}", text if texts else without_quotes(text))
     except OSError as error:
         raise ConfigError("--bundle", str(path), f"cannot be written: {error.strerror}") from None
     return path
+
+
+def without_quotes(text: str) -> str:
+    """Returns text without the answers that this project's own messages quote."""
+    return _QUOTE.sub(r"\1 (left out)", text)
+
+
+def _config(run: RunFiles) -> str:
+    """Returns the config of a run without secrets, which cannot be found in what is not YAML."""
+    try:
+        content = parse(read_plain(run, CONFIG), CONFIG)
+    except RlaxError as error:
+        return f"(left out: {error})"
+    return yaml.safe_dump(_without_secrets(content))
 
 
 def _private(path: str, flags: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,12 +11,10 @@ from rlax_plugin.commands.doctor.bundle import write_bundle
 from rlax_plugin.commands.doctor.evidence import Evidence, Process, gather, last_lines
 from rlax_plugin.commands.doctor.findings import Finding, findings
 from rlax_plugin.commands.doctor.stacks_shown import shortened
+from rlax_plugin.commands.status.place import place_of
 from rlax_plugin.commands.status.show import lines_of
-from rlax_plugin.commands.status.source import run_state_directory
-from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.liveness.marks import Mark
 from rlax_plugin.liveness.stacks import ask, newest
-from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.text.terminal import HarmlessConsole
 
 _STACKS_S = 3.0
@@ -36,23 +35,31 @@ def examine(
       True if nothing is wrong.
 
     Raises:
-      RlaxError: there is no such run, or its status is malformed.
+      RlaxError: there is no such run.
     """
-    files, state_dir = RunFiles(run), run_state_directory(run)
-    section = of_yaml(files.config(), files.location(CONFIG)).section
-    evidence = gather(files, section, state_dir)
+    place = place_of(run)
+    evidence = gather(place.files, place.section, place.state_dir)
+    if place.problem:
+        why = place.problem.splitlines()[0]  # the others name further keys
+        unread = f"the config cannot be read, so that deadlines are the defaults: {why}"
+        evidence = replace(evidence, damaged=[unread, *evidence.damaged])
     found = findings(evidence)
     wanted = _concerned(evidence, found, everybody=all_stacks or bundle is not None)
     stacks = ask([p.mark for p in wanted if p.lives], _STACKS_S)
     stacks |= {p.mark: newest(p.mark) for p in wanted if not p.lives}
     console = HarmlessConsole(highlight=False)
     for line in lines_of(evidence.seen, evidence.now):
-        console.print(line, soft_wrap=True)
+        if line not in (one.what for one in found):
+            console.print(line, soft_wrap=True)
     _print_findings(console, found)
     for process in wanted:
         _print_process(console, process, stacks, whole=all_stacks)
+    if not wanted and found and evidence.seen.ended:  # its process has left no mark
+        _print_log(console, place.state_dir / "logs" / "trainer.log", "")
     if bundle is not None:
-        written = write_bundle(Path(bundle), files, state_dir, evidence, stacks, texts=with_texts)
+        written = write_bundle(
+            Path(bundle), place.files, place.state_dir, evidence, stacks, texts=with_texts
+        )
         console.print(f"wrote {written}", soft_wrap=True)
     return not found
 
@@ -83,7 +90,11 @@ def _print_process(
     lines = text.splitlines() if whole else shortened(text, dict(mark.threads))
     for line in lines or ["no stacks: it has left none"]:
         console.print(f"  {line}", soft_wrap=True)
-    if log := last_lines(mark.log, _LOG_LINES):
-        console.print(f"  the last lines of {mark.log}:", soft_wrap=True)
-        for line in log:
-            console.print(f"    {line}", soft_wrap=True)
+    _print_log(console, mark.log, "  ")
+
+
+def _print_log(console: Console, log: Path, indent: str) -> None:
+    if lines := last_lines(log, _LOG_LINES):
+        console.print(f"{indent}the last lines of {log}:", soft_wrap=True)
+        for line in lines:
+            console.print(f"{indent}  {line}", soft_wrap=True)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from rlax_plugin.commands.status.source import Seen, seen_here
+from rlax_plugin.commands.status.source import UNDATED, Seen, seen_here
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness.marks import Mark, lives, marks, state
 from rlax_plugin.liveness.plain_files import tail
 from rlax_plugin.records.files import RunFiles
@@ -25,6 +26,8 @@ _MOMENT_S = 0.5  # any process waits for a disk now and then, but not so long
 CLOCK_S = 5.0
 """Seconds by which a clock may differ from another."""
 
+_LONGEST_WAIT_S = 2.0  # for the next status
+_LOOKS = 3  # at a status of the future, which a busy trainer may write anew only after seconds
 _DISK_S = 2.0  # for all file systems to answer
 _LONGEST_LINE = 300
 
@@ -64,6 +67,7 @@ class Evidence:
       now: Unix time.
       available, memory: bytes of memory of the machine that are available, and all.
       deadlines: of the run.
+      damaged: sentences about files of the run that cannot be read.
     """
 
     now: float
@@ -71,6 +75,7 @@ class Evidence:
     deadlines: Deadlines
     processes: Sequence[Process] = ()
     disks: Sequence[Disk] = ()
+    damaged: Sequence[str] = ()
     available: int = 1
     memory: int = 1
     by_pid: Mapping[int, Process] = field(init=False)
@@ -84,33 +89,54 @@ class Evidence:
         return next((one for one in found if one.mark.name == name), None)
 
 
-def gather(run: RunFiles, section: RlaxSection, state_dir: Path) -> Evidence:
+def gather(run: RunFiles, section: RlaxSection | None, state_dir: Path) -> Evidence:
     """Looks at a run on this machine.
 
-    Raises:
-      RlaxError: its status is malformed.
+    Args:
+      section: of its config; None: it cannot be read, and the deadlines are the defaults.
     """
+    seen, damaged = _seen(run, state_dir)
     memory = psutil.virtual_memory()
     return Evidence(
         now=time.time(),
-        seen=_seen(state_dir),
-        deadlines=section.deadlines,
+        seen=seen,
+        deadlines=Deadlines() if section is None else section.deadlines,
         processes=_processes(marks(state_dir)),
         disks=_disks(run, section, state_dir),
         available=memory.available,
         memory=memory.total,
+        damaged=damaged,
     )
 
 
-def _seen(state_dir: Path) -> Seen:
-    """Reads the status, and the next one if the trainer's clock differs.
+def _seen(run: RunFiles, state_dir: Path) -> tuple[Seen, list[str]]:
+    """Reads the status, and says what of it cannot be read."""
+    try:
+        return _settled(run, state_dir), []
+    except RlaxError as error:
+        seen = seen_here(state_dir, run, readable=False)
+        return (seen if seen.ended else Seen(None)), [str(error)]
+
+
+def _settled(run: RunFiles, state_dir: Path) -> Seen:
+    """Reads the status, and the next one if the trainer's clock differs, or was set back.
 
     A trainer that was stopped between the two moments that are compared has no other clock.
+
+    Raises:
+      RlaxError: the status cannot be read.
     """
-    seen = seen_here(state_dir)
-    if seen.status is not None and not seen.ended and abs(seen.ahead_s) > CLOCK_S:
-        time.sleep(seen.status.every_s + _MOMENT_S)
-        seen = seen_here(state_dir)
+    first = seen = seen_here(state_dir, run)
+    if first.status is None or first.ended:
+        return first
+    undated = first.problem.startswith(UNDATED)
+    if not undated and abs(first.ahead_s) <= CLOCK_S:
+        return first
+    for _ in range(_LOOKS if undated else 1):
+        time.sleep(min(first.status.every_s, _LONGEST_WAIT_S) + _MOMENT_S)
+        seen = seen_here(state_dir, run)
+        if not seen.problem.startswith(UNDATED):
+            break
     return seen
 
 
@@ -132,9 +158,9 @@ def _process(mark: Mark) -> Process:
         return Process(mark, "")
 
 
-def _disks(run: RunFiles, section: RlaxSection, state_dir: Path) -> list[Disk]:
-    weights = RunFiles(weights_directory(section, run))
-    places = [state_dir, *(Path(one.location()) for one in (run, weights) if one.is_local)]
+def _disks(run: RunFiles, section: RlaxSection | None, state_dir: Path) -> list[Disk]:
+    runs = [run] if section is None else [run, RunFiles(weights_directory(section, run))]
+    places = [state_dir, *(Path(one.location()) for one in runs if one.is_local)]
     found: dict[int, Disk] = {}
     looks = [(place, on_daemon(functools.partial(_use, place), "disk")) for place in places]
     until_s = time.monotonic() + _DISK_S
@@ -156,9 +182,12 @@ def _use(place: Path) -> tuple[int, int, int]:
 
 
 def last_lines(path: Path, most: int) -> list[str]:
-    """Returns the last lines of a log, harmless; none if it cannot be read."""
+    """Returns the last whole lines of a log, harmless; none if it cannot be read."""
     try:
-        lines = tail(path, _LOG_BYTES).decode(errors="replace").splitlines()
+        data = tail(path, _LOG_BYTES + 1)
     except OSError:
         return []
+    if len(data) > _LOG_BYTES:  # it may begin within a line
+        data = data.partition(b"\n")[2]
+    lines = data.decode(errors="replace").splitlines()
     return [one_line(line, _LONGEST_LINE) for line in lines if line.strip()][-most:]

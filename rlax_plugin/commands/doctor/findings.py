@@ -11,15 +11,17 @@ from rlax_plugin.liveness.run_status import Doing, RunStatus
 from rlax_plugin.text.amounts import in_bytes, in_seconds
 
 _FULL_SHARE, _FULL_BYTES = 0.02, 1 << 26  # free on a disk
+_SMALL_SHARE = 0.25  # with more of it free, a disk of any size is not full
 _LOW_MEMORY = 0.05  # share that is available
 _ENOUGH_BYTES = 1 << 30  # more than that is free space, however small its share
 _PHASE_S = 180.0  # of a start, which compiles and reads data
+_CONTINUE = "the same rlax train command continues the run"
 _STORE = "the store of weights is slow or away: look at its disk or network"
 
 
 def findings(evidence: Evidence) -> list[Finding]:
     """Returns all that is wrong, the causes before their effects."""
-    found = [*_machine(evidence), *_processes(evidence)]
+    found = [*_damaged(evidence), *_ended(evidence), *_machine(evidence), *_processes(evidence)]
     if (status := evidence.seen.status) is not None and not evidence.seen.ended:
         found += _clock(evidence)
         # An old status says nothing about workers and groups as they are now.
@@ -31,6 +33,21 @@ def findings(evidence: Evidence) -> list[Finding]:
     return found
 
 
+def _damaged(evidence: Evidence) -> Iterator[Finding]:
+    for problem in evidence.damaged:
+        yield Finding(
+            problem.rstrip("."),
+            try_="other findings do not depend on this file; the version of rlax that trains the "
+            "run can read what it has written",
+        )
+
+
+def _ended(evidence: Evidence) -> Iterator[Finding]:
+    """Finds that a run has ended before its time; a killed one is found by its process."""
+    if evidence.seen.outcome in ("failed", "interrupted", "unknown"):
+        yield Finding(evidence.seen.problem, try_=_CONTINUE, lost=True)
+
+
 def _machine(evidence: Evidence) -> Iterator[Finding]:
     for disk in evidence.disks:
         if not disk.total:
@@ -40,7 +57,9 @@ def _machine(evidence: Evidence) -> Iterator[Finding]:
                 "look at its server and the network",
             )
             continue
-        if disk.free < max(_FULL_BYTES, min(_ENOUGH_BYTES, _FULL_SHARE * disk.total)):
+        # A small file system that is nearly empty has less than _FULL_BYTES free as well.
+        least = max(_FULL_BYTES, min(_ENOUGH_BYTES, _FULL_SHARE * disk.total))
+        if disk.free < min(least, _SMALL_SHARE * disk.total):
             yield Finding(
                 f"the disk of {disk.path} is full: {in_bytes(disk.free)} of "
                 f"{in_bytes(disk.total)} are free",
@@ -67,7 +86,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
             if mark.role == "trainer" and evidence.seen.ended:
                 yield Finding(
                     f"{mark.who} has ended without a word: it was killed, or the machine failed",
-                    try_="the same rlax train command continues the run",
+                    try_=_CONTINUE,
                     process=process,
                     lost=True,
                 )
@@ -89,8 +108,9 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                 process=process,
             )
         for what, since in mark.still:
+            still_s = max(0.0, evidence.now - since)
             yield Finding(
-                f"{what} of {mark.who} stands still since {in_seconds(evidence.now - since)}",
+                f"{what} of {mark.who} stands still since {in_seconds(still_s)}",
                 _ends_still(evidence, process, what),
                 "its stacks show where",
                 process,
@@ -172,7 +192,7 @@ def _weights_end(evidence: Evidence) -> str:
 
 def _slow(doing: Doing, now: float, usual_s: float, trainer: Process | None) -> Finding:
     usual = f"; a step usually takes {in_seconds(usual_s)}" if usual_s else ""
-    since = in_seconds(now - doing.since)
+    since = in_seconds(max(0.0, now - doing.since))
     advice = ""
     if doing.what.startswith("publishing"):
         advice = _STORE

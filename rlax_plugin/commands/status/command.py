@@ -9,13 +9,9 @@ from collections.abc import Callable
 from rich.live import Live
 
 from rlax_plugin.commands.status.bottleneck import bottleneck
+from rlax_plugin.commands.status.place import place_of
 from rlax_plugin.commands.status.show import rendered
-from rlax_plugin.commands.status.source import (
-    Seen,
-    run_state_directory,
-    seen_here,
-    seen_there,
-)
+from rlax_plugin.commands.status.source import Seen, seen_here, seen_there
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.text.terminal import HarmlessConsole
@@ -40,15 +36,21 @@ def source(run: str | None, controller: str, token_file: str) -> Callable[[], Se
         secret = read_secret(token_file, "--token-file")
         return lambda: seen_there(controller, secret, _ANSWER_S)
     assert run is not None
-    state_dir = run_state_directory(run)
-    return lambda: seen_here(state_dir)
+    place = place_of(run)
+    return lambda: seen_here(place.state_dir, place.files)
 
 
 def to_json(seen: Seen) -> str:
     """Returns a status as JSON, with the bottleneck and what is wrong with it."""
     status = None if seen.status is None else seen.status.model_dump(mode="json")
     said = "" if seen.status is None else bottleneck(seen.status)
-    document = {"problem": seen.problem, "ended": seen.ended, "bottleneck": said, "status": status}
+    document = {
+        "problem": seen.problem,
+        "ended": seen.ended,
+        "outcome": seen.outcome,
+        "bottleneck": said,
+        "status": status,
+    }
     return json.dumps(document, indent=2)
 
 

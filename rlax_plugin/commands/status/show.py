@@ -28,7 +28,7 @@ def lines_of(seen: Seen, now: float | None = None) -> list[str]:
     if not seen.ended:
         lines += _doing(status, now)
     if (found := status.controller) is not None:
-        lines.append(_pace(found))
+        lines.append(_pace(found, ended=seen.ended))
         lines.append(_rollouts(found))
         if found.shares:
             shares = "  ".join(f"{name} {share:.0%}" for name, share in found.shares.items())
@@ -62,12 +62,12 @@ def _timed(name: str, doing: Doing, now: float) -> str:
     return f"{name}: {doing.what}, since {max(0.0, now - doing.since):.0f} s{ends}"
 
 
-def _pace(found: ControllerStatus) -> str:
+def _pace(found: ControllerStatus, *, ended: bool) -> str:
     step = _UNKNOWN if found.step_s is None else f"{found.step_s:.3g} s"
-    left = _UNKNOWN if found.left_s is None else _duration(found.left_s)
+    left = f"left {_UNKNOWN if found.left_s is None else _duration(found.left_s)}  "
     speed = _UNKNOWN if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f}"
     return (
-        f"step {found.step}/{found.steps}  a step {step}  left {left}  tokens/s {speed}  "
+        f"step {found.step}/{found.steps}  a step {step}  {'' if ended else left}tokens/s {speed}  "
         f"version {found.version}"
     )
 
@@ -107,5 +107,5 @@ def _row(one: WorkerStatus) -> tuple[str, ...]:
         str(one.version) if one.version >= 0 else _UNKNOWN,
         f"{min(one.samples, one.slots)}/{one.slots}",
         _UNKNOWN if one.tokens_per_s is None else f"{one.tokens_per_s:,.0f}",
-        f"{one.silent_s:.1f} s ago",
+        f"{max(0.0, one.silent_s):.1f} s ago",
     )

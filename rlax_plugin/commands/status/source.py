@@ -10,20 +10,23 @@ from pathlib import Path
 
 import grpc
 
-from rlax_plugin.config.loading import of_yaml
-from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.commands.status.outcome import Outcome, outcome_of
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.liveness.ending import last_failure
 from rlax_plugin.liveness.marks import is_of_here, lives, marks
 from rlax_plugin.liveness.marks import state as kernel_state
 from rlax_plugin.liveness.run_status import RunStatus, read_status
 from rlax_plugin.liveness.status_file import last_status, written_at
-from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.start.holder import holder
-from rlax_plugin.start.run_directory import state_directory
+
+UNDATED = "the time of the last status lies in the future"
+"""The beginning of a ``problem``: so nothing says how old the status is."""
 
 _OLD = 5  # times the interval between two statuses
 
@@ -35,49 +38,41 @@ class Seen:
     Attributes:
       status: None: the run has written none.
       problem: the reason why the status is not the present one; empty: it is.
-      ended: True if the trainer's process has ended.
+      outcome: the end of the run; empty: the trainer's process has not ended.
       ahead_s: seconds by which the clock of the writer is ahead of this process's.
     """
 
     status: RunStatus | None
     problem: str = ""
-    ended: bool = False
+    outcome: Outcome = ""
     ahead_s: float = 0.0
 
-
-def run_state_directory(run: str) -> Path:
-    """Returns the state directory of a run on this machine.
-
-    Raises:
-      ConfigError: there is no such run, or it runs elsewhere.
-    """
-    files = RunFiles(run)
-    section = of_yaml(files.config(), files.location(CONFIG)).section
-    found = state_directory(section, files)
-    if not found.is_dir():
-        reason = (
-            f"has no state directory on this machine ({found}): ask its controller instead, with "
-            "--controller HOST:PORT and --token-file FILE"
-        )
-        raise ConfigError("RUN", run, reason)
-    return found
+    @property
+    def ended(self) -> bool:
+        """True if the trainer's process has ended."""
+        return bool(self.outcome)
 
 
-def seen_here(state_dir: Path) -> Seen:
+def seen_here(state_dir: Path, files: RunFiles | None = None, *, readable: bool = True) -> Seen:
     """Reads the status that a run on this machine has written last.
+
+    Args:
+      files: its run directory; None: the state directory.
+      readable: False looks at the processes only, as the status cannot be read.
 
     Raises:
       RlaxError: the file cannot be read.
     """
-    status, age_s, ahead_s = last_status(state_dir), 0.0, 0.0
+    status, age_s, ahead_s = last_status(state_dir) if readable else None, 0.0, 0.0
     if status is not None:
         # The trainer's clock may differ, and the file's is that of this machine.
         at = written_at(state_dir)
-        age_s, ahead_s = max(0.0, time.time() - at), status.at - at
+        age_s, ahead_s = time.time() - at, status.at - at
     trainers = [mark for mark in marks(state_dir) if mark.role == "trainer"]
     living = [mark for mark in trainers if lives(mark)]
     # A fresh one may come from a process in another container, which cannot be seen from here.
     fresh = status is not None and age_s < _OLD * status.every_s
+    fresh = fresh and last_failure(state_dir) is None  # a process that runs has no end on record
     if not living and not (fresh and not any(map(is_of_here, trainers))):
         if holder(state_dir) is not None:
             return Seen(
@@ -85,8 +80,10 @@ def seen_here(state_dir: Path) -> Seen:
                 "the trainer writes no status: it is of an earlier version, or its "
                 "disk was full when it started",
             )
-        how = "was killed" if trainers else "has ended"
-        return Seen(status, f"the process of the trainer {how}", ended=True)
+        outcome, sentence = outcome_of(
+            files or RunFiles(state_dir), state_dir, killed=bool(trainers)
+        )
+        return Seen(status, sentence, outcome)
     if status is None or (living and status.pid not in {mark.pid for mark in living}):
         return Seen(None, "the run has just started")
     for mark in living:
@@ -95,6 +92,9 @@ def seen_here(state_dir: Path) -> Seen:
                 who = f"the trainer (pid {mark.pid})"
                 problem = f"{who} is stopped: kill -CONT {mark.pid} continues it"
                 return Seen(status, problem, ahead_s=ahead_s)
+    if age_s < -_OLD * status.every_s:
+        # The trainer writes one every second: it has not done so since the clock was set back.
+        return Seen(status, f"{UNDATED}, {-age_s:,.0f} s ahead", ahead_s=ahead_s)
     if age_s > _OLD * status.every_s:
         problem = f"the trainer has written no status for {age_s:.0f} s"
         return Seen(status, problem, ahead_s=ahead_s)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import tarfile
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_status import status, worker
 
-from rlax_plugin.commands.doctor.bundle import write_bundle
-from rlax_plugin.commands.doctor.evidence import Disk, Evidence, Process, last_lines
+from rlax_plugin.commands.doctor import evidence as evidence_module
+from rlax_plugin.commands.doctor.command import examine
+from rlax_plugin.commands.doctor.evidence import Disk, Evidence, Process, gather
 from rlax_plugin.commands.doctor.findings import findings
 from rlax_plugin.commands.doctor.stacks_shown import shortened
+from rlax_plugin.commands.status.outcome import Outcome
 from rlax_plugin.commands.status.source import Seen
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Deadlines
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.liveness.marks import Mark, Role
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.liveness.ending import record_ending
+from rlax_plugin.liveness.marks import Mark, Role, announced
 from rlax_plugin.liveness.run_status import (
     Doing,
     FailedAttempts,
@@ -54,14 +58,25 @@ def said(**changes: Any) -> list[tuple[str, str]]:
 
 def test_nothing_is_wrong_with_a_run_that_goes_on() -> None:
     assert findings(evidence()) == []
-    ended = Seen(status(), "the process of the trainer has ended", ended=True)
+    ended = Seen(status(), "the process of the trainer has ended: the run is complete", "complete")
     assert findings(evidence(ended, processes=[])) == []
+
+
+@pytest.mark.parametrize("outcome", ["failed", "interrupted", "unknown"])
+def test_a_run_that_has_ended_before_its_time_is_not_healthy(outcome: Outcome) -> None:
+    ended = Seen(status(), "the run ended before its last step: no groups", outcome)
+    (found,) = findings(evidence(ended, processes=[]))
+    assert found.what == "the run ended before its last step: no groups" and found.lost
+    assert found.try_ == "the same rlax train command continues the run"
 
 
 def test_a_machine_without_disk_or_memory() -> None:
     (what, ends), *more = said(disks=[Disk("/runs", 50 << 20, 100 << 30)])
     assert what == "the disk of /runs is full: 50 MiB of 100 GiB are free" and not more
     assert "rlax.deadlines.weights_s = 120 s" in ends
+    small = [Disk("/a", 60 << 20, 60 << 20), Disk("/b", 16 << 20, 60 << 20)]  # new, and half full
+    assert said(disks=small) == []
+    assert len(said(disks=[Disk("/c", 14 << 20, 60 << 20)])) == 1
     (what, _), *more = said(available=100 << 20)
     assert what == "memory is short: 100 MiB of 16 GiB are available; trainer (pid 7) holds 1 GiB"
 
@@ -106,7 +121,7 @@ def test_a_worker_that_was_started_again_is_not_missed() -> None:
 
 
 def test_a_killed_trainer() -> None:
-    ended = Seen(status(), "the process of the trainer was killed", ended=True)
+    ended = Seen(status(), "the process of the trainer was killed", "killed")
     (found,) = findings(evidence(ended, processes=[process(state="")]))
     assert "has ended without a word" in found.what and found.lost
     assert found.try_ == "the same rlax train command continues the run"
@@ -250,6 +265,60 @@ def test_an_old_status_says_nothing_about_workers() -> None:
     assert what == frozen.problem  # no other rule knows why
 
 
+def in_full(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[bool, str]:
+    healthy = on_daemon(lambda: examine(str(run)), "doctor").result(60)
+    return healthy, capsys.readouterr().out
+
+
+def test_damaged_files_are_findings_and_the_others_follow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yml").write_text("rlax: {of_another_version: 3}")
+    (tmp_path / "status.json").write_text('{"at": "x\\n1. forged"')
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/trainer.log").write_text("the last words\n")
+    with announced(tmp_path, "trainer") as mine:
+        assert mine is not None
+        mine.note((("the event loop", time.time() - 20),))
+        healthy, text = in_full(tmp_path, capsys)
+    assert not healthy
+    assert "1. the config cannot be read, so that deadlines are the defaults: rlax" in text
+    assert f"2. {tmp_path}/status.json holds no status of a run" in text
+    assert "3. the event loop of trainer" in text and "the last words" in text
+    record_ending(tmp_path, RlaxError("no groups"))
+    healthy, text = in_full(tmp_path, capsys)
+    assert not healthy and text.count("the run ended before its last step: no groups") == 1
+    assert "the last words" in text and "nothing is stuck" not in text
+
+
+def test_a_trainer_that_stops_writing_after_its_clock_was_set_back_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later, files = time.time() + 3600, RunFiles(tmp_path)
+    one = status(seen=later).model_copy(update={"at": later, "pid": os.getpid(), "every_s": 0.1})
+
+    def write(second: float) -> None:
+        files.put("status.json", one.model_dump_json().encode())
+        os.utime(tmp_path / "status.json", (second, second))
+
+    monkeypatch.setattr(evidence_module, "_MOMENT_S", 0.05)
+    with announced(tmp_path, "trainer"):
+        write(later)
+        found = findings(gather(files, None, tmp_path))
+        assert [f.what for f in found if "lies in the future" in f.what] != []
+        write(later)
+        looked = evidence_module.seen_here
+
+        def rewritten(*arguments: Any) -> Seen:
+            seen = looked(*arguments)
+            write(time.time())
+            return seen
+
+        monkeypatch.setattr(evidence_module, "seen_here", rewritten)
+        found = findings(gather(files, None, tmp_path))
+        assert [f.what for f in found if "lies in the future" in f.what] == []
+
+
 STACKS = """Thread 0x00000002 (most recent call first):
   File "a.py", line 1 in inner
   File "a.py", line 2 in outer
@@ -269,39 +338,3 @@ def test_the_threads_that_matter_are_shown() -> None:
         *("MainThread:", '  File "lib/threading.py", line 3 in wait'),
     ]
     assert shortened(STACKS, {})[0] == "0x00000002:"
-
-
-def test_a_bundle_has_no_secrets_and_texts_only_if_asked(tmp_path: Path) -> None:
-    run, state = RunFiles(tmp_path / "run"), tmp_path / "run"
-    config = b"hf_access_token: hf_abc\nurl: https://me:pw@host/x\ntoken: {a: t2}\n"
-    config += b"rlax: {rewards: [{api_key: 'k1', n: 3, X-Api-Key: k3, max_tokens: 5}]}\n"
-    run.put("config.yml", config)
-    run.put("secrets.json", b'{"trainer": "s1"}')
-    run.put("logs/trainer.log", b"one\n\x1b[31mtwo\n")
-    run.put("logs/rewards.log", b"an answer\n")
-    (tmp_path / "run/logs/link.log").symlink_to(tmp_path / "run/secrets.json")
-    mark = process().mark
-    for texts in (False, True):
-        path = tmp_path / f"{texts}.tar.gz"
-        write_bundle(path, run, state, evidence(), {mark: "File x"}, texts=texts)
-        with tarfile.open(path) as tar:
-            found = {m.name: tar.extractfile(m).read().decode() for m in tar.getmembers()}  # type: ignore[union-attr]
-        assert path.stat().st_mode & 0o777 == 0o600
-        everything = "".join(found.values())
-        for secret in ("hf_abc", "k1", "s1", "t2", "k3", "me:pw"):
-            assert secret not in everything
-        assert "max_tokens: 5" in found["rlax-doctor/config.yml"]
-        assert "n: 3" in found["rlax-doctor/config.yml"]
-        assert found["rlax-doctor/stacks/trainer-7.txt"] == "File x"
-        assert "\x1b" not in found["rlax-doctor/logs/trainer.log"]
-        assert json.loads(found["rlax-doctor/status.json"])["pid"] == 7
-        assert ("rlax-doctor/logs/rewards.log" in found) is texts
-    with pytest.raises(ConfigError, match=r"--bundle.*cannot be written: File exists"):
-        write_bundle(path, run, state, evidence(), {}, texts=False)
-
-
-def test_last_lines_are_harmless(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"first\n\nsecond \xff\x1b]0;x\x07\nthird\n")
-    assert last_lines(tmp_path / "log", 2)[-1] == "third"
-    assert "\x1b" not in "".join(last_lines(tmp_path / "log", 9))
-    assert last_lines(tmp_path / "none", 2) == []

@@ -12,9 +12,12 @@ import pytest
 
 from rlax_plugin.commands.status.bottleneck import bottleneck
 from rlax_plugin.commands.status.command import source, to_json
+from rlax_plugin.commands.status.place import place_of, read_plain
 from rlax_plugin.commands.status.show import lines_of
 from rlax_plugin.commands.status.source import Seen, seen_here
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.concurrency.threads import on_daemon
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.liveness.ending import forget_ending, record_ending
 from rlax_plugin.liveness.marks import announced
 from rlax_plugin.liveness.run_status import ControllerStatus, Doing, RunStatus, WorkerStatus
 from rlax_plugin.records.files import RunFiles
@@ -94,8 +97,9 @@ def test_lines_have_the_numbers() -> None:
     assert "batch 3 of 8 groups" in lines[2] and "staleness 2 of 3" in lines[2]
     assert "reward of a group 12.5 ms" in lines[2]
     assert lines[3] == "time of a step: wait 50%  train 50%  publish 0%  other 0%"
-    ended = lines_of(Seen(found, "the process of the trainer was killed", ended=True), now=1000.0)
+    ended = lines_of(Seen(found, "the process of the trainer was killed", "killed"), now=1000.0)
     assert ended[0] == "the process of the trainer was killed"
+    assert ended[1] == "step 12/20  a step 2.5 s  tokens/s -  version 11"  # nothing is left
     assert not any(line.startswith(("trainer:", "bottleneck")) for line in ended)
     other_clock = lines_of(Seen(found, ahead_s=-20.0), now=1020.0)
     assert other_clock[0] == lines[0]
@@ -112,9 +116,12 @@ def test_an_old_status_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
         at = time.time() - age_s
         os.utime(tmp_path / "status.json", (at, at))
 
-    assert seen_here(tmp_path) == Seen(None, "the process of the trainer has ended", ended=True)
+    assert seen_here(tmp_path).outcome == "unknown"
     put(status())
     assert not seen_here(tmp_path).ended  # its process is in another container, say
+    record_ending(tmp_path, None)
+    assert seen_here(tmp_path).outcome == "interrupted"
+    forget_ending(tmp_path)
     files.delete("status.json")
     with announced(tmp_path, "trainer"):
         assert seen_here(tmp_path).problem == "the run has just started"
@@ -130,8 +137,77 @@ def test_an_old_status_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
             put(status(seen=at).model_copy(update={"at": at}))
             seen = seen_here(tmp_path)
             assert seen.problem == "" and abs(seen.ahead_s - ahead_s) < 5
+        put(status(), age_s=-60.0)  # nobody has written it since the clock was set back
+        problem = seen_here(tmp_path).problem
+        assert problem.startswith("the time of the last status lies in the future, ")
     put(status(), age_s=60.0)
     assert seen_here(tmp_path).ended
+
+
+def test_the_end_of_a_run_is_said(tmp_path: Path) -> None:
+    """The record of its process, ``summary.json`` and the log decide, in this order."""
+    (tmp_path / "logs").mkdir()
+    files = RunFiles(tmp_path)
+
+    def end() -> tuple[str, str]:
+        seen = seen_here(tmp_path)
+        return seen.outcome, seen.problem
+
+    before = "the run ended before its last step"
+    assert end() == ("unknown", f"{before}, and has not recorded why")
+    log = "at 1 ERROR absl theirs\nat 2 ERROR rlax.run the run fails: a\x1b\nat 3 INFO rlax.x y\n"
+    (tmp_path / "logs/trainer.log").write_text(log)
+    assert end()[1].endswith(
+        "; the last error in logs/trainer.log is: at 2 ERROR rlax.run the run fails: a\\x1b"
+    )
+    record_ending(tmp_path, RlaxError("no groups\nat all"))
+    assert end() == ("failed", f"{before}: no groups at all")
+    record_ending(tmp_path, OSError(28, "No space left on device"))
+    assert end()[1] == f"{before}: OSError: [Errno 28] No space left on device"
+    for interrupted in (None, KeyboardInterrupt()):
+        record_ending(tmp_path, interrupted)
+        assert end() == ("interrupted", "the run was interrupted before its last step")
+    files.put_json("summary.json", {"complete": False})
+    assert end()[0] == "interrupted"
+    files.put_json("summary.json", {"complete": True})
+    complete = ("complete", "the process of the trainer has ended: the run is complete")
+    assert end() == complete
+    forget_ending(tmp_path)
+    assert end() == complete
+    record_ending(tmp_path, RlaxError("x"))
+    assert end() == ("failed", "the run ended after its last step: x")
+    files.put("ended.json", b"[")
+    files.put("summary.json", b"{")
+    assert end()[0] == "unknown" and end()[1].endswith("summary.json is damaged")
+
+
+@pytest.mark.parametrize("name", ["config.yml", "summary.json"])
+def test_a_pipe_or_a_link_in_the_place_of_a_file_is_not_read(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RlaxError, match=rf"{name} cannot be read: it is no ordinary file"):
+        on_daemon(lambda: read_plain(RunFiles(tmp_path), name), "reader").result(20)
+    (tmp_path / name).unlink()
+    (tmp_path / "other").write_text("rlax: {}")
+    (tmp_path / name).symlink_to(tmp_path / "other")
+    with pytest.raises(RlaxError, match=rf"{name} cannot be read: it is a link"):
+        read_plain(RunFiles(tmp_path), name)
+
+
+def test_a_run_is_found_although_its_config_cannot_be_read(tmp_path: Path) -> None:
+    config, state_dir = tmp_path / "config.yml", tmp_path / "state"
+    config.write_text("steps: [")
+    with pytest.raises(ConfigError, match=r"config\.yml"):  # nothing says that it is a run
+        place_of(str(tmp_path))
+    (tmp_path / "status.json").touch()
+    place = place_of(str(tmp_path))
+    assert (place.state_dir, place.section) == (tmp_path, None) and "config.yml" in place.problem
+    (state_dir / "logs").mkdir(parents=True)
+    config.write_text(f"rlax: {{state_dir: {state_dir}, of_another_version: 3}}")
+    place = place_of(str(tmp_path))
+    assert (place.state_dir, place.section) == (state_dir, None)
+    config.unlink()
+    os.mkfifo(config)
+    assert on_daemon(lambda: place_of(str(tmp_path)), "reader").result(20).state_dir == tmp_path
 
 
 def test_it_is_said_which_run_and_which_token(tmp_path: Path) -> None:

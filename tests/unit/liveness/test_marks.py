@@ -106,6 +106,8 @@ def test_what_is_no_mark_is_left_out(tmp_path: Path) -> None:
             (
                 *({"pid": "1"}, {"pid": -1}, {"role": "king"}, {"still": 3}, {"name": None}),
                 *({"name": "../../x"}, {"still": [["a", 10**400]]}),
+                *({"still": [["a", one]]} for one in (float("nan"), -float("inf"), 1e300)),
+                *({"pid": 10**30}, {"start": 10**30}),
             )
         ):
             (folder / f"{number}.json").write_text(json.dumps(said | wrong))

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
 
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness import activity as activity_module
 from rlax_plugin.liveness.activity import Activity, Failures, ends_at
-from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus, WorkerStatus, read_status
+from rlax_plugin.liveness.run_status import (
+    ControllerStatus,
+    Doing,
+    RunStatus,
+    WorkerStatus,
+    finite,
+    read_status,
+    shown,
+)
 from rlax_plugin.liveness.status_file import StatusFile, last_status
+from rlax_plugin.start.holder import LOCK, holder
 
 WORKER = WorkerStatus(
     name="w",
@@ -35,6 +46,15 @@ STATUS = RunStatus(
 )
 
 
+def controller(**changes: object) -> dict[str, object]:
+    assert STATUS.controller is not None
+    return {"controller": STATUS.controller.model_dump() | changes}
+
+
+def worker(**changes: object) -> dict[str, object]:
+    return controller(workers=[WORKER.model_dump() | changes])
+
+
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert last_status(tmp_path) is None
     with StatusFile(tmp_path, lambda: STATUS):
@@ -50,6 +70,15 @@ def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"controller": {"seen": 1.0}}, "controller.step"),
         ({"phase": {"what": "x" * 301, "since": 1.0}}, "phase.what"),
         ({"at": None}, "at"),
+        ({"at": float("inf")}, "at"),
+        ({"at": 1e300}, "at"),
+        ({"every_s": 1e9}, "every_s"),  # it would make no status old
+        ({"pid": 10**300}, "pid"),
+        ({"phase": {"what": "x", "since": float("nan")}}, "phase.since"),
+        (controller(left_s=-7100.0), "controller.left_s"),
+        (controller(shares={"wait": 1e300}), "controller.shares.wait"),
+        (worker(samples=-5), "controller.workers.0.samples"),
+        (worker(version=-2), "controller.workers.0.version"),
     ],
 )
 def test_anything_else_is_rejected_by_name(change: dict[str, object], named: str) -> None:
@@ -58,6 +87,41 @@ def test_anything_else_is_rejected_by_name(change: dict[str, object], named: str
         read_status(json.dumps(document).encode(), "here")
     with pytest.raises(RlaxError, match="here holds no status of a run"):
         read_status(b"{", "here")
+
+
+def test_no_text_of_a_status_makes_a_line_of_its_own() -> None:
+    forged = "ready\n1. forged\x1b[31m"
+    document = json.loads(STATUS.model_dump_json()) | controller(batch=forged, shares={forged: 0.5})
+    found = read_status(json.dumps(document).encode(), "here").controller
+    assert found is not None
+    assert found.batch == "ready\\n1. forged\\x1b[31m" and list(found.shares) == [found.batch]
+
+
+@pytest.mark.parametrize("text", ["x" * 400, "\n" * 300, "x" * 299 + "\x1b"])
+def test_a_long_text_is_cut_so_that_a_status_can_hold_it(text: str) -> None:
+    one = STATUS.model_copy(update={"phase": Doing(what=shown(text), since=1.0)})
+    assert read_status(one.model_dump_json().encode(), "here") == one
+
+
+def test_a_figure_that_no_status_can_hold_is_unknown() -> None:
+    assert [finite(one) for one in (2, 1e300, float("nan"), -float("inf"))] == [2.0] + [None] * 3
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a large file"])
+def test_only_ordinary_files_are_read(tmp_path: Path, kind: str) -> None:
+    for name in ("status.json", LOCK):
+        path = tmp_path / name
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a link":
+            (tmp_path / "other").write_text(STATUS.model_dump_json())
+            path.symlink_to(tmp_path / "other")
+        else:
+            path.touch()
+            os.truncate(path, 1 << 34)  # takes no space on the disk
+    with pytest.raises(RlaxError, match=r"status\.json cannot be read: it is "):
+        on_daemon(lambda: last_status(tmp_path), "reader").result(20)
+    assert on_daemon(lambda: holder(tmp_path), "reader").result(20) is None
 
 
 def test_a_disk_that_cannot_be_written_is_said_once(tmp_path: Path, caplog) -> None:
