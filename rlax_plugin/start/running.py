@@ -25,6 +25,7 @@ class Signals:
 
     Args:
       stop: returns True if the command will stop by itself, which avoids an interrupt.
+      more: signals that act alike, unless they are ignored.
 
     Attributes:
       ending: True while parts are being ended, which has a deadline. Signals are ignored then,
@@ -33,7 +34,10 @@ class Signals:
 
     def __init__(self, stop: Callable[[], bool] = lambda: False, *more: signal.Signals):
         self._stop = stop
-        self._numbers = (signal.SIGINT, signal.SIGTERM, *more)
+        # What is ignored stays so, as SIGHUP under nohup. But shells ignore SIGINT in what they start
+        # in the background, and whoever sends it there means it.
+        ignored = [one for one in more if signal.getsignal(one) is signal.SIG_IGN]
+        self._numbers = {signal.SIGINT, signal.SIGTERM, *more}.difference(ignored)
         self.ending = False
         self._previous: dict[signal.Signals, Any] = {}
         self._terminated_s = -math.inf
@@ -48,8 +52,7 @@ class Signals:
 
     def __enter__(self) -> Self:
         for number in self._numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
-                self._previous[number] = signal.signal(number, self._take)
+            self._previous[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *_: object) -> None:

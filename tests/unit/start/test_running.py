@@ -79,3 +79,19 @@ def test_a_repeated_sigterm_is_the_same_one_until_a_while_has_passed(monkeypatch
         monkeypatch.setattr(running, "_SAME_S", 0.0)
         os.kill(os.getpid(), signal.SIGTERM)
         assert len(asked) == 4
+
+
+def test_an_interrupt_counts_in_the_background_and_a_hangup_not_under_nohup() -> None:
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        with Signals(lambda: False, signal.SIGHUP):
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with Signals(lambda: False, signal.SIGHUP), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
