@@ -34,8 +34,8 @@ class Signals:
 
     def __init__(self, stop: Callable[[], bool] = lambda: False, *more: signal.Signals):
         self._stop = stop
-        # What is ignored stays so, as SIGHUP under nohup. But shells ignore SIGINT in what they start
-        # in the background, and whoever sends it there means it.
+        # What is ignored stays so, as SIGHUP under nohup. But shells ignore SIGINT in what they
+        # start in the background, and whoever sends it there means it.
         ignored = [one for one in more if signal.getsignal(one) is signal.SIG_IGN]
         self._numbers = {signal.SIGINT, signal.SIGTERM, *more}.difference(ignored)
         self.ending = False
