@@ -120,7 +120,7 @@ def _one(
                 if run.status is not None and run.status >= 0 and not run.excused:
                     verdict.fallen.append(Fallen(blow))  # nothing more can be reached
                     continue
-                verdict.fallen.append(_strike(made, log, blow, settings.patience_s))
+                verdict.fallen.append(_strike(made, log, blow, settings))
                 console.print(f"  seed {seed}: {verdict.fallen[-1]}")
             status = run.wait(settings.within_s)
         finally:
@@ -146,9 +146,9 @@ def _close(made: Prepared, signals: Signals) -> list[str]:
         signals.ending = False
 
 
-def _strike(made: Prepared, log: EventLog, blow: Blow, patience_s: float) -> Fallen:
+def _strike(made: Prepared, log: EventLog, blow: Blow, settings: Settings) -> Fallen:
     """Waits for the event of a blow, lets it fall, and waits until the run has recovered."""
-    fallen, run = Fallen(blow), made.run
+    fallen, run, patience_s = Fallen(blow), made.run, settings.patience_s
 
     def goes_on() -> bool:
         run.go_on()
@@ -156,7 +156,8 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, patience_s: float) -> Fal
 
     log.take()
     if blow.event in AT_A_RESTORE:  # which only a killed trainer has
-        log.wait(FaultPoint.STEP_TRAINED, 1, patience_s, goes_on)
+        if not log.wait(FaultPoint.STEP_TRAINED, 1, settings.within_s, goes_on):
+            return fallen  # it has nothing to restore yet
         if not any([run.strike(one, signal.SIGKILL) for one in run.living("trainer")]):
             return fallen
         log.take()
