@@ -3,9 +3,8 @@
     python benchmarks/soak.py CONFIG [KEY=VALUE ...] --minutes 60 --out DIR
 
 One worker is killed each minute, in turn, but for the last one, which lives to the end; the run's
-launcher starts the others again. Every ten seconds
-the memory, the open descriptors and the threads of each process are read, and the bytes of each
-folder of the run.
+launcher starts the others again. Every ten seconds the memory, the open descriptors and the threads
+of each process are read, and the bytes of each folder of the run.
 
 A slope is in units per hour, with a 95 % interval. Of a process that lives to the end and of
 folders it is that of six averages of equal duration after the first tenth of the time: figures

@@ -126,7 +126,6 @@ def exit_status() -> Iterator[None]:
 
         if not (said := full_disk(error)):
             raise
-        logging.getLogger("rlax").error("%s", said, exc_info=error)  # to the log of a run
         print_error(RlaxError(said))
         raise typer.Exit(RUN_FAILED) from error
 

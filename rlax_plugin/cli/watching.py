@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -186,14 +186,13 @@ def chaos(
     workers, reward processes, and with --parameter-server that server) get SIGKILL or SIGSTOP, and
     at which events: in a commit, in a publication, in a snapshot, at a restore, between turns, in
     an evaluation. --fault adds faults of the network, the disk and the clocks. What a supervisor
-    would start again, it starts again. Then the run must be
-    complete, rlax audit must find nothing, no process may be left over, and with
-    rlax.deterministic the weights must be those of an undisturbed run, bit for bit. The exit status
-    is 0 if all runs have survived, and 1 otherwise. Each failure comes with the command that
-    repeats it.
+    would start again, it starts again. Then the run must be complete, rlax audit must find nothing,
+    no process may be left over, and with rlax.deterministic the weights must be those of an
+    undisturbed run, bit for bit. The exit status is 0 if all runs have survived, and 1 otherwise.
+    Each failure comes with the command that repeats it.
     """
     folder = out or Path(tempfile.mkdtemp(prefix="rlax-chaos-"))
-    with exit_status(), _empty_removed(folder):
+    with exit_status(), nullcontext() if out else _empty_removed(folder):
         from rlax_plugin.commands.chaos.command import chaos as run_chaos
         from rlax_plugin.commands.chaos.prepare import Settings
 

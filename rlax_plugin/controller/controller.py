@@ -124,7 +124,7 @@ class Controller(FleetListener):
         self._spans = records.spans
         self._timeline = Timeline(generation.fleet, records.spans)
         self._results = Results(records.recorder, setup.files)
-        self.stats = RunStats(self.section.objective.max_gap_steps)
+        self.stats = RunStats({GAP: self.section.objective.max_gap_steps})
         self.before: Evaluated | None = None
         self.machine: dict[str, float] = {}
         self._begun: asyncio.Task[None] | None = None  # once there are weights
@@ -230,9 +230,8 @@ class Controller(FleetListener):
         self.dashboard.step(
             done.step, metrics, self.fleet.newest.number, self.run_state.rates.histogram()
         )
-        if (
-            error := gap_error(metrics, self.stats.newest(GAP), self.section.objective)
-        ) is not None:
+        error = gap_error(metrics, self.stats.newest(GAP), self.section.objective)
+        if error is not None:
             self._supervision.fail(error)
 
     def _tell_stage(self, step: int, metrics: dict[str, float]) -> None:

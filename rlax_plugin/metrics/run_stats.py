@@ -33,7 +33,7 @@ class RunStats:
     """Sums of step metrics over a run.
 
     Args:
-      kept: number of newest values of each metric that are kept, if more than ``KEPT``.
+      kept: name of a metric -> number of its newest values that are kept, if more than ``KEPT``.
 
     Attributes:
       steps: number of steps so far, those of earlier processes included.
@@ -41,12 +41,12 @@ class RunStats:
       recent: metrics of the newest ``KEPT`` steps.
     """
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, kept: Mapping[str, int] | None = None) -> None:
         self.training_started_s: float | None = None
         self.versions_published = 0  # by this process
         self.steps, self.earlier = 0, 0
         self.recent: deque[Mapping[str, float]] = deque(maxlen=KEPT)
-        self._kept = max(kept, KEPT)
+        self._kept = kept or {}
         self._columns: dict[str, _Column] = {}
 
     def training_begins(self) -> None:
@@ -59,7 +59,8 @@ class RunStats:
         self.recent.append(metrics)
         for name, value in metrics.items():
             if (column := self._columns.get(name)) is None:
-                column = self._columns[name] = _Column(self._kept)
+                kept = max(KEPT, self._kept.get(name, 0))
+                column = self._columns[name] = _Column(kept)
             column.add(value)
 
     def count(self, name: str) -> int:

@@ -74,9 +74,8 @@ class _Host:
         except psutil.Error:
             return False
 
-    @property
-    def frozen_s(self) -> float:
-        """Seconds since the process was first seen stopped; 0: it runs."""
+    def look_frozen_s(self) -> float:
+        """Looks at the process; returns the seconds since it was first seen stopped; 0: it runs."""
         if not self.frozen:
             self.frozen_since_s = None
             return 0.0
@@ -232,7 +231,7 @@ class _Watch:
             if self._hosts[0].ended():
                 return self._hosts[0]
             for host in self._hosts:
-                if host.frozen_s > _FROZEN * self._host_s:
+                if host.look_frozen_s() > _FROZEN * self._host_s:
                     # JAX notices a host that has joined. Nobody else would notice one that starts.
                     self._kill(host)
                     return host

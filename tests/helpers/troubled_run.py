@@ -121,7 +121,7 @@ class Troubled:
         return (self.directory / f"{name}.log").read_text()
 
     def said(self, words: str) -> int:
-        """How often the trainer's log has said something."""
+        """The number of times that the trainer's log has said something."""
         return (self.run.dir / "logs/trainer.log").read_text().count(words)
 
     def again(self, variables: Mapping[str, str]) -> None:

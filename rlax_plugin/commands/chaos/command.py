@@ -165,7 +165,7 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, settings: Settings) -> Fa
         return fallen
     began_s = time.monotonic()
     if blow.target in made.troubles:
-        fallen.who = _fault(made, blow)
+        fallen.who = _fault(made, blow, goes_on)
     else:
         fallen.who = _hit(run, blow, goes_on)
     fallen.reached = bool(fallen.who)
@@ -177,11 +177,11 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, settings: Settings) -> Fa
     return fallen
 
 
-def _fault(made: Prepared, blow: Blow) -> str:
-    """Lets a fault last; returns in words what it hit."""
+def _fault(made: Prepared, blow: Blow, goes_on: Callable[[], bool]) -> str:
+    """Lets a fault last; returns in words what it hit, or "" if nothing was there to hit."""
     trouble, until_s = made.troubles[blow.target], time.monotonic() + _THERE_S
     try:
-        while not (who := trouble.begin(blow)) and time.monotonic() < until_s:
+        while not (who := trouble.begin(blow)) and goes_on() and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
         if who and blow.kind != "reset":
             time.sleep(blow.for_s)

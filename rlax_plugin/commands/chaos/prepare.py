@@ -121,8 +121,7 @@ class _Preparation:
         if "clock" in settings.faults:
             self.troubles["clock"] = self._clocks = ClockTrouble(directory)
         if "disk" in settings.faults:
-            self.troubles["disk"] = disk = _disk(self.files, directory)
-            stack.callback(disk.end)
+            self.troubles["disk"] = _disk(self.files, directory)
         if "network" in settings.faults:
             self.troubles["network"] = NetworkTrouble(self._proxies)
 

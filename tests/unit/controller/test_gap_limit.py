@@ -14,7 +14,7 @@ NAN = float("nan")
 
 def error_after(objective: Objective, *p95: float | None) -> TrainingError | None:
     """The error of the last step. None: no token of that step was of staleness 1."""
-    stats, error = RunStats(objective.max_gap_steps), None
+    stats, error = RunStats({GAP: objective.max_gap_steps}), None
     for value in p95:
         metrics = {"reward/mean": 0.5} | ({} if value is None else {GAP: value})
         stats.add(metrics)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlax_plugin.liveness.accelerators import figures_of
+from rlax_plugin.liveness.accelerators import accelerator_figures, figures_of
 from rlax_plugin.liveness.machine import CLOCK, MachineMetrics, own_figures, process_figures
 
 
@@ -81,6 +81,17 @@ def test_memory_of_accelerators() -> None:
     assert metrics["machine/workers_accelerator_memory_bytes"] == 40
     assert metrics["machine/workers_accelerator_memory_share"] == 0.7
     assert not any("trainer_accelerator" in name for name in metrics)
+
+
+def test_a_platform_that_does_not_tell_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unimplemented() -> None:
+        raise RuntimeError("UNIMPLEMENTED: memory_stats")
+
+    bridge = SimpleNamespace(backends_are_initialized=lambda: True)  # fakes: of JAX
+    jax = SimpleNamespace(local_devices=lambda: [SimpleNamespace(memory_stats=unimplemented)])
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    assert accelerator_figures() == {}
 
 
 def test_jax_is_neither_imported_nor_initialized() -> None:

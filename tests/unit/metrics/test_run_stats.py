@@ -36,7 +36,7 @@ def test_a_metric_that_no_step_has() -> None:
 
 
 def test_memory_does_not_grow_with_steps() -> None:
-    stats = RunStats(50)
+    stats = RunStats({"m/0": 50})
     names = [f"m/{number}" for number in range(90)]
 
     def steps(count: int) -> None:
