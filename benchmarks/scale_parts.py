@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -99,7 +100,7 @@ class AtOnce(Launcher):
 
     async def stop(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            self._process.terminate()
             await self._process.wait()
 
 
@@ -165,7 +166,7 @@ def rlax_register_observer() -> dict[str, Extension]:
 
 
 def canned(seed: int, most: int, version: int) -> Sampled:
-    """Returns the sample of a seed: half of ``most`` tokens to all of them, the last is ``STOP``."""
+    """Returns the sample of a seed: half of ``most`` tokens or more, ``STOP`` last."""
     length = most - seed % max(1, most // 2)
     tokens = np.full(length, 2 + seed % 8, np.int32)
     tokens[-1] = STOP
@@ -265,13 +266,24 @@ async def _serve(controller: str, token_file: str, count: int, reports: int) -> 
             await asyncio.sleep(config.section.deadlines.heartbeat_s)
             await all_beat()
 
-    living = asyncio.ensure_future(live())
-    client = ParameterServerClient(controller, secret, rpc_s=60.0)
-    async for version in client.watch():
-        for worker in workers:
-            worker.version = version.version
-        await all_beat()
-    await living
+    async def follow() -> None:
+        client = ParameterServerClient(controller, secret, rpc_s=60.0)
+        async for version in client.watch():
+            for worker in workers:
+                worker.version = version.version
+            await all_beat()
+
+    async def leave(worker: _Worker, stub: rpc.FleetStub) -> None:
+        process = f"p{worker.name[1:]}"
+        await stub.Deregister(pb.DeregisterRequest(worker=worker.name, process=process))
+
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    living = [asyncio.ensure_future(one) for one in (live(), follow())]
+    await ended.wait()
+    for task in living:
+        task.cancel()
+    await asyncio.gather(*(leave(worker, stub) for worker, _, stub in beats))
 
 
 def main() -> None:

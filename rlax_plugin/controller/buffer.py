@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 
-from rlax_plugin.controller.batch_rule import BatchRule
+from rlax_plugin.controller.batch_rule import BatchRule, Due
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.records import events as ev
+from rlax_plugin.resume.ready_groups import ReadyGroups
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.types import ScoredGroup
 
@@ -28,32 +29,47 @@ class Buffer:
         self._history, self.rule, self.staleness = history, rule, staleness
         self._deterministic = deterministic
 
-    def groups(self) -> list[ScoredGroup]:
-        """Returns the accepted groups, in issue order."""
-        ready = self._history.run_state.ready
-        return [ready[group_id] for group_id in sorted(ready)]
+    @property
+    def groups(self) -> ReadyGroups:
+        """The accepted groups."""
+        return self._history.run_state.ready
 
     @property
     def ready(self) -> str:
         """The part of a batch that the accepted groups fill, such as ``3 of 8 groups``."""
-        return self.rule.shortfall(self.groups()) + ("" if self.rule.tokens else " groups")
+        return self.rule.shortfall(self.groups) + ("" if self.rule.tokens else " groups")
 
-    def batch(self) -> tuple[ScoredGroup, ...] | None:
-        """Returns the first batch in issue order; None while an older group is unfinished."""
+    async def batch(self) -> tuple[ScoredGroup, ...] | None:
+        """Returns the first batch in issue order; None while an older group is unfinished.
+
+        Packed batches are laid out on another thread, which takes a moment for thousands of groups.
+        If some of them are dropped meanwhile, the others are chosen from again.
+        """
+        while (due := self._due()) is not None:
+            count = (
+                await asyncio.to_thread(self.rule.fitting, due)
+                if self.rule.sequences_per_row > 1
+                else self.rule.fitting(due)
+            )
+            chosen = due.groups[:count]
+            if all(group_id in self.groups for group_id in due.groups):
+                return tuple(self.groups[group_id] for group_id in chosen)
+        return None
+
+    def _due(self) -> Due | None:
         if self._deterministic and self._history.open:
             return None  # a batch may need fewer groups than were issued: see what becomes of all
-        oldest_open = min(self._history.open, default=math.inf)
-        return self.rule.choose([group for group in self.groups() if group.id < oldest_open])
+        return self.rule.due(self.groups, self._history.oldest_open)
 
     def drop_stale(self, step: int) -> bool:
         """Drops groups too stale to train at ``step`` or later; returns True if there were any."""
-        stale = [group for group in self.groups() if self.staleness.excludes(group, step)]
-        for group in stale:
-            self._history.note(ev.Dropped(group.id, "too stale"))
+        stale = self.groups.older_than(self.staleness.oldest(step))
+        for group_id in stale:
+            self._history.note(ev.Dropped(group_id, "too stale"))
         return bool(stale)
 
     def drop_samples_of(self, worker: str) -> None:
         """Drops each group to which a quarantined worker has contributed."""
-        for group in self.groups():
+        for group in self.groups.in_order():
             if any(worker in episode.workers for episode in group.episodes):
                 self._history.note(ev.Dropped(group.id, "its worker was quarantined"))
