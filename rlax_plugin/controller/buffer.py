@@ -11,6 +11,8 @@ from rlax_plugin.resume.ready_groups import ReadyGroups
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.types import ScoredGroup
 
+_MOST_AT_ONCE = 2048  # sequences that are packed on the event loop: some milliseconds
+
 
 class Buffer:
     """Selects batches from the run state's ready groups, and drops groups that cannot train.
@@ -42,18 +44,17 @@ class Buffer:
     async def batch(self) -> tuple[ScoredGroup, ...] | None:
         """Returns the first batch in issue order; None while an older group is unfinished.
 
-        Packed batches are laid out on another thread, which takes a moment for thousands of groups.
-        If some of them are dropped meanwhile, the others are chosen from again.
+        Large packed batches are laid out on another thread. If some of the groups are dropped
+        meanwhile, the batch is chosen anew.
         """
         while (due := self._due()) is not None:
-            count = (
-                await asyncio.to_thread(self.rule.fitting, due)
-                if self.rule.sequences_per_row > 1
-                else self.rule.fitting(due)
-            )
-            chosen = due.groups[:count]
+            packed = self.rule.sequences_per_row > 1
+            if packed and sum(map(len, due.sizes)) > _MOST_AT_ONCE:
+                count = await asyncio.to_thread(self.rule.fitting, due)
+            else:
+                count = self.rule.fitting(due)
             if all(group_id in self.groups for group_id in due.groups):
-                return tuple(self.groups[group_id] for group_id in chosen)
+                return tuple(self.groups[group_id] for group_id in due.groups[:count])
         return None
 
     def _due(self) -> Due | None:
