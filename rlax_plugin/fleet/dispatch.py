@@ -17,6 +17,7 @@ from rlax_plugin.fleet.choosing_worker import (
     choose,
     goes_on,
     missing_worker,
+    sequence_tokens,
     takes,
     without_worker,
     wrong_everywhere,
@@ -85,7 +86,7 @@ class Dispatcher(FleetListener):
         self.under_way = UnderWay(self._calls.values(), self._waiting.values())
         self._scheduled, self._seen_late, self.backlog = False, "", Backlog()
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
-        self.reissued = self.tokens_resumed = self.late = 0
+        self._longest = self.reissued = self.tokens_resumed = self.late = 0
 
     @property
     def vocabulary(self) -> int:
@@ -96,6 +97,7 @@ class Dispatcher(FleetListener):
     def submit(self, request: Request) -> asyncio.Future[Completed]:
         """Queues a request; the future ends with its answer. Cancelling it ends the generation."""
         ticket = Ticket(request, asyncio.get_running_loop().create_future())
+        self._longest = max(self._longest, sequence_tokens(ticket))  # of all so far
         self.giving_up.watch(ticket)
         self.backlog.watch(len(request.seeds), ticket.done)
         self._waiting[request.exactly].append(ticket)
@@ -149,7 +151,7 @@ class Dispatcher(FleetListener):
 
     def _without_worker(self) -> list[Ticket]:
         waiting = (ticket for queue in self._waiting.values() for ticket in queue)
-        return without_worker(waiting, self._fleet.workers.values())
+        return without_worker(waiting, self._fleet.workers.values(), self._longest)
 
     def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
@@ -175,10 +177,9 @@ class Dispatcher(FleetListener):
             self._begin(Call(self._fleet.workers[name], {t.request.key: t for t in tickets}))
 
     def _begin(self, call: Call) -> None:
-        tickets = list(call.open.values())
         call.task = asyncio.ensure_future(self._run(call))
         self._calls[call.task] = call
-        call.task.add_done_callback(functools.partial(self._ended, tickets))
+        call.task.add_done_callback(functools.partial(self._ended, list(call.open.values())))
 
     def _ended(self, tickets: list[Ticket], task: asyncio.Task[None]) -> None:
         del self._calls[task]
@@ -204,8 +205,7 @@ class Dispatcher(FleetListener):
 
     async def _run(self, call: Call) -> None:
         worker = call.worker
-        error = "the worker closed the call before it had answered"
-        its_fault = True
+        error, its_fault = "the worker closed the call before it had answered", True
         for ticket in call.open.values():
             stands_still = functools.partial(self._stands_still, call, ticket)
             worker.progress.watch(ticket.attempt, stands_still)
