@@ -45,6 +45,7 @@ class Case:
       tokens: most of a sample; it has three quarters of them on average.
       reports: of unfinished samples, before each answer.
       steps: that are measured, after ``warm`` others.
+      counts: True to count calls and jumps too, which slows the loop's thread down.
     """
 
     axis: str
@@ -55,6 +56,7 @@ class Case:
     reports: int = 0
     steps: int = 4
     warm: int = 1
+    counts: bool = False
 
     def config(self, directory: str) -> dict[str, Any]:
         layout: dict[str, Any] = {}
@@ -84,7 +86,7 @@ class Case:
                 "evaluation": {"problems": 0},
                 "trainer": {"name": "idle"},
                 "launcher": {"name": "at_once", "workers": self.workers, "reports": self.reports},
-                "observers": [{"name": "loop_clock"}],
+                "observers": [{"name": "loop_clock", "counts": self.counts}],
                 "deadlines": {
                     "startup_s": 60,
                     "heartbeat_s": 5,
@@ -132,6 +134,8 @@ def measure(case: Case) -> dict[str, Any]:
         "cpu_ms_per_group": cpu_ms / groups,
         "limit_ms_per_group": LIMIT_MS + LIMIT_MS_PER_MB * mb / groups,
         "callbacks_per_group": (counted[-1]["callbacks"] - began["callbacks"]) / groups,
+        "calls_per_group": (counted[-1]["calls"] - began["calls"]) / groups,
+        "jumps_per_group": (counted[-1]["jumps"] - began["jumps"]) / groups,
         "longest_stay_ms": 1e3 * longest["longest_s"],
         "where": longest["where"],
         "wall_s_per_step": (counted[-1]["wall_s"] - began["wall_s"]) / case.steps,
@@ -154,6 +158,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=4096, help="largest number of groups of a step")
     parser.add_argument("--label", default="now")
     parser.add_argument("--steps", type=int, help="that are measured, instead of the case's own")
+    parser.add_argument("--counts", action="store_true", help="count calls and jumps; slower")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
@@ -163,7 +168,7 @@ def main() -> None:
         for case in AXES[axis]:
             if case.groups > given.most:
                 continue
-            one = replace(case, steps=given.steps) if given.steps else case
+            one = replace(case, steps=given.steps or case.steps, counts=given.counts)
             found = {"label": given.label, "machine": platform.machine(), **asdict(one)}
             found |= in_a_process(one)
             print(json.dumps(found), flush=True)

@@ -12,6 +12,7 @@ import asyncio
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -25,7 +26,6 @@ from rlax_plugin.api import (
     Extension,
     Launcher,
     NonNegativeInt,
-    NoOptions,
     Observer,
     PositiveInt,
     Section,
@@ -104,14 +104,23 @@ class AtOnce(Launcher):
             await self._process.wait()
 
 
+class LoopClockConfig(Section):
+    """Measures the event loop's thread."""
+
+    counts: bool = False
+
+
 class LoopClock(Observer):
     """Writes the CPU time of the event loop's thread at the end of each step to ``clock.jsonl``.
 
     Also the longest stay: the CPU time of one callback, during which the loop does nothing else.
+    If it counts, also the calls of functions and the jumps (turns of loops) in that thread, which
+    are the same on every machine; this slows the thread down.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, counts: bool):
+        self._path, self._counts = path, counts
+        self._calls = self._jumps = 0
         self._longest_s, self._where, self._callbacks = 0.0, "", 0
         run = asyncio.Handle._run
 
@@ -125,7 +134,26 @@ class LoopClock(Observer):
 
         asyncio.Handle._run = timed
 
+    def _count(self) -> None:
+        """Counts from now on what this thread does."""
+        self._counts = False
+        monitoring, mine = sys.monitoring, threading.get_ident()
+        tool, events = monitoring.PROFILER_ID, monitoring.events
+
+        def called(*_: object) -> None:
+            self._calls += threading.get_ident() == mine
+
+        def jumped(*_: object) -> None:
+            self._jumps += threading.get_ident() == mine
+
+        monitoring.use_tool_id(tool, "scale")
+        monitoring.register_callback(tool, events.CALL, called)
+        monitoring.register_callback(tool, events.JUMP, jumped)
+        monitoring.set_events(tool, events.CALL | events.JUMP)
+
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._counts:
+            self._count()
         line = {
             "step": step,
             "cpu_s": time.thread_time(),
@@ -133,6 +161,8 @@ class LoopClock(Observer):
             "longest_s": self._longest_s,
             "where": self._where,
             "callbacks": self._callbacks,
+            "calls": self._calls,
+            "jumps": self._jumps,
             "groups": metrics["curation/groups_scored"],
             "tokens": metrics["rollout/tokens"],
         }
@@ -156,10 +186,10 @@ def rlax_register_launcher() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_observer() -> dict[str, Extension]:
-    def build(config: NoOptions, context: BuildContext) -> LoopClock:
-        return LoopClock(context.run_dir / "clock.jsonl")
+    def build(config: LoopClockConfig, context: BuildContext) -> LoopClock:
+        return LoopClock(context.run_dir / "clock.jsonl", config.counts)
 
-    return {"loop_clock": Extension(NoOptions, build)}
+    return {"loop_clock": Extension(LoopClockConfig, build)}
 
 
 # --- the process of the workers -------------------------------------------------------------------

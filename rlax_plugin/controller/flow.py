@@ -198,8 +198,9 @@ class Flow:
             await self._changed.wait()
         self.show_first = None
         batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen))
-        staleness = max(step - group.oldest_version for group in chosen)
-        self._history.note(ev.Trained(step, tuple(group.id for group in chosen), staleness))
+        ids = tuple(group.id for group in chosen)
+        staleness = step - self._buffer.groups.oldest_version(ids)
+        self._history.note(ev.Trained(step, ids, staleness))
         stats = self._history.take_stats()
         self._buffer.drop_stale(step + 1)
         self._trips.end_older(self._issuing.oldest_version)

@@ -110,6 +110,10 @@ class ReadyGroups(Mapping[int, ScoredGroup]):
         older = [ids for oldest, ids in self._of_version.items() if oldest < version]
         return sorted(group_id for ids in older for group_id in ids)
 
+    def oldest_version(self, groups: Iterable[int]) -> int:
+        """Returns the oldest version among all tokens of some groups, at least one."""
+        return min(self._facts[group_id].oldest_version for group_id in groups)
+
     def sizes(self, group_id: int) -> tuple[int, ...]:
         """Returns the positions of each of a group's sequences, see ``batches.sizes``."""
         return self._facts[group_id].sizes
