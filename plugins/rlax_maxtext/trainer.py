@@ -102,7 +102,7 @@ class MaxTextTrainer(Trainer):
         publish = self._publisher(port)
         training = self._training(config)
         signals = training.signals
-        model = MaxTextView(config, self._section.rollouts.temperature, orders)
+        model = MaxTextView(config, self._section.rollouts.only_temperature, orders)
         running: Loop | None = None
 
         def on_start(loop: Loop) -> None:

@@ -8,7 +8,8 @@ position t concern ``targets[t]``, and are 0 where that token was given. Numpy o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,11 +51,32 @@ HOST_ARRAYS: dict[str, ArraySpec] = {
     # different rows, in any order, and an environment may go from one to another and back.
     "rl_place": _INT32,
 }
+TEMPERATURE = "rl_temperature"
+"""float32, the temperature at which a token was sampled; 1 where none was.
+
+Only in the batches of a run whose ``rlax.rollouts.temperature`` is a schedule.
+"""
 TOKEN_REWARDS = "rl_token_rewards"
 """float64, reward given at a token.
 
 Only in a batch that has such rewards, together with ``PAID_AT_TOKENS``.
 """
+
+
+def device_arrays(section: RlaxSection) -> dict[str, ArraySpec]:
+    """Returns name -> spec of the arrays of a run's batches that the loss reads."""
+    scheduled = section.rollouts.only_temperature is None
+    return ARRAYS | ({TEMPERATURE: _FLOAT32} if scheduled else {})
+
+
+def temperature_of(data: Mapping[str, Any], only: float | None) -> Any:
+    """Returns the divisor of the logits: a number, or [rows, length], one for each token.
+
+    Args:
+      data: arrays of a batch.
+      only: ``Rollouts.only_temperature``.
+    """
+    return data[TEMPERATURE] if only is None else only
 
 
 def sizes(groups: Sequence[ScoredGroup]) -> list[int]:
@@ -112,6 +134,7 @@ def arrays_of(
         length=section.row_tokens,
         sequences_per_row=section.batches.sequences_per_row,
         mask_truncated=algorithm.mask_truncated,
+        temperatures=section.rollouts.only_temperature is None,
     )
 
 
@@ -123,6 +146,7 @@ def build_arrays(
     pad_id: int = 0,
     sequences_per_row: int = 1,
     mask_truncated: bool = False,
+    temperatures: bool = False,
 ) -> dict[str, np.ndarray]:
     """Lays out the trajectories of a batch by ``place``: ``ARRAYS`` and ``HOST_ARRAYS``.
 
@@ -135,11 +159,12 @@ def build_arrays(
       pad_id: token of padding in ``inputs`` and ``targets``.
       sequences_per_row: largest number of sequences in one row.
       mask_truncated: if True, truncated episodes train no token; their rewards count.
+      temperatures: if True, each group has a temperature, and the arrays have ``TEMPERATURE``.
 
     Raises:
       TrainingError: a trajectory is too long, has an empty turn, is from a version that cannot be
         in use yet, or has advantages or log-probabilities that are missing or not finite;
-        trajectories that do not fit.
+        trajectories that do not fit; a group without a temperature above 0.
     """
     step, groups = batch.step, batch.groups
     if len(batch.advantages) != len(groups):
@@ -149,6 +174,11 @@ def build_arrays(
     for group, advantages in zip(groups, batch.advantages, strict=True):
         if not len(advantages) == len(group.episodes) == len(group.scores):
             raise TrainingError(f"step {step}: group {group.id} lacks an advantage per sample")
+        if temperatures and not (group.temperature or 0) > 0:
+            raise TrainingError(
+                f"step {step}: group {group.id} has the temperature {group.temperature}, expected "
+                "one above 0, at which its samples were generated"
+            )
         for episode, score, advantage in zip(group.episodes, group.scores, advantages, strict=True):
             where = f"step {step}: sample {episode.index} of group {group.id}"
             for trajectory in episode.trajectories:
@@ -171,6 +201,8 @@ def build_arrays(
         arrays[f"{side}_position"][:] = position_t
     if any(s.token_rewards for g in groups for s in g.scores if isinstance(s, Score)):
         arrays |= {name: np.zeros((rows, length)) for name in (TOKEN_REWARDS, PAID_AT_TOKENS)}
+    if temperatures:
+        arrays[TEMPERATURE] = np.ones((rows, length), np.float32)
     remaining, episodes = iter(places), itertools.count(1)
     for number, (group, advantages) in enumerate(zip(groups, batch.advantages, strict=True), 1):
         for episode, score, advantage in zip(group.episodes, group.scores, advantages, strict=True):
@@ -196,6 +228,8 @@ def build_arrays(
                     if TOKEN_REWARDS in arrays:
                         arrays[TOKEN_REWARDS][row, begin:at] = next(paid, 0.0)
                         arrays[PAID_AT_TOKENS][row, begin:at] = score.total - score.at_the_end
+                    if temperatures:
+                        arrays[TEMPERATURE][row, begin:at] = group.temperature
                     own = advantage if advantage.ndim == 0 else advantage[done : done + count]
                     own_place_t = place_t[done : done + count]
                     done += count
