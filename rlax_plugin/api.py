@@ -47,7 +47,7 @@ from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, Tr
 # Objectives.
 from rlax_plugin.objective.advantages import Outcomes, completions, of_batch, per_group
 from rlax_plugin.objective.arrays import ArraySpec
-from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.objective.batches import ARRAYS, device_arrays
 from rlax_plugin.objective.inputs import TokenInputs, TokenOutputs
 from rlax_plugin.objective.loss import (
     Aggregation,
@@ -60,6 +60,7 @@ from rlax_plugin.objective.loss import (
 from rlax_plugin.objective.presets import Preset, presets_from_yaml
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 from rlax_plugin.objective.terms import LossTerm, scale_names, whole_update
+from rlax_plugin.objective.update_sums import UPDATE_ARRAYS, update_sums
 from rlax_plugin.pass_rates.intervals import beta_interval, mixed_probability
 
 # Hooks, and the interfaces of parts.
@@ -199,6 +200,7 @@ __all__ = [
     "MAX_STOP_IDS",
     "PREPARED",
     "SIDE_CHANNELS",
+    "UPDATE_ARRAYS",
     "Aggregation",
     "AllWaitedFor",
     "Answer",
@@ -353,6 +355,7 @@ __all__ = [
     "client_channel",
     "completion_text",
     "completions",
+    "device_arrays",
     "fingerprint",
     "fingerprint_numpy",
     "harmless",
@@ -383,6 +386,7 @@ __all__ = [
     "stop_strings_of",
     "storable",
     "tokenizer_of",
+    "update_sums",
     "whole_update",
 ]
 

@@ -86,7 +86,7 @@ class Schedule(BaseModel):
         import jax.numpy as jnp
 
         (_, first), *_ = self.corners
-        value = jnp.full(step.shape, first, float)
+        value = jnp.full(step.shape, first, jnp.result_type(step, float))
         for (start, one), (end, other) in itertools.pairwise(self.corners):
             share = jnp.clip((step - start) / (end - start), 0, 1).astype(value.dtype)
             share = _SHARES[self.shape](share, jnp)

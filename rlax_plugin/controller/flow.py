@@ -196,7 +196,7 @@ class Flow:
                 self.show_first(self._buffer.ready)
             await self._change()
         self.show_first = None
-        batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen))
+        batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen, step))
         staleness = max(step - group.oldest_version for group in chosen)
         self._history.note(ev.Trained(step, tuple(group.id for group in chosen), staleness))
         stats = self._history.take_stats()

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.objective.advantages import PAID_AT_TOKENS
+from rlax_plugin.objective.advantages import PAID_AT_TOKENS, REWARD_PARTS
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.types import Episode, Score, ScoredGroup, TrainBatch, Trajectory
 
@@ -39,17 +39,28 @@ ARRAYS: dict[str, ArraySpec] = {
     "rl_behaviour_logprobs": _FLOAT32,
     # Version that the batch's update produces minus the token's version; 1 is on-policy.
     "rl_staleness": _INT32,
+    # The group's place in the batch, from 1, and the number of its samples that have a score.
+    "rl_group": _INT32,
+    "rl_group_size": _INT32,
+    # The sample's index in its group, from 0, and its sampled tokens in all trajectories.
+    "rl_sample": _INT32,
+    "rl_sample_length": _INT32,
+    # All that rewards and environment paid the sample (``Score.total``).
+    "rl_total_reward": _FLOAT32,
+    # The RL step that the batch trains, from 1.
+    "rl_step": _INT32,
 }
 HOST_ARRAYS: dict[str, ArraySpec] = {
-    # For advantages (``advantages.of_batch``); they need not reach a device. The group's place in
-    # the batch, from 1, on sampled tokens of scored episodes, 0 elsewhere; there as well the
-    # episode's place in the batch, from 1, and the reward that it was paid as a whole.
-    "rl_group": _INT32,
+    # For advantages (``advantages.of_batch``); they need not reach a device. On sampled tokens of
+    # scored episodes, 0 elsewhere: the episode's place in the batch, from 1, and the reward that it
+    # was paid as a whole.
     "rl_episode": _INT32,
     "rl_rewards": ArraySpec(np.dtype(np.float64)),
     # The token's place in time among the sampled tokens of its episode, from 1: trajectories lie in
     # different rows, in any order, and an environment may go from one to another and back.
     "rl_place": _INT32,
+    # The turn that the token belongs to, in the order in which turns were answered, from 1.
+    "rl_turn": _INT32,
 }
 TEMPERATURE = "rl_temperature"
 """float32, the temperature at which a token was sampled; 1 where none was.
@@ -64,9 +75,15 @@ Only in a batch that has such rewards, together with ``PAID_AT_TOKENS``.
 
 
 def device_arrays(section: RlaxSection) -> dict[str, ArraySpec]:
-    """Returns name -> spec of the arrays of a run's batches that the loss reads."""
-    scheduled = section.rollouts.only_temperature is None
-    return ARRAYS | ({TEMPERATURE: _FLOAT32} if scheduled else {})
+    """Returns name -> spec of the arrays of a run's batches that the loss gets.
+
+    ``ARRAYS``, and ``REWARD_PARTS`` and ``TEMPERATURE`` if the run has them.
+    """
+    parts = len(section.rewards)
+    found = ARRAYS | ({REWARD_PARTS: ArraySpec(np.dtype(np.float32), (parts,))} if parts else {})
+    return (
+        found if section.rollouts.only_temperature is not None else found | {TEMPERATURE: _FLOAT32}
+    )
 
 
 def temperature_of(data: Mapping[str, Any], only: float | None) -> Any:
@@ -134,6 +151,7 @@ def arrays_of(
         length=section.row_tokens,
         sequences_per_row=section.batches.sequences_per_row,
         mask_truncated=algorithm.mask_truncated,
+        reward_parts=len(section.rewards),
         temperatures=section.rollouts.only_temperature is None,
     )
 
@@ -146,6 +164,7 @@ def build_arrays(
     pad_id: int = 0,
     sequences_per_row: int = 1,
     mask_truncated: bool = False,
+    reward_parts: int = 0,
     temperatures: bool = False,
 ) -> dict[str, np.ndarray]:
     """Lays out the trajectories of a batch by ``place``: ``ARRAYS`` and ``HOST_ARRAYS``.
@@ -159,6 +178,7 @@ def build_arrays(
       pad_id: token of padding in ``inputs`` and ``targets``.
       sequences_per_row: largest number of sequences in one row.
       mask_truncated: if True, truncated episodes train no token; their rewards count.
+      reward_parts: number of rewards of the config; above 0, ``REWARD_PARTS`` is added.
       temperatures: if True, each group has a temperature, and the arrays have ``TEMPERATURE``.
 
     Raises:
@@ -201,14 +221,18 @@ def build_arrays(
         arrays[f"{side}_position"][:] = position_t
     if any(s.token_rewards for g in groups for s in g.scores if isinstance(s, Score)):
         arrays |= {name: np.zeros((rows, length)) for name in (TOKEN_REWARDS, PAID_AT_TOKENS)}
+    if reward_parts:
+        arrays[REWARD_PARTS] = np.zeros((rows, length, reward_parts), np.float32)
     if temperatures:
         arrays[TEMPERATURE] = np.ones((rows, length), np.float32)
     remaining, episodes = iter(places), itertools.count(1)
     for number, (group, advantages) in enumerate(zip(groups, batch.advantages, strict=True), 1):
+        group_size = sum(isinstance(score, Score) for score in group.scores)
         for episode, score, advantage in zip(group.episodes, group.scores, advantages, strict=True):
             trains, episode_number = not (mask_truncated and episode.truncated), next(episodes)
             paid, done = iter(score.token_rewards if isinstance(score, Score) else ()), 0
             place_t = 1 + np.argsort(episode.tokens_in_time)
+            turns = iter(episode.order or range(sum(1 for _ in episode.sampled)))
             for trajectory in episode.trajectories:
                 row, start, segment = next(remaining)
                 end = start + trajectory.length - 1
@@ -233,15 +257,23 @@ def build_arrays(
                     own = advantage if advantage.ndim == 0 else advantage[done : done + count]
                     own_place_t = place_t[done : done + count]
                     done += count
+                    if reward_parts and score.parts:
+                        arrays[REWARD_PARTS][row, begin:at] = score.parts
                     for name, values in (
                         ("rl_mask", trains),
                         ("rl_advantages", own),
                         ("rl_behaviour_logprobs", turn.sampled.logprobs),
                         ("rl_staleness", step - turn.sampled.versions),
                         ("rl_group", number),
+                        ("rl_group_size", group_size),
+                        ("rl_sample", episode.index),
+                        ("rl_sample_length", len(place_t)),
+                        ("rl_total_reward", score.total),
+                        ("rl_step", step),
                         ("rl_episode", episode_number),
                         ("rl_rewards", score.at_the_end),
                         ("rl_place", own_place_t),
+                        ("rl_turn", 1 + next(turns)),
                     ):
                         arrays[name][row, begin:at] = values
     return arrays

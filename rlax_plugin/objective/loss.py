@@ -25,10 +25,12 @@ from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective import combinations, diagnostics, terms
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
+from rlax_plugin.objective.batches import REWARD_PARTS
 from rlax_plugin.objective.inputs import Ratio, SlotMetrics, TokenInputs, TokenOutputs
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 from rlax_plugin.objective.terms import LossTerm, Terms
+from rlax_plugin.objective.update_sums import UPDATE_ARRAYS
 from rlax_plugin.ports.kinds import AT_KEY
 
 __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
@@ -49,6 +51,18 @@ __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a r
     "make_loss",
 ]
 
+
+_OF_BATCH = (
+    "rl_group",
+    "rl_group_size",
+    "rl_sample",
+    "rl_sample_length",
+    "rl_total_reward",
+    "rl_step",
+    REWARD_PARTS,
+    *UPDATE_ARRAYS,
+)
+"""The arrays of ``TokenInputs.batch``."""
 
 TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
 """A function in a slot of the objective.
@@ -80,6 +94,7 @@ class ObjectiveSlots:
       updates_per_step: optimizer updates with one batch.
       max_staleness: see ``config.Staleness``.
       lists_signals: True if the config lists signals, which may give values later.
+      steps: RL steps of the whole run; 0: not known.
     """
 
     aggregation: Aggregation
@@ -93,6 +108,7 @@ class ObjectiveSlots:
     updates_per_step: int = 1
     max_staleness: int = 1
     lists_signals: bool = False
+    steps: int = 0
 
     @property
     def recorded_advantages(self) -> AdvantageSlot:
@@ -234,6 +250,11 @@ def token_inputs(
         # Selected before any arithmetic, so that neither value nor cotangent of padding counts.
         return jnp.where(trained_bt, jnp.asarray(x_bt).astype(dtype), 0.0)
 
+    def selected(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        x = x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        return jnp.where(trained_bt.reshape(trained_bt.shape + (1,) * (x.ndim - 2)), x, 0)
+
     logprobs_bt = masked(outputs.logprobs_bt)
     behaviour_logprobs_bt = masked(data["rl_behaviour_logprobs"])
     trainer_logprobs_bt = jax.lax.stop_gradient(logprobs_bt)
@@ -254,6 +275,8 @@ def token_inputs(
         mask_bt=trained_bt.astype(dtype),
         sequence_bt=jnp.where(trained_bt, data["targets_segmentation"], 0),
         max_sequences=slots.max_sequences,
+        batch={name: selected(data[name]) for name in _OF_BATCH if name in data},
+        steps=slots.steps,
     )
 
 
