@@ -13,20 +13,10 @@ from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, DecodeSlots, Prefil
 from rlax_plugin.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.batching.waited_for import AllWaitedFor, WaitedFor
-from rlax_plugin.config import (
-    INT32_MAX,
-    Choice,
-    NonNegativeInt,
-    NoOptions,
-    PathText,
-    PositiveInt,
-    Processes,
-    RlaxSection,
-    Rollouts,
-    Seconds,
-    Section,
-)
+from rlax_plugin.config import Choice, NoOptions, PathText, RlaxSection, Rollouts, Section
+from rlax_plugin.config.base import INT32_MAX, NonNegativeInt, PositiveInt, Processes, Seconds
 from rlax_plugin.config.loading import ResolvedConfig, load_section
+from rlax_plugin.config.schedules import Scheduled, first_above, value_at
 
 # Errors, and words for their messages.
 from rlax_plugin.errors import (
@@ -303,6 +293,7 @@ __all__ = [
     "SandboxError",
     "ScalingLauncher",
     "ScalingRule",
+    "Scheduled",
     "Scheduler",
     "Score",
     "ScoredGroup",
@@ -358,6 +349,7 @@ __all__ = [
     "device_arrays",
     "fingerprint",
     "fingerprint_numpy",
+    "first_above",
     "harmless",
     "hookimpl",
     "in_bytes",
@@ -387,6 +379,7 @@ __all__ = [
     "storable",
     "tokenizer_of",
     "update_sums",
+    "value_at",
     "whole_update",
 ]
 

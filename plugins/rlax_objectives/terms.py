@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from rlax_plugin.api import Ratio, Section, TokenInputs, ratio_of
+from rlax_plugin.api import Ratio, Scheduled, Section, TokenInputs, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]
 Low = Annotated[float, Field(gt=0, le=1)]
@@ -24,9 +24,9 @@ class ClippedRatio(Section):
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
-    low: Low = Field(0.2, description="ratios below 1 - low are clipped")
-    high: Positive = Field(0.2, description="ratios above 1 + high are clipped")
-    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
+    low: Scheduled[Low] = Field(0.2, description="ratios below 1 - low are clipped")
+    high: Scheduled[Positive] = Field(0.2, description="ratios above 1 + high are clipped")
+    dual_clip: Scheduled[Annotated[float, Field(gt=1)]] | None = Field(
         None, description="c: tokens with A < 0 and r > c have no gradient; null: no dual clip"
     )
 
@@ -42,17 +42,17 @@ class ClippedRatio(Section):
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
         return {name: beyond_bt for name, _, beyond_bt in self._clipped(inputs)}
 
-    def _clipped(self, inputs: TokenInputs) -> list[tuple[str, float, Any]]:
+    def _clipped(self, inputs: TokenInputs) -> list[tuple[str, Any, Any]]:
         """Returns metric, bound and mask of the tokens beyond it; no token is counted twice."""
         ratio_bt, negative_bt = inputs.ratio_bt, inputs.advantages_bt < 0
-        high, low = 1 + self.high, 1 - self.low
+        high, low = 1 + inputs.value(self.high), 1 - inputs.value(self.low)
         clipped = [
             ("clip_fraction_high", high, (inputs.advantages_bt > 0) & (ratio_bt > high)),
             ("clip_fraction_low", low, negative_bt & (ratio_bt < low)),
         ]
         if self.dual_clip is not None:
-            beyond_bt = negative_bt & (ratio_bt > self.dual_clip)
-            clipped.append(("dual_clip_fraction", self.dual_clip, beyond_bt))
+            most = inputs.value(self.dual_clip)
+            clipped.append(("dual_clip_fraction", most, negative_bt & (ratio_bt > most)))
         return clipped
 
 
@@ -65,25 +65,30 @@ class SequenceRatio(Section):
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
-    low: Low = Field(3e-4, description="sequence ratios below 1 - low are clipped")
-    high: Positive = Field(4e-4, description="sequence ratios above 1 + high are clipped")
+    low: Scheduled[Low] = Field(3e-4, description="sequence ratios below 1 - low are clipped")
+    high: Scheduled[Positive] = Field(
+        4e-4, description="sequence ratios above 1 + high are clipped"
+    )
 
     def __call__(self, inputs: TokenInputs) -> Any:
         import jax.numpy as jnp
 
-        ratio_bt = self._ratio(inputs)
+        ratio_bt, (least, most) = self._ratio(inputs), self._bounds(inputs)
         return jnp.where(
             inputs.advantages_bt >= 0,
-            jnp.minimum(ratio_bt, 1 + self.high),
-            jnp.maximum(ratio_bt, 1 - self.low),
+            jnp.minimum(ratio_bt, most),
+            jnp.maximum(ratio_bt, least),
         )
 
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
-        ratio_bt = self._ratio(inputs)
+        ratio_bt, (least, most) = self._ratio(inputs), self._bounds(inputs)
         return {
-            "clip_fraction_high": (inputs.advantages_bt > 0) & (ratio_bt > 1 + self.high),
-            "clip_fraction_low": (inputs.advantages_bt < 0) & (ratio_bt < 1 - self.low),
+            "clip_fraction_high": (inputs.advantages_bt > 0) & (ratio_bt > most),
+            "clip_fraction_low": (inputs.advantages_bt < 0) & (ratio_bt < least),
         }
+
+    def _bounds(self, inputs: TokenInputs) -> tuple[Any, Any]:
+        return 1 - inputs.value(self.low), 1 + inputs.value(self.high)
 
     def _ratio(self, inputs: TokenInputs) -> Any:
         return ratio_of(inputs.sequence_mean(inputs.log_ratio_bt))

@@ -13,7 +13,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.api import ConfigError, Ratio, Section, TokenInputs, ratio_of
+from rlax_plugin.api import (
+    ConfigError,
+    Ratio,
+    Scheduled,
+    Section,
+    TokenInputs,
+    first_above,
+    ratio_of,
+)
 
 Positive = Annotated[float, Field(gt=0)]
 Per = Literal["token", "sequence"]
@@ -40,15 +48,15 @@ class Truncated(Section):
 
     ratio: ClassVar[Ratio] = "policy/behaviour"
     corrects: ClassVar[bool] = True
-    cap: Positive = Field(
+    cap: Scheduled[Positive] = Field(
         2.0, description="rho: larger ratios are reduced to this value; the paper uses 2 to 10"
     )
 
     def __call__(self, inputs: TokenInputs) -> Any:
-        return self._ratio(inputs).clip(max=self.cap)
+        return self._ratio(inputs).clip(max=inputs.value(self.cap))
 
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
-        return {"truncated_fraction": self._ratio(inputs) > self.cap}
+        return {"truncated_fraction": self._ratio(inputs) > inputs.value(self.cap)}
 
     def _ratio(self, inputs: TokenInputs) -> Any:
         return ratio_of(inputs.logprobs_bt - inputs.behaviour_logprobs_bt)
@@ -64,7 +72,9 @@ class TruncatedImportanceSampling(Section):
     ratio: ClassVar[Ratio] = "old/behaviour"
     corrects: ClassVar[bool] = True
     prefix: ClassVar[str] = "tis"
-    cap: Positive = Field(2.0, description="C: the factor of a token is at most this value")
+    cap: Scheduled[Positive] = Field(
+        2.0, description="C: the factor of a token is at most this value"
+    )
     above_cap: Literal["truncate", "mask"] = Field(
         "truncate", description="factor of tokens with m above C: truncate: C; mask: 0"
     )
@@ -72,12 +82,13 @@ class TruncatedImportanceSampling(Section):
     def __call__(self, inputs: TokenInputs) -> Any:
         import jax.numpy as jnp
 
-        above = self.cap if self.above_cap == "truncate" else 0.0
-        return jnp.where(inputs.mismatch_bt > self.cap, above, inputs.mismatch_bt)
+        cap = inputs.value(self.cap)
+        above = cap if self.above_cap == "truncate" else 0.0
+        return jnp.where(inputs.mismatch_bt > cap, above, inputs.mismatch_bt)
 
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
         what = "truncated" if self.above_cap == "truncate" else "masked"
-        return {f"{self.prefix}_{what}_fraction": inputs.mismatch_bt > self.cap}
+        return {f"{self.prefix}_{what}_fraction": inputs.mismatch_bt > inputs.value(self.cap)}
 
 
 class Decoupled(TruncatedImportanceSampling):
@@ -89,7 +100,9 @@ class Decoupled(TruncatedImportanceSampling):
     """
 
     prefix: ClassVar[str] = "decoupled"
-    cap: Positive = Field(5.0, description="C: the factor of a token is at most this value")
+    cap: Scheduled[Positive] = Field(
+        5.0, description="C: the factor of a token is at most this value"
+    )
 
 
 class PolicyRatio(Section):
@@ -119,23 +132,24 @@ class Clipped(Section):
 
     ratio: ClassVar[Ratio] = "policy/old"
     corrects: ClassVar[bool] = True
-    low: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    low: Scheduled[Annotated[float, Field(gt=0, le=1)]] | None = Field(
         None, description="ratios below 1 - low are raised to 1 - low; null: no lower bound"
     )
-    high: Positive = Field(4.0, description="ratios above 1 + high are reduced to 1 + high")
+    high: Scheduled[Positive] = Field(
+        4.0, description="ratios above 1 + high are reduced to 1 + high"
+    )
 
     def __call__(self, inputs: TokenInputs) -> Any:
-        return inputs.ratio_bt.clip(self._least, 1 + self.high)
+        return inputs.ratio_bt.clip(self._least(inputs), 1 + inputs.value(self.high))
 
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
         return {
-            "weight_clip_fraction_high": inputs.ratio_bt > 1 + self.high,
-            "weight_clip_fraction_low": inputs.ratio_bt < self._least,
+            "weight_clip_fraction_high": inputs.ratio_bt > 1 + inputs.value(self.high),
+            "weight_clip_fraction_low": inputs.ratio_bt < self._least(inputs),
         }
 
-    @property
-    def _least(self) -> float:
-        return 0.0 if self.low is None else 1 - self.low
+    def _least(self, inputs: TokenInputs) -> Any:
+        return 0.0 if self.low is None else 1 - inputs.value(self.low)
 
 
 class Topr(Section):
@@ -182,14 +196,19 @@ class _Mask(Section):
 
 
 class _Band(_Mask):
-    low: Annotated[float, Field(ge=0)]
-    high: Positive
+    low: Scheduled[Annotated[float, Field(ge=0)]]
+    high: Scheduled[Positive]
 
     @model_validator(mode="after")
     def _ordered(self) -> _Band:
-        if self.low > self.high:
-            raise ConfigError("low", self.low, f"must not exceed high = {self.high}")
+        if (step := first_above(self.low, self.high)) is not None:
+            when = f", and does at step {step}" if step > 1 else ""
+            raise ConfigError("low", self.low, f"must not exceed high = {self.high}{when}")
         return self
+
+    def inside(self, ratio_bt: Any, inputs: TokenInputs) -> Any:
+        """Returns the mask of ratios between both bounds."""
+        return (ratio_bt >= inputs.value(self.low)) & (ratio_bt <= inputs.value(self.high))
 
 
 class IcePop(_Band):
@@ -200,17 +219,17 @@ class IcePop(_Band):
     """
 
     prefix: ClassVar[str] = "icepop"
-    low: Annotated[float, Field(ge=0)] = Field(
+    low: Scheduled[Annotated[float, Field(ge=0)]] = Field(
         0.5, description="tokens with m = pi_old / mu below this value are masked"
     )
-    high: Positive = Field(
+    high: Scheduled[Positive] = Field(
         5.0,
         description="tokens with m = pi_old / mu above this value are masked; kept ones are not "
         "multiplied by m, unlike in verl",
     )
 
     def keeps(self, inputs: TokenInputs) -> Any:
-        return (inputs.mismatch_bt >= self.low) & (inputs.mismatch_bt <= self.high)
+        return self.inside(inputs.mismatch_bt, inputs)
 
 
 class SequenceMask(_Band):
@@ -221,19 +240,18 @@ class SequenceMask(_Band):
     """
 
     prefix: ClassVar[str] = "sequence_mask"
-    low: Annotated[float, Field(ge=0)] = Field(
+    low: Scheduled[Annotated[float, Field(ge=0)]] = Field(
         0.5,
         description="sequences are masked if the geometric mean of m = pi_old / mu is below this",
     )
-    high: Positive = Field(
+    high: Scheduled[Positive] = Field(
         2.0,
         description="sequences are masked if the geometric mean of m = pi_old / mu is above this",
     )
 
     def keeps(self, inputs: TokenInputs) -> Any:
         log_m_bt = inputs.trainer_logprobs_bt - inputs.behaviour_logprobs_bt
-        mean_bt = ratio_of(inputs.sequence_mean(log_m_bt))
-        return (mean_bt >= self.low) & (mean_bt <= self.high)
+        return self.inside(ratio_of(inputs.sequence_mean(log_m_bt)), inputs)
 
 
 class Veto(_Mask):
@@ -246,11 +264,11 @@ class Veto(_Mask):
 
     corrects: ClassVar[bool] = False
     prefix: ClassVar[str] = "veto"
-    threshold: Positive = Field(
+    threshold: Scheduled[Positive] = Field(
         1e-4,
         description="sequences are masked if they contain a token with m = pi_old / mu below this",
     )
 
     def keeps(self, inputs: TokenInputs) -> Any:
-        below_bt = inputs.mismatch_bt < self.threshold
+        below_bt = inputs.mismatch_bt < inputs.value(self.threshold)
         return inputs.sequence_sum(below_bt.astype(inputs.mask_bt.dtype)) == 0

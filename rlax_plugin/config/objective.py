@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlax_plugin.config.base import Choice, DefaultPart, PathText, PositiveInt, Section
-from rlax_plugin.config.schedules import Scheduled, highest
+from rlax_plugin.config.schedules import Scheduled, highest, value_at
 
 # Options without a name belong to the part that the preset has in this slot.
 Slot = Annotated[Choice, DefaultPart("")]
@@ -65,6 +65,14 @@ class KL(Section):
         "before advantages are computed; it is computed from the log-probs that came "
         "with the samples",
     )
+
+    def at(self, step: int) -> KL:
+        """Returns the penalty of one RL step, whose coefficient is a number.
+
+        That of an adaptive coefficient is its first value.
+        """
+        fixed = {"coefficient": value_at(self.coefficient, step), "adaptive": None}
+        return self.model_copy(update=fixed)
 
     @property
     def penalises(self) -> bool:

@@ -17,7 +17,7 @@ from rlax_plugin.config.base import (
     Section,
     Temperature,
 )
-from rlax_plugin.config.schedules import Schedule, Scheduled, value_at
+from rlax_plugin.config.schedules import Schedule, Scheduled, last_of, value_at
 from rlax_plugin.errors import ConfigError
 
 
@@ -91,6 +91,11 @@ class Rollouts(Section):
     def temperature_at(self, step: int) -> float:
         """Returns the temperature of the groups of an RL step, see ``resume.run_state.Open``."""
         return value_at(self.temperature, step)
+
+    @property
+    def last_temperature(self) -> float:
+        """The temperature in the end, which counts where nothing is trained."""
+        return last_of(self.temperature)
 
     @property
     def only_temperature(self) -> float | None:

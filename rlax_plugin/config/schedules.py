@@ -97,6 +97,9 @@ class Schedule(BaseModel):
         """Returns ``str(self)``: a number and a schedule are shown by one format."""
         return str(self)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         """Returns its values in words, such as ``0.2 to 0.1, cosine until step 101``."""
         values = " to ".join(f"{value:g}" for _, value in self.corners)

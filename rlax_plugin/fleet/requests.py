@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlax_plugin.config import RlaxSection, last_of
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.checking import completion_text, stop_strings_of
 from rlax_plugin.text.harmless import harmless
@@ -32,7 +32,7 @@ def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParam
     """Returns the settings of requests; the temperature of a schedule is its last one."""
     r = section.rollouts
     return SamplingParams(
-        temperature=last_of(r.temperature),
+        temperature=r.last_temperature,
         top_k=r.top_k,
         top_p=r.top_p,
         max_new_tokens=r.max_new_tokens,

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.objective import adaptive_kl
 from rlax_plugin.objective.inputs import Ratio, RatioFactor, StaleCorrection
 
 # By old policy: the ratios in which the age of a sample shows, None for a mask. With reprefill
@@ -113,6 +114,7 @@ def _check_ratios(section: RlaxSection, algorithm: Algorithm, built: Mapping[str
 
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
     rollouts = section.rollouts
+    adaptive_kl.check(algorithm.kl)
     names = [choice.plain_name for choice in algorithm.corrections]
     for name in names:
         if names.count(name) > 1:
@@ -125,7 +127,7 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
             "sample with several versions: choose proximal",
         )
     reads_reference = any(choice.plain_name == "reference" for choice in section.signals)
-    reads_reference |= algorithm.kl.coefficient > 0
+    reads_reference |= algorithm.kl.penalises
     if (path := section.objective.reference.path) and not reads_reference:
         raise ConfigError(
             "rlax.objective.reference.path",

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from rlax_plugin.config import Schedule
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective.ratios import ratio_of
 
@@ -157,6 +158,10 @@ class TokenInputs:
         if not self.steps:
             raise PluginError("a slot reads progress, but the number of RL steps is not known")
         return (self.step / self.steps).clip(max=1)
+
+    def value(self, number: float | Schedule) -> Any:
+        """Returns a number as it is, and the value of a schedule at ``step``, a traced scalar."""
+        return number.at(self.step) if isinstance(number, Schedule) else number
 
     def _of_batch(self, name: str) -> jax.Array:
         if name not in self.batch:

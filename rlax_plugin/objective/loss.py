@@ -24,6 +24,7 @@ import numpy as np
 from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective import combinations, diagnostics, terms
+from rlax_plugin.objective.adaptive_kl import KL_COEFFICIENT, AdaptiveCoefficient
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
 from rlax_plugin.objective.batches import REWARD_PARTS
 from rlax_plugin.objective.inputs import Ratio, SlotMetrics, TokenInputs, TokenOutputs
@@ -135,7 +136,12 @@ class ObjectiveSlots:
 
     @property
     def needs_reference(self) -> bool:
-        return self.algorithm.kl.coefficient > 0
+        return self.algorithm.kl.penalises
+
+    def adaptive_coefficient(self) -> AdaptiveCoefficient | None:
+        """Returns a KL coefficient at its first value; None if the config has no adaptive one."""
+        kl = self.algorithm.kl
+        return None if kl.adaptive is None else AdaptiveCoefficient(kl)
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -157,7 +163,8 @@ def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
             continue
         preset_s = merged[name]
         if name in ("kl", "overlong"):
-            given = preset_s.model_copy(update=given.model_dump(exclude_unset=True))
+            own = {key: getattr(given, key) for key in given.model_fields_set}
+            given = preset_s.model_copy(update=own)
         elif _same_part(given, preset_s):
             chosen = given.name or preset_s.name
             given = Choice(name=chosen, **preset_s.options | given.options)
@@ -321,7 +328,8 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
     It is called as ``loss(outputs, data)``: ``outputs`` of ``data["targets"]`` under pi_theta;
     ``data`` the arrays of ``objective/batches.py``, and the trainer's additions:
     ``rl_old_logprobs`` with ``rl_old_known`` if ``slots.needs_old_logprobs``,
-    ``rl_reference_logprobs`` if KL is in the loss. It returns
+    ``rl_reference_logprobs`` if KL is in the loss, with ``rl_kl_coefficient`` if it is adaptive.
+    It returns
 
     - loss_sum: scalar, -J, to be minimised;
     - weight: scalar; the loss of a step is sum(loss_sum) / sum(weight);
@@ -358,9 +366,11 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
         _check_shape("grad_2", grad_2_bt, inputs)
         if slots.kl_in_loss:
             log_ratio_bt = inputs.logprobs_bt - inputs.reference_logprobs_bt
-            grad_2_bt -= kl.coefficient * kl_estimate(kl.estimator, log_ratio_bt, jnp)
+            adaptive = kl.adaptive is not None
+            beta = data[KL_COEFFICIENT] if adaptive else inputs.value(kl.coefficient)
+            grad_2_bt -= beta * kl_estimate(kl.estimator, log_ratio_bt, jnp)
         if algorithm.entropy_coefficient:
-            grad_2_bt += algorithm.entropy_coefficient * inputs.entropy_bt
+            grad_2_bt += inputs.value(algorithm.entropy_coefficient) * inputs.entropy_bt
         terms_bt = inputs.advantages_bt * grad_1_bt + grad_2_bt
         loss_sum = -jnp.where(frozen.mask_bt > 0, stop(weights_bt) * terms_bt, 0.0).sum()
 

@@ -54,7 +54,7 @@ def kl_token_rewards(
     """Returns token rewards of ``kl.placement: reward``, -beta K(mu, pi_ref); see ``config.KL``.
 
     Args:
-      kl: the config.
+      kl: the config, with the coefficient of the step (``KL.at``).
       behaviour_logprobs_bt: log mu, nats.
       reference_logprobs_bt: log pi_ref of the same tokens, nats.
       mask_bt: above 0 on tokens that get a reward; the others get 0, whatever the arrays hold
@@ -63,6 +63,7 @@ def kl_token_rewards(
     Returns:
       float64 [rows, length], for ``advantages.of_batch``.
     """
+    assert isinstance(kl.coefficient, int | float), "of one step"
     paid_bt = np.asarray(mask_bt) > 0
     behaviour_bt = np.where(paid_bt, np.asarray(behaviour_logprobs_bt, np.float64), 0.0)
     reference_bt = np.where(paid_bt, np.asarray(reference_logprobs_bt, np.float64), 0.0)

@@ -149,7 +149,7 @@ def evaluate_objective(
     if slots.algorithm.entropy_coefficient and entropy_bt is None:
         raise ValueError("the objective has an entropy bonus: give entropy_bt")
     advantages_bt, returns_bt = _advantages(
-        slots, arrays, rewards_b, group_size, section.rollouts.max_new_tokens
+        slots, arrays, rewards_b, group_size, section.rollouts.max_new_tokens, step
     )
     samples = _of_samples(arrays["mask_bt"] > 0, rewards_b, group_size, step)
     return _evaluate(slots, arrays, samples, advantages_bt, returns_bt, jit)
@@ -293,7 +293,8 @@ def _reads_entropy(slots: ObjectiveSlots, shape: tuple[int, ...]) -> bool:
         ("rl_mask", "rl_staleness", "rl_old_known", "targets_segmentation"), ones_bt
     )
     data |= _of_samples(ones_bt > 0, rng.normal(size=shape[0]), shape[0], step=1)
-    for name in ("advantages", "behaviour_logprobs", "old_logprobs", "reference_logprobs"):
+    random = "advantages", "behaviour_logprobs", "old_logprobs", "reference_logprobs"
+    for name in (*random, "kl_coefficient"):
         data[f"rl_{name}"] = np.float32(rng.normal(size=shape))
     logprobs_bt: Any = np.float32(rng.normal(size=shape))
     loss = make_loss(slots)
@@ -311,13 +312,14 @@ def _advantages(
     rewards_b: np.ndarray,
     group_size: int,
     max_new_tokens: int,
+    step: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Advantages and returns."""
     mask_bt = arrays["mask_bt"] > 0
     token_rewards_bt = None
     if slots.needs_reference and not slots.kl_in_loss:
         token_rewards_bt = kl_token_rewards(
-            slots.algorithm.kl,
+            slots.algorithm.kl.at(step),
             arrays["behaviour_logprobs_bt"],
             arrays["reference_logprobs_bt"],
             mask_bt,
@@ -378,6 +380,7 @@ def _evaluate(
         "rl_old_logprobs": array("proximal_logprobs_bt"),
         "rl_old_known": ones_bt * ("proximal_logprobs_bt" in arrays),
         "rl_reference_logprobs": array("reference_logprobs_bt"),
+        "rl_kl_coefficient": jnp.full(shape, slots.algorithm.kl.at(1).coefficient, dtype),
         **samples,
     }
     loss = make_loss(slots)

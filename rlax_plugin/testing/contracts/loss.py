@@ -87,6 +87,7 @@ def batch(rows: list[list[int]] = _ONE_PER_ROW, apart: float = 1.1) -> Batch:
         "rl_behaviour_logprobs": behaviour,
         "rl_old_logprobs": near(),
         "rl_reference_logprobs": near(),
+        "rl_kl_coefficient": np.full(shape, 0.1),
         "rl_old_known": np.ones(shape),
         "rl_staleness": np.ones(shape),
         "rl_advantages": np.array([1.2, -0.7, 0.4, -1.5, 0.6])[:, None] * np.ones(shape),

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from objective_harness import differentiated, jit, modes, slots_of
+from objective_harness import differentiated, modes, slots_of
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import PluginError
