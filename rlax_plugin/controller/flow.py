@@ -197,7 +197,7 @@ class Flow:
                 self.show_first(self._buffer.ready)
             await self._changed.wait()
         self.show_first = None
-        batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen))
+        batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen, step))
         ids = tuple(group.id for group in chosen)
         staleness = step - self._buffer.groups.oldest_version(ids)
         self._history.note(ev.Trained(step, ids, staleness))

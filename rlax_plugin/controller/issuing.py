@@ -123,4 +123,6 @@ class Issuing(RequestRefresher):
             for i in range(self._section.rollouts.group_size)
         )
         key, tokens = Key("train", group_id), self._environment.first(one.prompt)
-        return Request(key, one.attempt, tokens, seeds, self._sampling, one.min_version)
+        temperature = self._section.rollouts.temperature_at(one.step)
+        sampling = dataclasses.replace(self._sampling, temperature=temperature)
+        return Request(key, one.attempt, tokens, seeds, sampling, one.min_version)

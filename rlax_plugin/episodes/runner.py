@@ -102,6 +102,7 @@ class EpisodeRunner:
         source: PromptSource | None = None,
         log: TurnLog | None = None,
         first: int = 0,
+        step: int | None = None,
     ) -> ScoredEpisodes:
         """Plays the episodes of a group concurrently, and scores them.
 
@@ -114,6 +115,7 @@ class EpisodeRunner:
           log: records turns. None: the episodes are not used for training, and data that only
             training needs is dropped; log-probs of a long evaluation would take gigabytes.
           first: index of the first sample within its group; 0 if there may be several turns.
+          step: see ``RewardPool.score``.
 
         Raises:
           RlaxError: a turn cannot be generated, or no process can be started.
@@ -129,10 +131,10 @@ class EpisodeRunner:
             else:
                 episodes = single_turn(*made)
             began_s = time.perf_counter()
-            scores = tuple(await pool.score(prompt, episodes))
+            scores = tuple(await pool.score(prompt, episodes, step=step))
             took_s = time.perf_counter() - began_s
             return ScoredEpisodes(episodes, scores, completed.workers, took_s)
-        return await _Group(self, prompt, completed, pool, seed_of, source, log).run()
+        return await _Group(self, prompt, completed, pool, seed_of, source, log, step).run()
 
     @property
     def vocabulary(self) -> int:
@@ -157,9 +159,10 @@ class _Group:
         seed_of: SeedOf,
         source: PromptSource,
         log: TurnLog | None,
+        step: int | None,
     ):
         self._runner, self._prompt, self._pool = runner, prompt, pool
-        self._first, self._seed_of = completed.request, seed_of
+        self._first, self._seed_of, self._step = completed.request, seed_of, step
         self._section, self._source = runner._section, source
         self._trains, self._log = log is not None, log or NoLog()
         self._samples = completed.samples
@@ -239,7 +242,8 @@ class _Group:
             for one, episode, outcome in zip(playing, episodes, outcomes, strict=True)
             if isinstance(outcome, Outcome)
         ]
-        scores = await self._pool.score(self._prompt, [episode for episode, _ in played])
+        ended = [episode for episode, _ in played]
+        scores = await self._pool.score(self._prompt, ended, step=self._step)
         found = iter(
             _with_rewards(score, *pair) for score, pair in zip(scores, played, strict=True)
         )

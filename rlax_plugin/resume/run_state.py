@@ -42,6 +42,15 @@ class Open:
     posterior: tuple[float, float]
     attempt: int = 1
 
+    @property
+    def step(self) -> int:
+        """The RL step whose temperature and reward weights are the group's.
+
+        It begins with ``min_version``, the oldest weights that may generate the group. It stays
+        the same if the group is issued again, in any process.
+        """
+        return self.min_version + 1
+
 
 @dataclass(slots=True)
 class Totals:

@@ -136,6 +136,8 @@ class ScoredGroup:
       episodes: n, in index order.
       scores: one per episode.
       pass_rate_before: the prompt's measured pass rate before this group, None if never measured.
+      temperature: of its samples, if ``rlax.rollouts.temperature`` is a schedule; None: it is a
+        number, which is theirs.
     """
 
     id: int
@@ -144,6 +146,7 @@ class ScoredGroup:
     episodes: tuple[Episode, ...]
     scores: tuple[Score | Unscored, ...]
     pass_rate_before: float | None = None
+    temperature: float | None = None
 
     @property
     def rewards(self) -> np.ndarray:
