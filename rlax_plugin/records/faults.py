@@ -45,6 +45,10 @@ class FaultPoint(enum.StrEnum):
     METRICS_COPIED = "metrics-copied"  # to the run's directory, if that is elsewhere
     RUN_FINISHED = "run-finished"  # all records are in the run's directory, but no summary
     SUMMARY_WRITTEN = "summary-written"
+    # At any time, in a weight store that is told to be unreliable (rlax_plugin.testing).
+    STORE_SLOWED = "store-slowed"  # a call was
+    STORE_FAILED = "store-failed"  # a call does
+    STORE_HUNG = "store-hung"  # a call does
 
 
 _seen: Counter[str] = Counter()

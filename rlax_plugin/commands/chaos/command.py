@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, Blow, blows
+from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, AT_ONCE, EVENTS, Blow, blows
 from rlax_plugin.commands.chaos.event_log import EventLog
 from rlax_plugin.commands.chaos.prepare import Prepared, Settings, check, prepared, targets
 from rlax_plugin.commands.chaos.supervised import SupervisedRun
@@ -70,7 +70,7 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
 
 
 def _undisturbed(settings: Settings, name: str, signals: Signals) -> dict[int, str]:
-    with prepared(replace(settings, faults=()), name) as made:
+    with prepared(replace(settings, faults=(), ray_nodes=0), name) as made:
         try:
             made.run.start()
             status = made.run.wait(settings.within_s)
@@ -183,7 +183,7 @@ def _fault(made: Prepared, blow: Blow, goes_on: Callable[[], bool]) -> str:
     try:
         while not (who := trouble.begin(blow)) and goes_on() and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
-        if who and blow.kind != "reset":
+        if who and blow.kind not in AT_ONCE:
             time.sleep(blow.for_s)
     finally:
         trouble.end()
@@ -233,6 +233,7 @@ def _print(console: Console, settings: Settings, verdict: Verdict, calm: str) ->
         again += () if settings.trainer else ("--spare-trainer",)
         again += tuple(word for fault in settings.faults for word in ("--fault", fault))
         again += ("--hosts", str(settings.hosts)) if settings.hosts > 1 else ()
+        again += ("--ray-nodes", str(settings.ray_nodes)) if settings.ray_nodes else ()
         again += (
             "--patience-s",
             f"{settings.patience_s:g}",
