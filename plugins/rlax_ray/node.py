@@ -18,10 +18,10 @@ from typing import Any
 _OBJECTS = 80 << 20  # bytes of the object store: nothing is kept there
 _TICK_S = 0.25
 _FAILED = 1
-_HEALTH = {  # a node that does not answer is dead after 1.5 s, and not after 30
+_HEALTH = {  # a node that does not answer is dead after 3 s, and not after 30
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 500,
+    "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
 

@@ -72,7 +72,8 @@ EVENTS: dict[str, tuple[FaultPoint, ...]] = {
 """Moments of a run, each with the fault points that stand for it."""
 
 _MOST_TIMES = 3
-_FOR_S, _LONG_FOR_S = (0.5, 4.0), (2.5, 6.0)
+LONGEST_S = 6.0
+_FOR_S, _LONG_FOR_S = (0.5, 4.0), (2.5, LONGEST_S)
 _LONG: tuple[Target, ...] = ("clock", "store", "node")  # a clock moves within a second
 _FROZEN = 0.3  # share of the blows on processes
 

@@ -15,17 +15,18 @@ from pathlib import Path
 
 import psutil
 
-from rlax_plugin.commands.chaos.blows import Blow
+from rlax_plugin.commands.chaos.blows import LONGEST_S, Blow
 from rlax_plugin.commands.chaos.supervised import SupervisedRun
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.start.hosts import free_port
+from rlax_plugin.text.harmless import one_line
 
 OPTION = "--ray-nodes"
 
 _MODULE, _RESOURCE = "rlax_ray.node", "rlax_node"
 _HEAD = "head node of Ray"
-_START_S, _LOOK_S = 180.0, 0.1
-_LAST = 2000  # characters of the head's output in an error
+_START_S, _LOOK_S = 300.0, 0.1
+_LONGEST = 300  # characters of a reason
 
 
 def check_nodes(nodes: int, workers: int | None) -> int:
@@ -81,29 +82,40 @@ class RayNodes:
         self._port = free_port()
 
     def start(self, environment: dict[str, str]) -> None:
-        """Starts the head, and has the nodes start with the run.
+        """Starts the head, and then the other nodes.
 
         Args:
           environment: variables of the workers.
 
         Raises:
-          RlaxError: the head did not start.
+          RlaxError: a node did not start.
         """
-        run, ready = self._run, self._run.directory / "ray-ready"
-        settings = {"module": _MODULE, "node": True, "environment": self.environment | environment}
-        parent = ("--parent", str(os.getpid()))
-        head = ("--port", str(self._port), "--ready", str(ready))
-        run.add(_HEAD, *head, *parent, **settings)
-        run.start()
+        own = self.environment | environment
+        self._start(_HEAD, own, "--port", str(self._port))
+        for name in self._names:  # one after the other: each is several heavy processes
+            address = f"127.0.0.1:{self._port}"
+            self._start(name, own, "--address", address, "--resource", _RESOURCE)
+
+    def _start(self, name: str, environment: dict[str, str], *options: str) -> None:
+        """Starts a node, and waits until it is there."""
+        run, ready, others = self._run, self._ready(name), name != _HEAD
+        options += ("--ready", str(ready), "--notice-s", f"{LONGEST_S:g}")
+        options += ("--parent", str(os.getpid()))
+        settings = {"module": _MODULE, "node": True, "always": others, "environment": environment}
+        run.add(name, *options, **settings)
         until_s = time.monotonic() + _START_S
         while not ready.exists():
-            if run.ended(_HEAD) or time.monotonic() > until_s:
-                said = run.log_of(_HEAD).read_text(errors="replace")[-_LAST:]
-                raise RlaxError(f"no head node of Ray within {_START_S:g} s: {said}")
+            run.go_on()  # on a busy machine Ray gives up a node after 30 s
+            if (run.ended(name) and not others) or time.monotonic() > until_s:
+                lines = run.log_of(name).read_text(errors="replace").split("\n")
+                said = next((one_line(line, _LONGEST) for line in reversed(lines) if line), "")
+                raise RlaxError(
+                    f"the {name} did not start: {said or 'it said nothing'} (see {run.log_of(name)})"
+                )
             time.sleep(_LOOK_S)
-        for name in self._names:
-            options = ("--address", f"127.0.0.1:{self._port}", "--resource", _RESOURCE)
-            run.add(name, *options, *parent, **settings, always=True)
+
+    def _ready(self, name: str) -> Path:
+        return self._run.log_of(name).with_suffix(".ready")
 
     def launcher(self, workers: int) -> str:
         """Returns the override with which a run has so many workers in this cluster."""
