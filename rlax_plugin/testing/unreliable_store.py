@@ -1,4 +1,4 @@
-"""Weight store ``unreliable``: another store, whose calls are slow, fail or hang while a file says so.
+"""Weight store ``unreliable``: another store, whose calls fail or take long while a file says so.
 
 ``rlax chaos --fault store`` writes that file.
 """
@@ -142,9 +142,9 @@ class SharedUnreliableStore(UnreliableStore, SharedWriter):
 
 def build(config: UnreliableConfig, context: BuildContext) -> UnreliableStore:
     """Builds the other store, and returns it with its abilities behind the switch."""
-    store = context.part("weight_store", config.store, f"{_KEY}.store")
-    kind = SharedUnreliableStore if isinstance(store, SharedWriter) else UnreliableStore
-    return kind(store, config.switch)
+    store: WeightStore = context.part("weight_store", config.store, f"{_KEY}.store")
+    shared = isinstance(store, SharedWriter)
+    return (SharedUnreliableStore if shared else UnreliableStore)(store, config.switch)
 
 
 def check_start(config: UnreliableConfig, context: BuildContext) -> None:

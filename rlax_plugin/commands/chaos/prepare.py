@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlax_plugin.commands.chaos.blows import Fault, Target
 from rlax_plugin.build import registry_for
+from rlax_plugin.commands.chaos.blows import Fault, Target
 from rlax_plugin.commands.chaos.faults import (
     ClockTrouble,
     DiskTrouble,

@@ -76,6 +76,7 @@ class RayNodes:
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it listens on loopback alone
             "RAY_TMPDIR": directory,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # Ray's own 15 would starve workers beside the trainer
         }
         self._frozen = list[psutil.Process]()
         self._ending = ""
@@ -107,11 +108,11 @@ class RayNodes:
         while not ready.exists():
             run.go_on()  # on a busy machine Ray gives up a node after 30 s
             if (run.ended(name) and not others) or time.monotonic() > until_s:
-                lines = run.log_of(name).read_text(errors="replace").split("\n")
-                said = next((one_line(line, _LONGEST) for line in reversed(lines) if line), "")
-                raise RlaxError(
-                    f"the {name} did not start: {said or 'it said nothing'} (see {run.log_of(name)})"
-                )
+                log = run.log_of(name)
+                lines = log.read_text(errors="replace").split("\n")
+                last = next((line for line in reversed(lines) if line), "it printed nothing")
+                said = one_line(last, _LONGEST)
+                raise RlaxError(f"the {name} did not start: {said} (see {log})")
             time.sleep(_LOOK_S)
 
     def _ready(self, name: str) -> Path:

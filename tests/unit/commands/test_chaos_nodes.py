@@ -80,6 +80,9 @@ def test_a_head_that_does_not_start_is_one_error(
         nodes = RayNodes(run, 1, stack)
         directory = Path(nodes.environment["RAY_TMPDIR"])
         assert directory.is_dir() and (tmp_path / "ray-token").stat().st_mode & 0o777 == 0o600
-        with pytest.raises(RlaxError, match=r"the head node of Ray did not start: the port is taken \(see .*\.out\)$"):
+        with pytest.raises(
+            RlaxError,
+            match=r"the head node of Ray did not start: the port is taken \(see .*\.out\)$",
+        ):
             nodes.start({})
     assert not directory.exists() and run.restarts == {}

@@ -1,4 +1,4 @@
-"""The store ``unreliable``: slow, faulty or silent as its file says, and otherwise the other store."""
+"""The store ``unreliable``: slow, faulty or silent as its file says, otherwise the other one."""
 
 from __future__ import annotations
 
