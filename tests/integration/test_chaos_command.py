@@ -1,4 +1,4 @@
-"""Two short runs whose processes are killed and frozen at events that their seeds choose."""
+"""Short runs whose processes are killed and frozen at events that their seeds choose."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ CONTINUED = (
 CLOCKS = pytest.mark.skipif(
     importlib.util.find_spec("libfaketime") is None, reason="needs pip install libfaketime"
 )
+NODES = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
 
 
 @pytest.mark.timeout(600)
@@ -46,14 +47,22 @@ CLOCKS = pytest.mark.skipif(
     ("more", "options"),
     [
         (DETERMINISTIC, ("--seed", "1")),
-        (CONTINUED, ("--seed", "2", "--parameter-server", "--fault", "network")),
+        (
+            CONTINUED,
+            ("--seed", "124", "--parameter-server", "--fault", "network", "--fault", "store"),
+        ),
         pytest.param(
             (*DETERMINISTIC, "steps=12"),
             ("--seed", "3", "--fault", "clock", "--spare-trainer"),
             marks=[pytest.mark.long, CLOCKS],
         ),
+        pytest.param(
+            ("rlax.deadlines.startup_s=300",),
+            ("--seed", "41", "--ray-nodes", "2", "--spare-trainer"),
+            marks=[pytest.mark.long, NODES],
+        ),
     ],
-    ids=["deterministic", "continued", "clocks"],
+    ids=["deterministic", "continued", "clocks", "nodes"],
 )
 def test_a_run_survives(more, options, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
