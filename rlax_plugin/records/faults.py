@@ -29,7 +29,8 @@ class FaultPoint(enum.StrEnum):
     SAMPLES_WRITTEN = "samples-written"  # its samples are, the journal does not say so yet
     SEGMENT_WRITTEN = "segment-written"  # the journal says so, the ledger does not
     COMMIT_ENDED = "commit-ended"  # the ledger does as well; the batch is not trained yet
-    STEP_TRAINED = "step-trained"  # the update is done and nowhere but in memory
+    # The update is done and nowhere but in memory; rlax_plugin.testing only.
+    STEP_TRAINED = "step-trained"
     SIGNALS_WRITTEN = "signals-written"  # their state of a step, before its snapshot
     SNAPSHOT_BEGUN = "snapshot-begun"  # the journal is complete, the snapshot not written
     SNAPSHOT_WRITTEN = "snapshot-written"  # the checkpoint it belongs to does not exist yet

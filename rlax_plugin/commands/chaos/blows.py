@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from rlax_plugin.liveness.marks import Role
@@ -71,6 +72,11 @@ EVENTS: dict[str, tuple[FaultPoint, ...]] = {
 }
 """Moments of a run, each with the fault points that stand for it."""
 
+OF_TESTING = (FaultPoint.STEP_TRAINED, FaultPoint.CHECKPOINT_WRITTEN)
+"""Fault points that only the trainer of ``rlax_plugin.testing`` announces."""
+STEP_ENDED = FaultPoint.METRICS_WRITTEN
+"""The end of a step, which every run announces."""
+
 _MOST_TIMES = 3
 LONGEST_S = 6.0
 _FOR_S, _LONG_FOR_S = (0.5, 4.0), (2.5, LONGEST_S)
@@ -108,23 +114,26 @@ class Blow:
 
 
 def blows(
-    seed: int, count: int, targets: Sequence[Target], moments: Sequence[str] = tuple(EVENTS)
+    seed: int,
+    count: int,
+    targets: Sequence[Target],
+    events: Mapping[str, Sequence[FaultPoint]] = MappingProxyType(EVENTS),
 ) -> list[Blow]:
     """Returns the blows of a seed: the same for the same arguments.
 
     Args:
       targets: may be hit; one that is listed twice is hit twice as often.
-      moments: keys of ``EVENTS`` at which blows may fall.
+      events: those of ``EVENTS`` at which blows may fall.
     """
     chance = random.Random(f"rlax chaos {seed}")
     found = []
     for _ in range(count):
-        target, moment = chance.choice(targets), chance.choice(moments)
+        target, moment = chance.choice(targets), chance.choice(tuple(events))
         found.append(
             Blow(
                 target=target,
                 kind=_kind(target, chance.random()),
-                event=chance.choice(EVENTS[moment]),
+                event=chance.choice(events[moment]),
                 times=1 if moment == "at a restore" else chance.randint(1, _MOST_TIMES),
                 choice=chance.random(),
                 for_s=chance.uniform(*(_LONG_FOR_S if target in _LONG else _FOR_S)),
