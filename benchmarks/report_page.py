@@ -36,14 +36,14 @@ new MutationObserver(() => {
 """
 
 
-def cpu_of_browser_s() -> float:
-    """Returns the CPU time of the browser's processes so far."""
-    total_s = 0.0
+def cpu_s_by_process() -> dict[int, float]:
+    """Returns the CPU time of each process of the browser so far."""
+    found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "chrom" in process.name():
-                total_s += sum(process.cpu_times()[:2])
-    return total_s
+                found[process.pid] = sum(process.cpu_times()[:2])
+    return found
 
 
 def opened(chromium: Browser, path: Path) -> dict[str, float]:
@@ -51,14 +51,14 @@ def opened(chromium: Browser, path: Path) -> dict[str, float]:
 
     ``cpu`` is the CPU time of all processes of the browser until all is there.
     """
-    before_s = cpu_of_browser_s()
+    before_s = cpu_s_by_process()
     context = chromium.new_context(viewport={"width": 1400, "height": 900}, offline=True)
     page = context.new_page()
     page.add_init_script(STAMPS)
     page.goto(path.as_uri())
     page.wait_for_selector("body[data-pairs=ready]")
     found = page.evaluate("ready")
-    found["cpu"] = cpu_of_browser_s() - before_s
+    found["cpu"] = sum(s - before_s.get(pid, 0.0) for pid, s in cpu_s_by_process().items())
     context.close()
     return found
 
