@@ -58,7 +58,7 @@ class RayNodes:
       count: number of nodes beside the head; each runs one worker.
 
     Attributes:
-      environment: variables of the nodes, and of whoever joins the cluster.
+      environment: variables of the nodes, and of processes that join the cluster.
     """
 
     def __init__(self, run: SupervisedRun, count: int, stack: ExitStack):
