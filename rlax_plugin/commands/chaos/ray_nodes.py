@@ -138,7 +138,7 @@ class RayNodes:
             self._run.kill(name)
         elif blow.kind == "freeze":
             self._frozen = self._run.halt(name)
-        elif self._run.signal(name, signal.SIGUSR1):
+        elif self._run.send(name, signal.SIGUSR1):
             self._ending = name
         return name
 

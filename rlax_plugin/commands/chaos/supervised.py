@@ -223,7 +223,7 @@ class SupervisedRun:
         process = self._parts[name].process
         return [] if process is None else _of_sessions({process.pid})
 
-    def signal(self, name: str, number: signal.Signals) -> bool:
+    def send(self, name: str, number: signal.Signals) -> bool:
         """Sends a signal to the process of a part; returns False if it has ended."""
         process = self._parts[name].process
         if process is None or process.poll() is not None:
