@@ -58,7 +58,8 @@ class UnreliableStore(WeightStore):
 
     While the switch says ``slow``, a call takes 0.2 s longer. While it says ``faulty``, one call in
     twenty fails: half of these before they reach the other store, and half afterwards, as if only
-    the answer were lost. While it says ``writes-hang`` or ``reads-hang``, no such call returns.
+    the answer were lost. While it says ``writes-hang`` or ``reads-hang``, no such call returns;
+    deletions do.
 
     Args:
       store: the other store.
@@ -77,7 +78,7 @@ class UnreliableStore(WeightStore):
             return self._store.load(path, like)
 
     def delete(self, path: str) -> None:
-        with self._removing(path), self._troubled(WRITES_HANG, path):
+        with self._removing(path), self._troubled("", path):
             self._store.delete(path)
 
     @staticmethod
@@ -92,6 +93,9 @@ class UnreliableStore(WeightStore):
     @contextmanager
     def _troubled(self, hang: str, path: str) -> Iterator[None]:
         """Has one call suffer from what the switch says.
+
+        Args:
+          hang: the word with which it does not return; "": it always does.
 
         Raises:
           OSError: the call fails.
@@ -136,7 +140,7 @@ class SharedUnreliableStore(UnreliableStore, SharedWriter):
             self._shared.commit(path, directory, arrays, chunks)
 
     def abandon(self, path: str) -> None:
-        with self._removing(path), self._troubled(WRITES_HANG, path):
+        with self._removing(path), self._troubled("", path):
             self._shared.abandon(path)
 
 

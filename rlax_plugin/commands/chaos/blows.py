@@ -41,7 +41,7 @@ _WORDS: dict[Kind, str] = {
     "slow": "each call takes 200 ms longer for {:.1f} s",
     "faulty": "one call in twenty fails for {:.1f} s",
     "slow and faulty": "each call takes 200 ms longer and one in twenty fails for {:.1f} s",
-    "hang": "no call returns for {:.1f} s",
+    "hang": "no writing and no reading returns for {:.1f} s",
     "drain": "drained, and killed after {:.1f} s",
 }
 
