@@ -46,7 +46,7 @@ NODES = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="need
 @pytest.mark.parametrize(
     ("more", "options"),
     [
-        (DETERMINISTIC, ("--seed", "1")),
+        pytest.param(DETERMINISTIC, ("--seed", "1"), marks=pytest.mark.long),
         (
             CONTINUED,
             ("--seed", "124", "--parameter-server", "--fault", "network", "--fault", "store"),
