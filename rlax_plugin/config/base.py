@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from rlax_plugin.config.functions import function_text, named_function
-from rlax_plugin.config.schedules import Scheduled
+from rlax_plugin.config.schedules import Schedule, Scheduled
 from rlax_plugin.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
@@ -199,6 +199,8 @@ class RewardChoice(FunctionChoice):
     )
 
     def __str__(self) -> str:
+        if isinstance(self.weight, Schedule):
+            return f"({self.weight}) * {self.name}"
         return self.name if self.weight == 1 else f"{self.weight:g} * {self.name}"
 
 
