@@ -141,11 +141,15 @@ def section(**keys):
 
 def test_every_schedule_of_a_config_is_listed_with_its_key() -> None:
     found = section(
-        rewards=[{"name": "one"}, {"name": "two", "weight": {"from": 0, "to": 1, "steps": 2}}],
+        rewards=[
+            {"name": "one", "weight": {"points": [[1, 1], [2, 3]]}},
+            {"name": "two", "weight": {"from": 0, "to": 1, "steps": 2}},
+        ],
         rollouts={"temperature": {"from": 1.5, "to": 0.5, "steps": 2}},
         objective={"kl": {"coefficient": POINTS}, "entropy_coefficient": LINEAR},
     )
     assert [key for key, _ in schedules_in(found, "rlax")] == [
+        "rlax.rewards.0.weight",
         "rlax.rewards.1.weight",
         "rlax.rollouts.temperature",
         "rlax.objective.kl.coefficient",
