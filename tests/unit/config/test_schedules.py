@@ -171,6 +171,10 @@ def test_every_schedule_of_a_config_is_listed_with_its_key() -> None:
         ),
         ({"rewards": [{"name": "a", "weight": {"from": 1, "to": 2}}]}, "rewards.0.weight.steps"),
         (
+            {"rewards": [{"name": "a", "weight": {"from": 1, "to": -1, "steps": 2}}]},
+            "rewards.0.weight",
+        ),
+        (
             {"evaluation": {"sets": {"x": {"rewards": [{"name": "a", "weight": LINEAR}]}}}},
             "evaluation.sets.x.rewards",
         ),
