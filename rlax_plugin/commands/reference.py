@@ -222,9 +222,13 @@ def _prose(model: type[BaseModel]) -> str:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """Returns a field's config class, or that of a mapping's values or a list's items."""
+    """Returns a field's config class, or that of a mapping's values or a list's items.
+
+    It may be the class of a field that may be null.
+    """
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    for candidate in (annotation, *(inner if origin in (dict, tuple) else ())):
+    nested = dict, tuple, typing.Union, types.UnionType
+    for candidate in (annotation, *(inner if origin in nested else ())):
         if inspect.isclass(candidate) and issubclass(candidate, Section):
             return candidate
     return None

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.config import Choice, Objective, Overlong, RewardChoice, RlaxSection, Rollouts
+from rlax_plugin.config import (
+    Choice,
+    Objective,
+    Overlong,
+    RewardChoice,
+    RlaxSection,
+    Rollouts,
+    value_at,
+)
 from rlax_plugin.config.validation import validate
 from rlax_plugin.objective import advantages, diagnostics
 from rlax_plugin.objective.loss import (
@@ -380,7 +388,7 @@ def _evaluate(
         "rl_old_logprobs": array("proximal_logprobs_bt"),
         "rl_old_known": ones_bt * ("proximal_logprobs_bt" in arrays),
         "rl_reference_logprobs": array("reference_logprobs_bt"),
-        "rl_kl_coefficient": jnp.full(shape, slots.algorithm.kl.at(1).coefficient, dtype),
+        "rl_kl_coefficient": jnp.full(shape, value_at(slots.algorithm.kl.coefficient, 1), dtype),
         **samples,
     }
     loss = make_loss(slots)
