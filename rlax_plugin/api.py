@@ -40,16 +40,17 @@ from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS, device_arrays
 from rlax_plugin.objective.inputs import TokenInputs, TokenOutputs
 from rlax_plugin.objective.loss import (
-    Aggregation,
     ObjectiveSlots,
     Ratio,
     loss_weight,
     make_loss,
+    own_terms,
     resolve,
 )
 from rlax_plugin.objective.presets import Preset, presets_from_yaml
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
-from rlax_plugin.objective.terms import LossTerm, scale_names, whole_update
+from rlax_plugin.objective.slots import Aggregation
+from rlax_plugin.objective.terms import LossTerm, Terms, scale_names, whole_update
 from rlax_plugin.objective.update_sums import UPDATE_ARRAYS, update_sums
 from rlax_plugin.pass_rates.intervals import beta_interval, mixed_probability
 
@@ -310,6 +311,7 @@ __all__ = [
     "SlotOutput",
     "SplitSource",
     "StopStringSource",
+    "Terms",
     "TextEncoder",
     "TextRow",
     "TextSource",
@@ -366,6 +368,7 @@ __all__ = [
     "of_batch",
     "one_line",
     "opened",
+    "own_terms",
     "per_group",
     "presets_from_yaml",
     "ratio_of",

@@ -17,11 +17,13 @@ from rlax_plugin.api import (
     RlaxSection,
     RunFiles,
     SignalChain,
+    Terms,
     chosen_signals,
     device_arrays,
     loss_weight,
     make_loss,
     needed_signals,
+    own_terms,
     scale_names,
     update_sums,
     whole_update,
@@ -73,21 +75,26 @@ class Training:
     parts: int
 
     @property
+    def _terms(self) -> Terms:
+        """The terms of the loss beside the objective's sum."""
+        return own_terms(self.slots) | dict(self.signals.terms)
+
+    @property
     def _needs_whole(self) -> bool:
         """True if terms of the loss need what all micro-batches of an update weigh."""
-        return bool(self.signals.terms) and self.parts > 1
+        return bool(self._terms) and self.parts > 1
 
     def update(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """See ``Events``."""
         found = dict(arrays) | update_sums(arrays)
         if not self._needs_whole:
             return found
-        return whole_update(self.signals.terms, found, partial(loss_weight, self.slots))
+        return whole_update(self._terms, found, partial(loss_weight, self.slots))
 
     @property
     def update_arrays(self) -> dict[str, ArraySpec]:
         """See ``Events``."""
-        names = scale_names(self.signals.terms) if self._needs_whole else ()
+        names = scale_names(self._terms) if self._needs_whole else ()
         return UPDATE_ARRAYS | dict.fromkeys(names, ARRAYS["rl_advantages"])
 
     @property

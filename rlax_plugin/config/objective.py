@@ -66,6 +66,36 @@ class KL(Section):
         "with the samples",
     )
 
+    gradient: Literal["estimator", "k2", "score_function"] = Field(
+        default="estimator",
+        description="gradient of the KL in the loss. estimator: that of K; k2: that of k2, while "
+        "the value is K; score_function: that of K plus K times the gradient of log pi",
+    )
+    times: Literal["ratio", "sequence_ratio", "behaviour_ratio"] | None = Field(
+        default=None,
+        description="factor of K in the loss, with its gradient: ratio: r; sequence_ratio: s; "
+        "behaviour_ratio: pi_theta/mu; null: none",
+    )
+    weighted: bool = Field(
+        default=True,
+        description="false: the KL in the loss is not multiplied by the importance weight and the "
+        "corrections, only by the aggregation",
+    )
+    aggregation: Choice | None = Field(
+        default=None,
+        description="aggregation of the KL in the loss alone; null: that of the objective",
+    )
+    clamp_log_ratio: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="d is clamped to this value, up and down, and has no gradient beyond it; "
+        "null: not clamped",
+    )
+    clamp: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="K, with its factor, is clamped to this value, up and down, and has no "
+        "gradient beyond it; null: not clamped",
+    )
+
     def at(self, step: int) -> KL:
         """Returns the penalty of one RL step, whose coefficient is a number.
 

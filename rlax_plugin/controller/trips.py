@@ -234,13 +234,14 @@ class Trips:
 
     async def _my_turn(self, group_id: int) -> None:
         """Waits in deterministic mode until all older groups are filtered, to keep issue order."""
-        if group_id != min(self._history.open):
+        if group_id != self._history.oldest_open:
             turn = self._waiting[group_id] = asyncio.get_running_loop().create_future()
             await turn  # no longer than the older groups take, each of which has its deadlines
 
     def next_turn(self) -> None:
         """Deterministic mode: wakes the oldest open group, if it waits to be judged."""
-        turn = self._waiting.pop(min(self._history.open, default=-1), None)
+        oldest = self._history.oldest_open
+        turn = None if oldest is None else self._waiting.pop(oldest, None)
         if turn is not None and not turn.done():
             turn.set_result(None)
 

@@ -17,7 +17,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.fleet.dispatch import MAX_ATTEMPTS, Dispatcher
 from rlax_plugin.fleet.fleet import Worker
 from rlax_plugin.fleet.requests import single_turn
-from rlax_plugin.fleet.tickets import Completed, trusted
+from rlax_plugin.fleet.tickets import Completed, tokens, trusted
 from rlax_plugin.ports.environment import Environment, Outcome, is_deterministic
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rewards.pool import RewardPool
@@ -37,6 +37,8 @@ from rlax_plugin.types import (
 # dispatcher makes of it: an episode that is played once more asks for the same turns, while workers
 # may yet be told to give up those of the first time. They are int32 on the wire.
 _ATTEMPTS = range(1, 2**31 - MAX_ATTEMPTS, MAX_ATTEMPTS + 1)
+
+_MOST_AT_ONCE = 2048  # tokens of a group that become text on the event loop: about a millisecond
 
 SeedOf = Callable[[int, int, int], int]
 """Maps (sample, trajectory, turn) to its 64-bit seed."""
@@ -123,7 +125,11 @@ class EpisodeRunner:
         if log is None:
             completed = completed._replace(samples=tuple(map(_light, completed.samples)))
         if not self._section.several_turns:
-            episodes = single_turn(source, completed.request.context, completed.samples, first)
+            made = source, completed.request.context, completed.samples, first
+            if tokens(completed.samples) > _MOST_AT_ONCE:
+                episodes = await asyncio.to_thread(single_turn, *made)
+            else:
+                episodes = single_turn(*made)
             began_s = time.perf_counter()
             scores = tuple(await pool.score(prompt, episodes, step=step))
             took_s = time.perf_counter() - began_s

@@ -137,7 +137,7 @@ def of_groups(
 
     Raises:
       TrainingError: the slot returned another shape, or a value that is not finite; or advantages
-        that differ within a sample, which only token rewards and values may cause.
+        that differ within a sample, which only token rewards, turns and values may cause.
     """
     scores = [score for group in groups for score in group.scores]
     paid = [s.at_the_end if isinstance(s, Score) else np.nan for s in scores]
@@ -148,13 +148,14 @@ def of_groups(
     episodes = [episode for group in groups for episode in group.episodes]
     pairs = [(e, s) for e, s in zip(episodes, scores, strict=True) if isinstance(s, Score)]
     token_rewards_nt = _token_rewards(pairs, lengths_n[scored_n])
+    turns_nt = _turns([episode for episode, _ in pairs], lengths_n[scored_n])
     outcomes = Outcomes(
         rewards_n[scored_n],
         lengths_n[scored_n],
         group_n[scored_n],
         token_rewards_nt,
         paid_at_tokens_n=None if token_rewards_nt is None else token_rewards_nt.sum(axis=1),
-        turns_nt=_turns([episode for episode, _ in pairs], lengths_n[scored_n]),
+        turns_nt=turns_nt,
         parts_np=_parts([score for _, score in pairs]),
         step=step,
     )
@@ -162,7 +163,7 @@ def of_groups(
     ends = np.cumsum([len(group.episodes) for group in groups])
     differs_nt = found_nt != found_nt[:, :1]
     if differs_nt.any() and (differs_nt & outcomes.mask_nt).any():
-        if outcomes.token_rewards_nt is not None:
+        if outcomes.token_rewards_nt is not None or (turns_nt > 1).any():
             in_time_nt = np.where(outcomes.mask_nt, found_nt, 0.0)
             advantages_nt = np.zeros((len(rewards_n), found_nt.shape[1]))
             for index, (episode, _), in_time_t in zip(
@@ -172,7 +173,7 @@ def of_groups(
             return tuple(np.split(advantages_nt, ends[:-1]))
         raise TrainingError(
             "the advantage slot gives the tokens of a sample different advantages, but there are "
-            "no token rewards or values"
+            "no token rewards, further turns or values"
         )
     advantages_n = np.zeros(len(rewards_n))
     advantages_n[scored_n] = found_nt[:, 0]

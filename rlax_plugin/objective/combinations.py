@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from rlax_plugin.config import Algorithm, RlaxSection
+from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.objective import adaptive_kl
 from rlax_plugin.objective.inputs import Ratio, RatioFactor, StaleCorrection
@@ -112,7 +112,19 @@ def _check_ratios(section: RlaxSection, algorithm: Algorithm, built: Mapping[str
         )
 
 
+def _check_kl(algorithm: Algorithm) -> None:
+    """Checks that a KL in the reward has no options of the KL in the loss."""
+    kl = algorithm.kl
+    if kl.placement == "loss" or not kl.penalises:
+        return
+    for name in ("gradient", "times", "weighted", "aggregation"):
+        if (value := getattr(kl, name)) != type(kl).model_fields[name].get_default():
+            key, reason = f"rlax.objective.kl.{name}", "has no effect with kl.placement: reward"
+            raise ConfigError(key, value.name if isinstance(value, Choice) else value, reason)
+
+
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
+    _check_kl(algorithm)
     rollouts = section.rollouts
     adaptive_kl.check(algorithm.kl, section.batch_rows * section.batches.sequences_per_row)
     names = [choice.plain_name for choice in algorithm.corrections]

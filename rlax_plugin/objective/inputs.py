@@ -113,6 +113,16 @@ class TokenInputs:
         return self._of_batch("rl_group_tokens")
 
     @property
+    def update_sequences_bt(self) -> jax.Array:
+        """The number of sequences in all micro-batches of the update."""
+        return self._of_batch("rl_update_sequences")
+
+    @property
+    def update_groups_bt(self) -> jax.Array:
+        """The number of groups in all micro-batches of the update."""
+        return self._of_batch("rl_update_groups")
+
+    @property
     def sample_bt(self) -> jax.Array:
         """The sample's index in its group, from 0."""
         return self._of_batch("rl_sample")
@@ -183,6 +193,14 @@ class TokenInputs:
         """Returns [rows, length]: at each token that trains, the mean of x over its sequence."""
         return self.sequence_sum(x_bt) / self.length_bt.clip(1)
 
+    def sequence_max(self, x_bt: jax.Array) -> jax.Array:
+        """Returns [rows, length]: at each token that trains, the largest x of its sequence."""
+        import jax.numpy as jnp
+
+        of_bts = self._membership()
+        most_bs = jnp.where(of_bts, x_bt[..., None], -jnp.inf).max(axis=1)
+        return jnp.where(of_bts, most_bs[:, None, :], 0).sum(axis=-1)
+
     def sequence_count(self) -> jax.Array:
         """Returns the number of sequences with a token that trains, a scalar."""
         return self._membership().any(axis=1).sum().astype(self.mask_bt.dtype)
@@ -191,6 +209,14 @@ class TokenInputs:
         import jax.numpy as jnp
 
         return self.sequence_bt[..., None] == jnp.arange(1, self.max_sequences + 1)
+
+    def only(self, kept_bt: jax.Array) -> TokenInputs:
+        """Returns the inputs as if only some of the tokens trained."""
+        import jax.numpy as jnp
+
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
+        kept = {name: jnp.where(kept_bt, x_bt, 0) for name, x_bt in arrays.items()}
+        return replace(self, **kept)
 
     def frozen(self) -> TokenInputs:
         """Returns the same inputs without gradients."""
@@ -220,6 +246,29 @@ class StaleCorrection(Protocol):
     """
 
     corrects: bool
+
+
+@runtime_checkable
+class Rejection(Protocol):
+    """A correction that is a mask.
+
+    Attributes:
+      rejects: True if its factor is 1 on tokens to keep and 0 on those that it rejects.
+    """
+
+    rejects: bool
+
+
+@runtime_checkable
+class KeptCounter(Protocol):
+    """An aggregation that may count only the tokens that no correction rejects.
+
+    Attributes:
+      counts_kept: True if rejected tokens are as if they did not train, in all slots and
+        denominators.
+    """
+
+    counts_kept: bool
 
 
 @runtime_checkable

@@ -68,4 +68,12 @@ def kl_token_rewards(
     behaviour_bt = np.where(paid_bt, np.asarray(behaviour_logprobs_bt, np.float64), 0.0)
     reference_bt = np.where(paid_bt, np.asarray(reference_logprobs_bt, np.float64), 0.0)
     # K of equal log-probs is 0.
-    return -kl.coefficient * kl_estimate(kl.estimator, behaviour_bt - reference_bt, np)
+    return -kl.coefficient * kl_value(kl, behaviour_bt - reference_bt)
+
+
+def kl_value(kl: KL, log_ratio_bt: np.ndarray) -> np.ndarray:
+    """Returns the estimate of the config, clamped as it says, in numpy."""
+    if kl.clamp_log_ratio is not None:
+        log_ratio_bt = np.clip(log_ratio_bt, -kl.clamp_log_ratio, kl.clamp_log_ratio)
+    found_bt = kl_estimate(kl.estimator, log_ratio_bt, np)
+    return found_bt if kl.clamp is None else np.clip(found_bt, -kl.clamp, kl.clamp)

@@ -26,12 +26,12 @@ from rlax_plugin.objective import advantages, diagnostics
 from rlax_plugin.objective.loss import (
     ObjectiveSlots,
     TokenOutputs,
-    kl_estimate,
     kl_token_rewards,
     make_loss,
     term_weights,
     token_inputs,
 )
+from rlax_plugin.objective.ratios import kl_value
 from rlax_plugin.objective.update_sums import update_sums
 from rlax_plugin.ports.protocols import BuildContext
 
@@ -178,7 +178,7 @@ def _of_samples(
         "rl_step": np.full(len(rewards_b), step),
     }
     arrays = {name: np.where(mask_bt, x_b[:, None], 0) for name, x_b in of_samples.items()}
-    return arrays | update_sums(arrays | {"rl_mask": mask_bt})
+    return arrays | update_sums(arrays | {"rl_mask": mask_bt, "targets_segmentation": mask_bt * 1})
 
 
 def _check(arrays: Mapping[str, np.ndarray], rewards_b: np.ndarray, group_size: int) -> None:
@@ -358,7 +358,7 @@ def _kl(slots: ObjectiveSlots, arrays: Mapping[str, np.ndarray]) -> np.ndarray |
     log_ratio_bt = np.where(
         arrays["mask_bt"] > 0, arrays[policy] - arrays["reference_logprobs_bt"], 0.0
     )
-    return kl_estimate(slots.algorithm.kl.estimator, log_ratio_bt, np)
+    return kl_value(slots.algorithm.kl, log_ratio_bt)
 
 
 def _evaluate(

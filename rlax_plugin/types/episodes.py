@@ -33,7 +33,7 @@ class Trajectory:
     @property
     def length(self) -> int:
         """The number of given and sampled tokens."""
-        return sum(len(t.given) + len(t.sampled.tokens) for t in self.turns)
+        return sum([len(t.given) + len(t.sampled.tokens) for t in self.turns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Episode:
     @property
     def tokens(self) -> int:
         """The number of sampled tokens in all turns."""
-        return sum(len(s.tokens) for s in self.sampled)
+        return sum([len(t.sampled.tokens) for one in self.trajectories for t in one.turns])
 
     @property
     def truncated(self) -> bool:
