@@ -119,7 +119,8 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
             "objective.kl",
             ["rlax.objective.kl", "rlax.objective.kl.adaptive"],
             [
-                *("coefficient", "adaptive", "estimator", "placement"),
+                *("coefficient", "adaptive", "estimator", "placement", "gradient", "times"),
+                *("weighted", "aggregation", "clamp_log_ratio", "clamp"),
                 *("target", "horizon", "per"),
             ],
         ),
