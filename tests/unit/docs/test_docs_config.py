@@ -115,7 +115,15 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
     [
         ("rlax.rollouts.group_size", ["rlax.rollouts"], ["rlax.rollouts.group_size"]),
         ("group_size", ["rlax.rollouts"], ["rlax.rollouts.group_size"]),
-        ("objective.kl", ["rlax.objective.kl"], ["coefficient", "estimator", "placement"]),
+        (
+            "objective.kl",
+            ["rlax.objective.kl", "rlax.objective.kl.adaptive"],
+            [
+                *("coefficient", "adaptive", "estimator", "placement", "gradient", "times"),
+                *("weighted", "aggregation", "clamp_log_ratio", "clamp"),
+                *("target", "horizon", "per"),
+            ],
+        ),
         ("rlax.launcher.workers", ["launcher local"], ["workers"]),
         ("rlax.rewards.0.slow_s", ["reward even"], ["slow_s"]),
         ("rlax.trainer.warm_start.steps", ["trainer maxtext"], ["warm_start.steps"]),
