@@ -30,7 +30,7 @@ def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     size = len(ticket.request.seeds)
     may = [w for w in ready if takes(w, ticket)]
     may = [w for w in may if w.identity not in ticket.failed_on] or may
-    free = [w for w in may if not w.assigned or w.assigned + size <= 2 * w.slots]
+    free = [w for w in may if w.assigned < w.slots or w.assigned + size <= 2 * w.slots]
     able = [w for w in free if w.version >= ticket.request.needs_version] or free
     if ticket.request.resume:
         able = [w for w in able if goes_on(w, ticket)] or able
