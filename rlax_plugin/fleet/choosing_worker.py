@@ -1,4 +1,4 @@
-"""Chooses the worker for a request, and finds the requests that no worker can take."""
+"""Chooses the worker for a request."""
 
 from __future__ import annotations
 
@@ -38,15 +38,6 @@ def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     return min(able, key=lambda w: w.assigned / w.slots, default=None)
 
 
-def without_worker(waiting: Iterable[Ticket], workers: Collection[Worker]) -> list[Ticket]:
-    """Returns the waiting requests that no ready worker can take."""
-    ready = [worker for worker in workers if worker.ready]
-    limited = any(worker.capabilities.context_tokens for worker in ready)
-    if ready and not limited:
-        return []
-    return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
-
-
 def wrong_everywhere(
     rejected: Iterable[Ticket], worker: Worker, members: Collection[Worker]
 ) -> list[Ticket]:
@@ -61,15 +52,3 @@ def wrong_everywhere(
         if ticket.failed_on - {worker.identity}
         or not any(one.serves(ticket.request.exactly) and takes(one, ticket) for one in others)
     ]
-
-
-def missing_worker(waiting: Collection[Ticket], workers: Collection[Worker]) -> str:
-    """Describes the missing worker that requests wait for, for messages."""
-    longest = max((sequence_tokens(ticket) for ticket in waiting), default=0)
-    limits = [worker.capabilities.context_tokens for worker in workers]
-    if longest and any(limits):
-        return (
-            f"a rollout worker whose engine takes {longest} tokens (those that are there take at "
-            f"most {max(limits)}), for which {len(waiting)} groups wait,"
-        )
-    return f"the return of a rollout worker, for which {len(waiting)} groups wait,"

@@ -11,18 +11,17 @@ from collections import defaultdict
 import grpc
 
 from rlax_plugin.config import Deadlines
-from rlax_plugin.errors import DeadlineError, WorkerError
+from rlax_plugin.errors import WorkerError
 from rlax_plugin.fleet.backlog import Backlog
 from rlax_plugin.fleet.choosing_worker import (
     choose,
     goes_on,
-    missing_worker,
     takes,
-    without_worker,
     wrong_everywhere,
 )
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.giving_up import GivingUp
+from rlax_plugin.fleet.missing_worker import MissingWorker
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.replies import all_contributors, check_reply
@@ -50,11 +49,11 @@ Also the most workers that may be lost before they hold the one version that a g
 class Dispatcher(FleetListener):
     """Assigns waiting requests to workers with room, as many as possible in one call.
 
-    They wait in the order of ``WaitingRequests``. A worker with fewer unfinished samples than slots
-    gets a further request; beyond that it is given at most twice its slots, so that it has a
-    backlog but leaves requests for others. A request that is issued again takes along its worker's last report of it, and goes to a worker that has not
-    failed at it if there is one. Requests that need exactly one version wait in a separate queue
-    for the pinned worker, see ``Fleet.pin``.
+    They wait in the order of ``WaitingRequests``. A worker gets requests while it has fewer
+    unfinished samples than slots, and beyond that up to twice its slots, so that it has a backlog
+    but leaves requests for others. A request that is issued again takes along its worker's last
+    report of it, and goes to a worker that has not failed at it if there is one. Requests that need
+    exactly one version wait in a separate queue for the pinned worker, see ``Fleet.pin``.
 
     Args:
       refresher: may change requests that are issued again.
@@ -79,13 +78,13 @@ class Dispatcher(FleetListener):
         decode: Decode | None = None,
     ):
         self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
-        self._refresher, self._pace = refresher or RequestRefresher(), pace
+        self._refresher = refresher or RequestRefresher()
         self._waiting = defaultdict[int | None, WaitingRequests](WaitingRequests)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
         self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
         self.under_way = UnderWay(self._calls.values(), self._waiting.values())
         self._scheduled, self._seen_late, self.backlog = False, "", Backlog()
-        self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
+        self._missing = MissingWorker(self._waiting.values(), fleet.workers, deadlines, pace)
         self.reissued = self.tokens_resumed = self.late = 0
 
     @property
@@ -94,9 +93,7 @@ class Dispatcher(FleetListener):
         said = (worker.capabilities.vocabulary for worker in self._fleet.workers.values())
         return min((vocabulary for vocabulary in said if vocabulary), default=0)
 
-    def submit(
-        self, request: Request, expected_tokens: float = 0.0
-    ) -> asyncio.Future[Completed]:
+    def submit(self, request: Request, expected_tokens: float = 0.0) -> asyncio.Future[Completed]:
         """Queues a request; the future ends with its answer. Cancelling it ends the generation."""
         done = asyncio.get_running_loop().create_future()
         ticket = Ticket(request, done, expected_tokens=expected_tokens)
@@ -153,11 +150,7 @@ class Dispatcher(FleetListener):
             self._assign_from(queue, [w for w in workers if w.serves(exactly)])
             if all(ticket.done.done() for ticket in queue):
                 del self._waiting[exactly]
-        self._watch_for_nobody(bool(self._without_worker()))
-
-    def _without_worker(self) -> list[Ticket]:
-        waiting = (ticket for queue in self._waiting.values() for ticket in queue)
-        return without_worker(waiting, self._fleet.workers.values())
+        self._missing.look()
 
     def _assign_from(self, queue: WaitingRequests, ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
@@ -193,23 +186,6 @@ class Dispatcher(FleetListener):
         del self._calls[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             fail(tickets, error)  # nothing that was foreseen, and so nothing to try again
-
-    def _watch_for_nobody(self, nobody: bool) -> None:
-        if not nobody and self._nobody is not None:
-            self._nobody.cancel()
-            self._nobody = None
-        elif nobody and self._nobody is None:
-            deadline_s = self._deadlines.startup_s
-            self._nobody = asyncio.get_running_loop().call_later(deadline_s, self._nobody_came)
-
-    def _nobody_came(self) -> None:
-        self._nobody = None
-        waiting, workers = self._without_worker(), self._fleet.workers.values()
-        deadline_s = self._deadlines.startup_s
-        needed_s = self._pace and self._pace.needed_s("startup_s")
-        what = missing_worker(waiting, workers)
-        fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
-        self.wake()
 
     async def _run(self, call: Call) -> None:
         worker = call.worker
@@ -399,7 +375,7 @@ class Dispatcher(FleetListener):
     async def close(self) -> None:
         """Cancels every open call and every waiting request."""
         await self.giving_up.close()
-        self._watch_for_nobody(False)
+        self._missing.close()
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Workers in virtual time behind the real dispatcher: one decode step takes one tick.
+"""Workers in virtual time behind the real dispatcher: one decode step takes one tick, a prefill none.
 
 The dispatcher, the fleet and each worker's scheduler are the real ones. Slots generate tokens
 without a model: a sample ends after as many as its test has planned for its seed.
@@ -158,7 +158,7 @@ class VirtualWorker:
         before = self.slots.steps_total
         more = swap or any(job.min_version <= self.version for job in self.waiting)
         done = self.scheduler.advance({}, more)
-        return self.slots.steps_total - before + bool(prefills), done  # one call for all prefills
+        return self.slots.steps_total - before, done
 
     def answer(self, job: Job) -> None:
         call = self.open.pop(job)
@@ -182,6 +182,7 @@ class VirtualWorker:
                 key=key_to_proto(job.request.key),
                 attempt=job.request.attempt,
                 moves=self.slots.steps_total,
+                unfinished=sum(s.finish is None for s in job.samples),
             )
             for job in self.open
         ]

@@ -1,10 +1,10 @@
 """Counts the share of decode slots in use with long-tailed samples, in decode steps, not seconds.
 
 The real dispatcher and the real scheduler of each worker, in virtual time: every slot generates one
-token per decode step, and a prefill call takes a step. Training takes none: what is missing to 1 is
-due to dispatch, to the last samples of a step, and to the change of weights. Lengths are log-normal,
-and 1 % of them reach the limit, which is 10 times the median. A share of the variance of the
-logarithm is the prompt's, and so can be known from its earlier groups.
+token per decode step; prefill and training take none. So what is missing to 1 is due to dispatch,
+to the last samples of a step, and to the change of weights. Lengths are log-normal, and 1 % of them
+reach the limit, which is 10 times the median. Half of the variance of their logarithms is the
+prompt's, and so can be known from its earlier groups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,8 +27,9 @@ from dispatching import STOP, make
 from virtual_workers import VirtualFleet, VirtualSlots
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.expected_lengths import ExpectedLengths
 from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.types import Key, Request, SamplingParams
+from rlax_plugin.types import Key, Request, Sampled, SamplingParams
 
 MEDIAN, LONGEST = 100, 1000  # tokens
 SIGMA = float(np.log(LONGEST / MEDIAN) / 2.3263)  # the normal distribution's 99 % quantile
@@ -50,6 +51,7 @@ class Case:
     group_size: int
     staleness: int
     mode: str = "continue"
+    order: str = "longest_first"
     of_prompt: float = 0.5
     steps: int = 12
 
@@ -78,7 +80,9 @@ class Lengths:
         of_prompts = rng.normal(0, SIGMA * np.sqrt(case.of_prompt), prompts)
         epochs = -(-case.steps // EPOCH)
         self.prompts = np.concatenate([rng.permutation(prompts) for _ in range(epochs)])
-        own = rng.normal(0, SIGMA * np.sqrt(1 - case.of_prompt), (epochs * prompts, case.group_size))
+        own = rng.normal(
+            0, SIGMA * np.sqrt(1 - case.of_prompt), (epochs * prompts, case.group_size)
+        )
         logs = of_prompts[self.prompts][:, None] + own
         self.table = np.clip(np.rint(MEDIAN * np.exp(logs)), 1, LONGEST).astype(int)
 
@@ -101,7 +105,11 @@ class Training:
     def __init__(self, case: Case, fleet: VirtualFleet, lengths: Lengths):
         section = RlaxSection.model_validate(
             {
-                "rollouts": {"group_size": case.group_size, "groups_per_step": case.groups},
+                "rollouts": {
+                    "group_size": case.group_size,
+                    "groups_per_step": case.groups,
+                    "order": case.order,
+                },
                 "staleness": {"max_staleness": case.staleness},
                 "prompt_source": {"name": "arithmetic"},
                 "rewards": [{"name": "arithmetic"}],
@@ -109,6 +117,7 @@ class Training:
         )
         self._case, self._fleet, self._lengths = case, fleet, lengths
         self._staleness = Staleness(section, case.groups)
+        self._expected = ExpectedLengths(section, EPOCH * case.groups)
         self._issued, self._step, self._answered = 0, 1, set[int]()
         self.ended_at = [0]  # ticks, of each step
         self.busy_at = [0]
@@ -134,13 +143,17 @@ class Training:
         sampling = SamplingParams(max_new_tokens=LONGEST, stop_ids=(STOP,))
         context = np.ones(1, np.int32)
         request = Request(Key("train", group), 1, context, seeds, sampling, version)
-        done = self._fleet.dispatcher.submit(request)
+        prompt = int(self._lengths.prompts[group])
+        done = self._fleet.dispatcher.submit(request, self._expected.expected(prompt))
         done.add_done_callback(lambda done: self._scored(group, done.result().samples))
 
-    def _scored(self, group: int, samples: object) -> None:
+    def _scored(self, group: int, samples: Sequence[Sampled]) -> None:
         self._answered.add(group)
+        self._expected.observe(int(self._lengths.prompts[group]), [len(s.tokens) for s in samples])
         case = self._case
-        while set(range((self._step - 1) * case.groups, self._step * case.groups)) <= self._answered:
+        while (
+            set(range((self._step - 1) * case.groups, self._step * case.groups)) <= self._answered
+        ):
             self._fleet.publish(self._step)
             self._step += 1
             self.ended_at.append(self._fleet.now)
@@ -176,10 +189,11 @@ async def simulate(case: Case, seed: int) -> Found:
 
 def cases() -> Iterator[Case]:
     for staleness in (1, 2, 4):
-        for groups, size in ((16, 16), (32, 16), (64, 16), (64, 8), (8, 32)):
-            yield Case(groups, size, staleness, steps=12)
-    yield Case(32, 16, 2, "finish")
-    yield Case(32, 16, 4, "finish")
+        for groups, size in ((32, 16), (64, 16), (128, 8), (16, 32)):
+            for order in ("issued", "longest_first"):
+                yield Case(groups, size, staleness, order=order)
+    for staleness in (2, 4):
+        yield Case(64, 16, staleness, "finish")
 
 
 def measured(case: Case, seeds: int) -> Found:
@@ -193,16 +207,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     table = Table(title=f"share of slot-steps in use, {WORKERS} workers of {SLOTS} slots")
-    for column in ("groups x samples", "max_staleness", "new weights", "used", "bound", "prefills"):
+    columns = ("groups x samples", "max_staleness", "new weights", "order", "used", "bound")
+    for column in (*columns, "prefills"):
         table.add_column(column, justify="right")
     rows = []
     for case in cases():
         found = measured(case, args.seeds)
         rows.append(asdict(case) | asdict(found))
-        print(rows[-1], flush=True)
         figures = (f"{found.used:.3f}", f"{found.bound:.3f}", f"{found.prefills:.1f}")
         table.add_row(
-            f"{case.groups} x {case.group_size}", str(case.staleness), case.mode, *figures
+            f"{case.groups} x {case.group_size}",
+            str(case.staleness),
+            case.mode,
+            case.order,
+            *figures,
         )
     Console(width=100).print(table)
     if args.json:
