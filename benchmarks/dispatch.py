@@ -157,7 +157,7 @@ class Training:
             self._fleet.publish(self._step)
             self._step += 1
             self.ended_at.append(self._fleet.now)
-            self.busy_at.append(sum(w.slots.busy for w in self._fleet.workers.values()))
+            self.busy_at.append(sum(w.slots.slot_steps_total for w in self._fleet.workers.values()))
             if self.ended:
                 return
         self.issue()

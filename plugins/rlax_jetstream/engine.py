@@ -363,8 +363,7 @@ class JetstreamEngine(RolloutEngine):
             self._waiting = list(dict.fromkeys(back + self._waiting))
 
     def _report(self, scheduler: Scheduler) -> None:
-        mode = self.rollouts.on_new_weights
-        if mode != "continue" or time.monotonic() < self._report_at_s:
+        if self.rollouts.on_new_weights != "continue" or time.monotonic() < self._report_at_s:
             return
         with self._changed:
             waiting = list(self._waiting)

@@ -1,4 +1,4 @@
-"""Workers in virtual time behind the real dispatcher: one decode step takes one tick, a prefill none.
+"""Workers in virtual time behind the real dispatcher: a decode step takes a tick, prefill none.
 
 The dispatcher, the fleet and each worker's scheduler are the real ones. Slots generate tokens
 without a model: a sample ends after as many as its test has planned for its seed.
@@ -43,7 +43,7 @@ class VirtualSlots:
       length_of: maps a seed to the number of tokens of its sample.
 
     Attributes:
-      busy: slot-steps so far in which a slot generated a token.
+      slot_steps_total: slot-steps so far in which a slot generated a token.
       prefills: prompts and beginnings of samples that were prefilled.
     """
 
@@ -51,7 +51,7 @@ class VirtualSlots:
         self.slots, self._length_of = slots, length_of
         self.max_new_tokens = 10**6
         self.running: dict[int, _Sample] = {}
-        self.steps_total = self.busy = self.prefills = 0
+        self.steps_total = self.slot_steps_total = self.prefills = 0
 
     @property
     def free_slots(self) -> list[int]:
@@ -73,7 +73,7 @@ class VirtualSlots:
         for one in self.running.values():
             new = min(steps, one.length - one.generated)
             one.generated += new
-            self.busy += new
+            self.slot_steps_total += new
         self.steps_total += steps
         ended = [slot for slot, one in self.running.items() if one.generated == one.length]
         found = self.read(ended)
