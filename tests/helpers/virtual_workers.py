@@ -25,6 +25,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_to_proto, reply_to_proto, request_from_proto
 
 ARRIVAL_STEPS, LINGER_STEPS = 4, 2  # as the engine jetstream has them
+_MOST_LOOKS = 1000  # a hundredth of a second each, for something that is to be done
 _PASSES = 12  # of the event loop, until everything that follows from a reply has happened
 
 
@@ -112,7 +113,6 @@ class VirtualWorker:
 
     Attributes:
       now: tick at which its next turn begins; None: it waits for requests.
-      begun: seeds of all samples that were put into a slot.
     """
 
     def __init__(self, fleet: VirtualFleet, name: str, slots: VirtualSlots, on_new_weights: str):
@@ -258,15 +258,15 @@ class VirtualFleet:
 
     async def run(self, ended: Callable[[], bool]) -> None:
         """Lets time pass until ``ended``; fails if there is nothing left to wait for."""
-        beat = self._heartbeat_ticks
+        beat, looks = self._heartbeat_ticks, 0
         await self.settle()
         while not ended():
             if not self._events:
-                await asyncio.sleep(0.01)  # the dispatcher looks again after a failure
-                assert not self._idle_for(1000), "nothing happens any more"
+                looks += 1
+                assert looks < _MOST_LOOKS, "nothing happens any more"
+                await asyncio.sleep(0.01)  # after a failure the dispatcher waits before it goes on
                 continue
-            self._idle = 0
-            tick = self._events[0][0]
+            looks, tick = 0, self._events[0][0]
             if tick >= beat:
                 self.now, beat = beat, beat + self._heartbeat_ticks
                 for worker in list(self.workers.values()):
@@ -276,9 +276,3 @@ class VirtualFleet:
                 while self._events and self._events[0][0] == tick:
                     heapq.heappop(self._events)[2]()
             await self.settle()
-
-    _idle = 0
-
-    def _idle_for(self, times: int) -> bool:
-        self._idle += 1
-        return self._idle > times
