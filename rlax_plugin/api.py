@@ -74,6 +74,7 @@ from rlax_plugin.ports.engine_abilities import (
     PreparationReporter,
     ProgressReporter,
     RequestCanceller,
+    SampleCounter,
     ServiceProvider,
     TokenScorer,
 )
@@ -294,6 +295,7 @@ __all__ = [
     "RolloutEngine",
     "Rollouts",
     "RunFiles",
+    "SampleCounter",
     "Sampled",
     "Sampler",
     "SamplingParams",
