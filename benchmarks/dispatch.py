@@ -29,7 +29,8 @@ from virtual_workers import VirtualFleet, VirtualSlots
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.expected_lengths import ExpectedLengths
 from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams
+from rlax_plugin.fleet.tickets import Completed
+from rlax_plugin.types import Key, Request, SamplingParams
 
 MEDIAN, LONGEST = 100, 1000  # tokens
 SIGMA = float(np.log(LONGEST / MEDIAN) / 2.3263)  # the normal distribution's 99 % quantile
@@ -44,6 +45,7 @@ class Case:
     """One workload.
 
     Attributes:
+      parts: requests that a group is split into; the dispatcher spreads them over the workers.
       of_prompt: share of the variance of log-lengths that the prompt explains.
     """
 
@@ -52,6 +54,7 @@ class Case:
     staleness: int
     mode: str = "continue"
     order: str = "longest_first"
+    parts: int = 1
     of_prompt: float = 0.5
     steps: int = 12
 
@@ -138,18 +141,24 @@ class Training:
             self._issued += 1
 
     def _submit(self, group: int, version: int) -> None:
-        size = self._case.group_size
-        seeds = tuple(range(group * size, (group + 1) * size))
+        size, parts = self._case.group_size, self._case.parts
+        first, prompt = group * size, int(self._lengths.prompts[group])
         sampling = SamplingParams(max_new_tokens=LONGEST, stop_ids=(STOP,))
-        context = np.ones(1, np.int32)
-        request = Request(Key("train", group), 1, context, seeds, sampling, version)
-        prompt = int(self._lengths.prompts[group])
-        done = self._fleet.dispatcher.submit(request, self._expected.expected(prompt))
-        done.add_done_callback(lambda done: self._scored(group, done.result().samples))
+        answers = []
+        for part in range(parts):
+            seeds = tuple(range(first + part * size // parts, first + (part + 1) * size // parts))
+            key = Key("train", group * parts + part)
+            request = Request(key, 1, np.ones(1, np.int32), seeds, sampling, version)
+            answers.append(self._fleet.dispatcher.submit(request, self._expected.expected(prompt)))
 
-    def _scored(self, group: int, samples: Sequence[Sampled]) -> None:
+        def scored(done: asyncio.Future[list[Completed]]) -> None:
+            self._scored(group, [len(s.tokens) for one in done.result() for s in one.samples])
+
+        asyncio.gather(*answers).add_done_callback(scored)
+
+    def _scored(self, group: int, lengths: Sequence[int]) -> None:
         self._answered.add(group)
-        self._expected.observe(int(self._lengths.prompts[group]), [len(s.tokens) for s in samples])
+        self._expected.observe(int(self._lengths.prompts[group]), lengths)
         case = self._case
         while (
             set(range((self._step - 1) * case.groups, self._step * case.groups)) <= self._answered
@@ -193,6 +202,8 @@ def cases() -> Iterator[Case]:
             for order in ("issued", "longest_first"):
                 yield Case(groups, size, staleness, order=order)
     yield Case(32, 16, 4)
+    for groups, size in ((32, 16), (16, 32)):
+        yield Case(groups, size, 1, parts=4)
     for staleness in (2, 4):
         yield Case(64, 16, staleness, "finish")
 
@@ -208,7 +219,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     table = Table(title=f"share of slot-steps in use, {WORKERS} workers of {SLOTS} slots")
-    columns = ("groups x samples", "max_staleness", "new weights", "order", "used", "bound")
+    columns = (
+        "groups x samples",
+        "max_staleness",
+        "new weights",
+        "order",
+        "parts",
+        "used",
+        "bound",
+    )
     for column in (*columns, "prefills"):
         table.add_column(column, justify="right")
     rows = []
@@ -221,6 +240,7 @@ def main() -> None:
             str(case.staleness),
             case.mode,
             case.order,
+            str(case.parts),
             *figures,
         )
     Console(width=100).print(table)

@@ -70,7 +70,8 @@ class FleetService(rpc.FleetServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         await self._of_itself(request, context)
         try:
-            moves_of(request.progress), unfinished_of(request.progress)
+            moves_of(request.progress)
+            unfinished_of(request.progress)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return await self._fleet.Heartbeat(request, context)

@@ -17,8 +17,8 @@ from rlax_plugin.ports.engine_abilities import (
     GreedyDecoder,
     PreparableEngine,
     ProgressReporter,
-    SampleCounter,
     RequestCanceller,
+    SampleCounter,
     TokenScorer,
 )
 from rlax_plugin.ports.protocols import RolloutEngine
