@@ -27,15 +27,31 @@ def goes_on(worker: Worker, ticket: Ticket) -> bool:
 
 def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     """Returns the worker that gets the request; None if no suitable worker has room."""
-    size = len(ticket.request.seeds)
-    may = [w for w in ready if takes(w, ticket)]
-    may = [w for w in may if w.identity not in ticket.failed_on] or may
-    free = [w for w in may if w.assigned < w.slots or w.assigned + size <= 2 * w.slots]
-    able = [w for w in free if w.version >= ticket.request.needs_version] or free
-    if ticket.request.resume:
+    request = ticket.request
+    size, tokens = len(request.seeds), sequence_tokens(ticket)
+    free = [w for w in ready if _has_room(w, size)]
+    able = [w for w in free if not 0 < w.capabilities.context_tokens < tokens]
+    if ticket.failed_on and any(_unfailed(w, ticket) for w in ready):
+        able = [w for w in able if _unfailed(w, ticket)]
+    if not able:
+        return None
+    needs_version = request.needs_version
+    able = [w for w in able if w.version >= needs_version] or able
+    if request.resume:
         able = [w for w in able if goes_on(w, ticket)] or able
     # The least loaded one, by share of its slots: equal work for unequal machines.
-    return min(able, key=lambda w: w.assigned / w.slots, default=None)
+    return min(able, key=lambda w: w.assigned / w.capabilities.slots)
+
+
+def _has_room(worker: Worker, size: int) -> bool:
+    """True if a worker has idle slots, or at most twice its slots with ``size`` more samples."""
+    slots = worker.capabilities.slots
+    return worker.assigned < slots or worker.assigned + size <= 2 * slots
+
+
+def _unfailed(worker: Worker, ticket: Ticket) -> bool:
+    """True if a worker can take a request, and has not failed at it."""
+    return takes(worker, ticket) and worker.identity not in ticket.failed_on
 
 
 def wrong_everywhere(

@@ -30,11 +30,16 @@ class MissingWorker:
     ):
         self._waiting, self._workers = waiting, workers
         self._deadlines, self._pace = deadlines, pace
+        self._longest = 0  # tokens of a sequence, of all requests so far
         self._timer: asyncio.TimerHandle | None = None  # runs while there are such requests
 
     def _requests(self) -> list[Ticket]:
         waiting = (ticket for queue in self._waiting for ticket in queue)
-        return without_worker(waiting, self._workers.values())
+        return without_worker(waiting, self._workers.values(), self._longest)
+
+    def watch(self, ticket: Ticket) -> None:
+        """Takes each new request."""
+        self._longest = max(self._longest, sequence_tokens(ticket))
 
     def look(self) -> None:
         """Starts or ends the wait; called whenever requests or workers have changed."""
@@ -58,11 +63,17 @@ class MissingWorker:
         fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
 
 
-def without_worker(waiting: Iterable[Ticket], workers: Collection[Worker]) -> list[Ticket]:
-    """Returns the waiting requests that no ready worker can take."""
+def without_worker(
+    waiting: Iterable[Ticket], workers: Collection[Worker], longest: int
+) -> list[Ticket]:
+    """Returns the waiting requests that no ready worker can take.
+
+    Args:
+      longest: no request has more ``sequence_tokens``. If some worker takes as many, the requests
+        are not looked at.
+    """
     ready = [worker for worker in workers if worker.ready]
-    limited = any(worker.capabilities.context_tokens for worker in ready)
-    if ready and not limited:
+    if any(not 0 < worker.capabilities.context_tokens < longest for worker in ready):
         return []
     return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
 

@@ -15,9 +15,9 @@ from rlax_plugin.objective.batches import (
     HOST_ARRAYS,
     arrays_of,
     build_arrays,
-    place,
     sizes,
 )
+from rlax_plugin.objective.placing import place
 from rlax_plugin.testing import make_prompt
 from rlax_plugin.types import (
     Episode,
@@ -97,6 +97,13 @@ def test_rows_are_shifted_masked_and_stamped_as_worked_out_by_hand():
         "rl_episode": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
         "rl_rewards": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
         "rl_place": [[0, 0, 1, 2, 0, 0], [0] * 6, [0] * 6],
+        "rl_turn": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
+        # One of the two samples has a score.
+        "rl_group_size": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
+        "rl_sample": np.zeros((3, 6)),
+        "rl_sample_length": [[0, 0, 2, 2, 0, 0], [0] * 6, [0] * 6],
+        "rl_total_reward": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
+        "rl_step": [[0, 0, 5, 5, 0, 0], [0] * 6, [0] * 6],
     }
     assert_arrays(arrays, expected)
 
@@ -132,6 +139,12 @@ def test_packed_samples_restart_positions_and_count_segments_as_worked_out_by_ha
         "rl_episode": [[0, 0, 1, 1, 3, 0], [0] * 6, [0] * 6],  # the second one is not scored
         "rl_rewards": [[0, 0, 1.0, 1.0, 0.25, 0], [0] * 6, [0] * 6],
         "rl_place": [[0, 0, 1, 2, 1, 0], [0] * 6, [0] * 6],
+        "rl_turn": [[0, 0, 1, 1, 1, 0], [0] * 6, [0] * 6],
+        "rl_group_size": [[0, 0, 1, 1, 1, 0], [0] * 6, [0] * 6],
+        "rl_sample": np.zeros((3, 6)),
+        "rl_sample_length": [[0, 0, 2, 2, 1, 0], [0] * 6, [0] * 6],
+        "rl_total_reward": [[0, 0, 1.0, 1.0, 0.25, 0], [0] * 6, [0] * 6],
+        "rl_step": [[0, 0, 5, 5, 5, 0], [0] * 6, [0] * 6],
     }
     for side in ("position", "segmentation"):
         expected[f"targets_{side}"] = expected[f"inputs_{side}"]
