@@ -100,13 +100,13 @@ class Case:
 
 
 AXES: dict[str, list[Case]] = {
-    "groups": [Case("groups", groups=2**n, steps=max(1, 2 ** (9 - n))) for n in range(6, 13)],
+    "groups": [Case("groups", groups=2**n, steps=max(1, 512 >> n)) for n in range(6, 13)],
     "packed": [
-        Case("packed", groups=2**n, batches="packed", steps=max(1, 2 ** (8 - n)))
+        Case("packed", groups=2**n, batches="packed", steps=max(1, 256 >> n))
         for n in (6, 8, 10, 12)
     ],
     "tokens": [
-        Case("tokens", groups=2**n, batches="tokens", steps=max(1, 2 ** (8 - n)))
+        Case("tokens", groups=2**n, batches="tokens", steps=max(1, 256 >> n))
         for n in (6, 8, 10, 12)
     ],
     "workers": [Case("workers", groups=512, workers=n, steps=1) for n in (2, 8, 32, 128, 256)],
@@ -194,7 +194,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--axis", choices=AXES, action="append")
     parser.add_argument("--most", type=int, default=4096, help="largest number of groups of a step")
     parser.add_argument("--label", default="now")

@@ -90,6 +90,10 @@ class AtOnce(Launcher):
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def restarts(self) -> int:
+        return 0
+
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         config = self._config
         command = [sys.executable, __file__, controller, str(token_file), str(config.workers)]
@@ -133,15 +137,17 @@ class LoopClock(Observer):
         self._longest_s, self._where, self._callbacks = 0.0, "", 0
         run = asyncio.Handle._run
 
-        def timed(handle: Any) -> None:
-            began_s = time.thread_time()
-            run(handle)
-            took_s = time.thread_time() - began_s
-            self._callbacks += 1
-            if took_s > self._longest_s:
-                self._longest_s, self._where = took_s, _named(handle)
+        clock = self
 
-        asyncio.Handle._run = timed
+        def timed(self: asyncio.Handle) -> None:
+            began_s = time.thread_time()
+            run(self)
+            took_s = time.thread_time() - began_s
+            clock._callbacks += 1
+            if took_s > clock._longest_s:
+                clock._longest_s, clock._where = took_s, _named(self)
+
+        asyncio.Handle._run = timed  # pyright: ignore[reportAttributeAccessIssue]
 
     def _count(self) -> None:
         """Counts from now on what this thread does."""
@@ -326,7 +332,7 @@ async def _serve(controller: str, token_file: str, count: int, reports: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("controller")
     parser.add_argument("token_file")
     parser.add_argument("workers", type=int)

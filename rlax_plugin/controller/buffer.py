@@ -45,7 +45,7 @@ class Buffer:
         """Returns the first batch in issue order; None while an older group is unfinished.
 
         Large packed batches are laid out on another thread. If some of the groups are dropped
-        meanwhile, the batch is chosen anew.
+        meanwhile, the batch is chosen again.
         """
         while (due := self._due()) is not None:
             packed = self.rule.sequences_per_row > 1

@@ -14,7 +14,7 @@ from rlax_plugin.types import Request, Sampled, SideSpec
 
 
 class Growing:
-    """Samples in the portions in which they have arrived; joined when they are asked for.
+    """Samples in the portions in which they have arrived; joined when they are needed.
 
     Attributes:
       lengths: tokens of each sample.
