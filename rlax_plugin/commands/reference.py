@@ -349,7 +349,7 @@ def _about(kind: str, part: Keys) -> str:
 def _explained(kind: str, name: str) -> str:
     """Returns a link to a part of the objective; a preset of the same name precedes it there."""
     presets = _built_in().offers["objective"]
-    anchor = f"{name}-1" if name in presets and kind != "objective" else name
+    anchor = f"{name}-1" if name in presets and kind != "objective" else name.replace("/", "")
     return f"[{name}](objectives.md#{anchor})"
 
 
