@@ -66,6 +66,7 @@ from rlax_plugin.ports.engine_abilities import (
     PreparationReporter,
     ProgressReporter,
     RequestCanceller,
+    SampleCounter,
     ServiceProvider,
     TokenScorer,
 )
@@ -287,6 +288,7 @@ __all__ = [
     "RolloutEngine",
     "Rollouts",
     "RunFiles",
+    "SampleCounter",
     "Sampled",
     "Sampler",
     "SamplingParams",

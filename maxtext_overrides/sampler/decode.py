@@ -38,7 +38,8 @@ class DecodeEngine:
       max_prompt_tokens, max_new_tokens: longest prompt (with the tokens of a continued sample) and
         longest completion.
       rounds_caches: True if MaxText quantises the caches.
-      steps_total, tokens_total: decode steps run and tokens generated so far.
+      steps_total, tokens_total, slot_steps_total: decode steps run and tokens generated so far; of
+        these the tokens that decode steps generated, one per step and slot in use.
       prefill_tokens_total, prefill_computed_total: tokens of the prompts prefilled so far, and the
         tokens computed for them, which include the padding of rows and lengths.
 
@@ -181,11 +182,10 @@ class DecodeEngine:
             np.int32(max_steps),
             np.bool_(stop_when_free),
         )
-        (steps, generated), self._generated, done = np.split(
-            np.asarray(status), [2, 2 + self.slots]
-        )
+        (steps, new), self._generated, done = np.split(np.asarray(status), [2, 2 + self.slots])
         self.steps_total += int(steps)
-        self.tokens_total += int(generated)
+        self.slot_steps_total += int(new)
+        self.tokens_total += int(new)
         ended = np.flatnonzero(self._occupied & (done != 0)).tolist()
         finished = self.read(ended)
         self.release(ended)
@@ -247,7 +247,7 @@ class DecodeEngine:
         self.reset()
 
     def forget_totals(self) -> None:
-        self.steps_total = self.tokens_total = 0
+        self.steps_total = self.slot_steps_total = self.tokens_total = 0
         self.prefill_tokens_total = self.prefill_computed_total = 0
 
     def _counts_read(self) -> list[int]:

@@ -85,6 +85,7 @@ class JetstreamEngine(RolloutEngine):
         self._deterministic, self._fingerprint = deterministic, fingerprint
         self._max_context = max_context or rollouts.max_prompt_tokens
         self._waited_for, self._changed = AllWaitedFor(), threading.Condition()
+        self.unfinished = self._waited_for.unfinished  # see ``SampleCounter``
         # Guarded by _changed:
         self._waiting: list[Job] = []
         self._swaps, self._closing = Swaps(), False
@@ -352,8 +353,7 @@ class JetstreamEngine(RolloutEngine):
             for job in ended:
                 job.deliver(job.samples)
             self._active = scheduler.active
-            if self.rollouts.on_new_weights == "continue":
-                self._report(scheduler)
+            self._report(scheduler)
         return True
 
     def _interrupt(self, scheduler: Scheduler) -> None:
@@ -363,7 +363,7 @@ class JetstreamEngine(RolloutEngine):
             self._waiting = list(dict.fromkeys(back + self._waiting))
 
     def _report(self, scheduler: Scheduler) -> None:
-        if time.monotonic() < self._report_at_s:
+        if self.rollouts.on_new_weights != "continue" or time.monotonic() < self._report_at_s:
             return
         with self._changed:
             waiting = list(self._waiting)

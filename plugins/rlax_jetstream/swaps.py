@@ -12,7 +12,13 @@ import numpy as np
 
 from rlax_plugin.api import Arrays, DecodeSlots, Loaded, Prefill, SamplingParams
 
-TOTALS = ("steps_total", "tokens_total", "prefill_tokens_total", "prefill_computed_total")
+TOTALS = (
+    "steps_total",
+    "slot_steps_total",
+    "tokens_total",
+    "prefill_tokens_total",
+    "prefill_computed_total",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class DecodeSlots(Protocol):
     """The decode engine, as a scheduler uses it.
 
     Attributes:
+      slot_steps_total: tokens that decode steps generated so far: one per step and slot in use.
       rounds_caches: True if decoding reads the keys and values of earlier tokens with less
         precision than prefill computes them, so that their log-probs differ.
     """
@@ -78,6 +79,7 @@ class DecodeSlots(Protocol):
     max_new_tokens: int
     vocabulary: int
     steps_total: int
+    slot_steps_total: int
     tokens_total: int
     prefill_tokens_total: int
     prefill_computed_total: int

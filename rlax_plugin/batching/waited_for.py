@@ -94,6 +94,14 @@ class AllWaitedFor:
             self._all.discard(one)
             one.ended.cancel()  # no-op unless the wait was cancelled
 
+    def unfinished(self) -> dict[Attempt, int]:
+        """Implements ``SampleCounter.unfinished``."""
+        jobs = (job for waited_for in self._all for job in waited_for.open())
+        return {
+            (job.request.key, job.request.attempt): sum(s.finish is None for s in job.samples)
+            for job in jobs
+        }
+
     def give_up(
         self,
         unwanted: Collection[Attempt],

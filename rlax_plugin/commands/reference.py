@@ -350,7 +350,7 @@ def _explained(kind: str, name: str) -> str:
     """Returns a link to a part of the objective; a preset of the same name precedes it there."""
     presets = _built_in().offers["objective"]
     anchor = f"{name}-1" if name in presets and kind != "objective" else name
-    return f"[{name}](objectives.md#{anchor})"
+    return f"[{name}](objectives.md#{anchor.replace('/', '')})"
 
 
 def _markdown_keys(keys: Sequence[ConfigKey], section: str) -> str:

@@ -75,6 +75,13 @@ class Rollouts(Section):
         "generated with the new weights; discard: they are generated again from the "
         "start",
     )
+    order: Literal["longest_first", "issued"] = Field(
+        default="longest_first",
+        description="order in which groups are sent to workers, among those that may be generated "
+        "by the same weights. longest_first: those whose prompts have had the longest completions, "
+        "so that no long one is left at the end of a step; issued: as they were issued, as "
+        "rlax.deterministic always does. Batches take groups as they were issued in any case",
+    )
     progress_s: Seconds = Field(
         default=1.0,
         description="time between reports of unfinished samples, from which another worker can "

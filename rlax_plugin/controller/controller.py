@@ -23,6 +23,7 @@ from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.metrics.run_stats import RunStats
+from rlax_plugin.metrics.slot_use import SlotUse
 from rlax_plugin.metrics.spans import SpansFile
 from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
 from rlax_plugin.metrics.waiting import ASSUME
@@ -127,6 +128,7 @@ class Controller(FleetListener):
         self._spans = records.spans
         self._timeline = Timeline(generation.fleet, records.spans)
         self._results = Results(records.recorder, setup.files)
+        self._slot_use = SlotUse()
         self.stats = RunStats({GAP: self.section.objective.max_gap_steps})
         self.before: Evaluated | None = None
         self.machine: dict[str, float] = {}
@@ -222,6 +224,7 @@ class Controller(FleetListener):
         """Takes a finished step: metrics, records, display."""
         machine, self.machine = self.machine, {}
         metrics = self._step_metrics(done) | self.periodic.take_metrics() | machine
+        metrics |= self._slot_use.take(self.fleet.workers.values())
         self._replaced_before = self.generation.rewards.replaced
         self._played_before = replace(self.generation.rewards.played)
         self._tell_stage(done.step, metrics)

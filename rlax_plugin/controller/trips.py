@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.expected_lengths import ExpectedLengths
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.limits import ALL_FAILED, KeptGuard
 from rlax_plugin.controller.observers import Observers
@@ -72,6 +73,7 @@ class Trips:
         self._history, self._turns = history, turns
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._screening, self._savings = Screening(section), Savings()
+        self._lengths = ExpectedLengths(section, len(history.run_state.rates))
         self._oldest = 0  # version that can still train
         # Group -> the oldest version of its first samples, and the answer with its other samples.
         self._others: dict[int, tuple[int, asyncio.Future[Completed]]] = {}
@@ -131,6 +133,8 @@ class Trips:
             pass_rate_before=self._history.run_state.rates.rate(asked.index),
             temperature=request.sampling.temperature if self._scheduled else None,
         )
+        lengths = [len(next(episode.sampled).tokens) for episode in scored.episodes]
+        self._lengths.observe(asked.index, lengths)
         return scored_group, ended
 
     async def _in_phases(
@@ -172,7 +176,9 @@ class Trips:
         unbegun = GivenUp((0,) * len(request.seeds))
         if oldest < self._oldest:
             raise unbegun
-        answer, group = self._dispatcher.submit(request), request.key.group
+        group = request.key.group
+        expected = self._lengths.expected(self._history.open[group].index)
+        answer = self._dispatcher.submit(request, expected)
         self._others[group] = oldest, answer
         try:
             return await answer
@@ -218,16 +224,18 @@ class Trips:
 
     async def _first_turns(self, request: Request) -> Completed:
         """Returns the answers to the prompt; if an earlier process recorded them, those."""
+        expected = self._lengths.expected(self._history.open[request.key.group].index)
         if not self._section.several_turns:
-            return await self._dispatcher.submit(request)
+            return await self._dispatcher.submit(request, expected)
         group, samples = request.key.group, len(request.seeds)
         if (known := self._turns.first_turns(group, samples)) is not None:
             given = dataclasses.replace(request, context=known[0].given)
             return Completed(given, tuple(turn.sampled for turn in known), ())
         self._turns.forget(group)
-        completed = await self._dispatcher.submit(request)
+        completed = await self._dispatcher.submit(request, expected)
         while not trusted(completed.workers):  # since a moment ago: it must not even be recorded
-            completed = await self._dispatcher.submit(self._again(completed.request))
+            again = self._again(completed.request)
+            completed = await self._dispatcher.submit(again, expected)
         turns = [Turn(completed.request.context, sampled) for sampled in completed.samples]
         self._turns.first_sampled(completed.request.key, turns)
         return completed

@@ -1,4 +1,4 @@
-"""Chooses the worker for a request, and finds the requests that no worker can take."""
+"""Chooses the worker for a request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     """Returns the worker that gets the request; None if no suitable worker has room."""
     request = ticket.request
     size, tokens = len(request.seeds), sequence_tokens(ticket)
-    free = [w for w in ready if not w.assigned or w.assigned + size <= 2 * w.capabilities.slots]
+    free = [w for w in ready if _has_room(w, size)]
     able = [w for w in free if not 0 < w.capabilities.context_tokens < tokens]
     if ticket.failed_on and any(_unfailed(w, ticket) for w in ready):
         able = [w for w in able if _unfailed(w, ticket)]
@@ -43,24 +43,15 @@ def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     return min(able, key=lambda w: w.assigned / w.capabilities.slots)
 
 
+def _has_room(worker: Worker, size: int) -> bool:
+    """True if a worker has idle slots, or at most twice its slots with ``size`` more samples."""
+    slots = worker.capabilities.slots
+    return worker.assigned < slots or worker.assigned + size <= 2 * slots
+
+
 def _unfailed(worker: Worker, ticket: Ticket) -> bool:
     """True if a worker can take a request, and has not failed at it."""
     return takes(worker, ticket) and worker.identity not in ticket.failed_on
-
-
-def without_worker(
-    waiting: Iterable[Ticket], workers: Collection[Worker], longest: int
-) -> list[Ticket]:
-    """Returns the waiting requests that no ready worker can take.
-
-    Args:
-      longest: no request has more ``sequence_tokens``. If some worker takes as many, the requests
-        are not looked at.
-    """
-    ready = [worker for worker in workers if worker.ready]
-    if any(not 0 < worker.capabilities.context_tokens < longest for worker in ready):
-        return []
-    return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
 
 
 def wrong_everywhere(
@@ -77,15 +68,3 @@ def wrong_everywhere(
         if ticket.failed_on - {worker.identity}
         or not any(one.serves(ticket.request.exactly) and takes(one, ticket) for one in others)
     ]
-
-
-def missing_worker(waiting: Collection[Ticket], workers: Collection[Worker]) -> str:
-    """Describes the missing worker that requests wait for, for messages."""
-    longest = max((sequence_tokens(ticket) for ticket in waiting), default=0)
-    limits = [worker.capabilities.context_tokens for worker in workers]
-    if longest and any(limits):
-        return (
-            f"a rollout worker whose engine takes {longest} tokens (those that are there take at "
-            f"most {max(limits)}), for which {len(waiting)} groups wait,"
-        )
-    return f"the return of a rollout worker, for which {len(waiting)} groups wait,"

@@ -6,30 +6,29 @@ import asyncio
 import dataclasses
 import functools
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 
 import grpc
 
 from rlax_plugin.config import Deadlines
-from rlax_plugin.errors import DeadlineError, WorkerError
+from rlax_plugin.errors import WorkerError
 from rlax_plugin.fleet.backlog import Backlog
 from rlax_plugin.fleet.choosing_worker import (
     choose,
     goes_on,
-    missing_worker,
-    sequence_tokens,
     takes,
-    without_worker,
     wrong_everywhere,
 )
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.giving_up import GivingUp
 from rlax_plugin.fleet.growing import take_report
+from rlax_plugin.fleet.missing_worker import MissingWorker
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.replies import all_contributors
 from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.fleet.under_way import UnderWay
+from rlax_plugin.fleet.waiting_requests import WaitingRequests
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.rpc.pieces import Outgoing
@@ -51,11 +50,11 @@ Also the most workers that may be lost before they hold the one version that a g
 class Dispatcher(FleetListener):
     """Assigns waiting requests to workers with room, as many as possible in one call.
 
-    They wait in issue order; one that is issued again goes to the front. A worker is given at most
-    twice its slots, so that it has a backlog but leaves requests for others. A request that is
-    issued again takes along its worker's last report of it, and goes to a worker that has not
-    failed at it if there is one. Requests that need exactly one version wait in a separate queue
-    for the pinned worker, see ``Fleet.pin``.
+    They wait in the order of ``WaitingRequests``. A worker gets requests while it has fewer
+    unfinished samples than slots, and beyond that up to twice its slots, so that it has a backlog
+    but leaves requests for others. A request that is issued again takes along its worker's last
+    report of it, and goes to a worker that has not failed at it if there is one. Requests that need
+    exactly one version wait in a separate queue for the pinned worker, see ``Fleet.pin``.
 
     Args:
       refresher: may change requests that are issued again.
@@ -80,14 +79,14 @@ class Dispatcher(FleetListener):
         decode: Decode | None = None,
     ):
         self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
-        self._refresher, self._pace = refresher or RequestRefresher(), pace
-        self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
+        self._refresher = refresher or RequestRefresher()
+        self._waiting = defaultdict[int | None, WaitingRequests](WaitingRequests)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
         self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
         self.under_way = UnderWay(self._calls.values(), self._waiting.values())
         self._scheduled, self._seen_late, self.backlog = False, "", Backlog()
-        self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
-        self._longest = self.reissued = self.tokens_resumed = self.late = 0
+        self._missing = MissingWorker(self._waiting.values(), fleet.workers, deadlines, pace)
+        self.reissued = self.tokens_resumed = self.late = 0
 
     @property
     def vocabulary(self) -> int:
@@ -95,13 +94,14 @@ class Dispatcher(FleetListener):
         said = (worker.capabilities.vocabulary for worker in self._fleet.workers.values())
         return min((vocabulary for vocabulary in said if vocabulary), default=0)
 
-    def submit(self, request: Request) -> asyncio.Future[Completed]:
+    def submit(self, request: Request, expected_tokens: float = 0.0) -> asyncio.Future[Completed]:
         """Queues a request; the future ends with its answer. Cancelling it ends the generation."""
-        ticket = Ticket(request, asyncio.get_running_loop().create_future())
-        self._longest = max(self._longest, sequence_tokens(ticket))  # of all so far
+        done = asyncio.get_running_loop().create_future()
+        ticket = Ticket(request, done, expected_tokens=expected_tokens)
+        self._missing.watch(ticket)
         self.giving_up.watch(ticket)
         self.backlog.watch(len(request.seeds), ticket.done)
-        self._waiting[request.exactly].append(ticket)
+        self._waiting[request.exactly].add(ticket)
         self.wake()
         return ticket.done
 
@@ -118,6 +118,10 @@ class Dispatcher(FleetListener):
 
     def worker_ready(self, worker: Worker) -> None:
         self.wake()
+
+    def worker_heard(self, worker: Worker) -> None:
+        if self._waiting:  # it may have room for more
+            self.wake()
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
         """Wakes the dispatcher; fails groups whose pinned version no worker can load.
@@ -148,17 +152,13 @@ class Dispatcher(FleetListener):
             self._assign_from(queue, [w for w in workers if w.serves(exactly)])
             if all(ticket.done.done() for ticket in queue):
                 del self._waiting[exactly]
-        self._watch_for_nobody(bool(self._without_worker()))
+        self._missing.look()
 
-    def _without_worker(self) -> list[Ticket]:
-        waiting = (ticket for queue in self._waiting.values() for ticket in queue)
-        return without_worker(waiting, self._fleet.workers.values(), self._longest)
-
-    def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
+    def _assign_from(self, queue: WaitingRequests, ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
         held_back: list[Ticket] = []  # they wait for a worker that has not failed at them
         while queue and ready:
-            ticket = queue.popleft()
+            ticket = queue.take()
             if ticket.done.done():  # cancelled meanwhile
                 continue
             worker = choose(ticket, ready)
@@ -167,13 +167,14 @@ class Dispatcher(FleetListener):
                 if ticket.failed_on or not all(takes(w, ticket) for w in ready):
                     continue
                 break
-            worker.assign(len(ticket.request.seeds))
+            worker.assign(ticket.request)
             ticket.forget_distrusted()
             if not goes_on(worker, ticket):
                 ticket.start_afresh()
             self.tokens_resumed += tokens(ticket.request.resume)
             batches.setdefault(worker.name, []).append(ticket)
-        queue.extendleft(reversed(held_back))
+        for ticket in held_back:
+            queue.add(ticket)
         for name, tickets in batches.items():
             self._begin(Call(self._fleet.workers[name], {t.request.key: t for t in tickets}))
 
@@ -186,23 +187,6 @@ class Dispatcher(FleetListener):
         del self._calls[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             fail(tickets, error)  # nothing that was foreseen, and so nothing to try again
-
-    def _watch_for_nobody(self, nobody: bool) -> None:
-        if not nobody and self._nobody is not None:
-            self._nobody.cancel()
-            self._nobody = None
-        elif nobody and self._nobody is None:
-            deadline_s = self._deadlines.startup_s
-            self._nobody = asyncio.get_running_loop().call_later(deadline_s, self._nobody_came)
-
-    def _nobody_came(self) -> None:
-        self._nobody = None
-        waiting, workers = self._without_worker(), self._fleet.workers.values()
-        deadline_s = self._deadlines.startup_s
-        needed_s = self._pace and self._pace.needed_s("startup_s")
-        what = missing_worker(waiting, workers)
-        fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
-        self.wake()
 
     async def _run(self, call: Call) -> None:
         worker = call.worker
@@ -251,7 +235,7 @@ class Dispatcher(FleetListener):
     @staticmethod
     def _release(worker: Worker, request: Request) -> float:
         """Takes a request off a worker; returns the longest seconds it stood still there."""
-        worker.unassign(len(request.seeds))
+        worker.unassign(request)
         return worker.progress.forget((request.key, request.attempt))
 
     def _stands_still(self, call: Call, ticket: Ticket, still_s: float) -> None:
@@ -357,7 +341,7 @@ class Dispatcher(FleetListener):
     def _issue_again(
         self, worker: Worker, tickets: list[Ticket], error: str, its_fault: bool
     ) -> None:
-        for ticket in reversed(tickets):
+        for ticket in tickets:
             if ticket.done.done():
                 continue
             ticket.losses += 1
@@ -377,7 +361,7 @@ class Dispatcher(FleetListener):
             # The flow knows which version training needs; that of a measurement stays.
             ticket.renew(self._refresher.refreshed(again) if again.exactly is None else again)
             self.reissued += 1
-            self._waiting[ticket.request.exactly].appendleft(ticket)
+            self._waiting[ticket.request.exactly].add(ticket)
             self._refresher.reissued(ticket.request, error)
         # A worker that refuses connections would be called again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
@@ -386,7 +370,7 @@ class Dispatcher(FleetListener):
     async def close(self) -> None:
         """Cancels every open call and every waiting request."""
         await self.giving_up.close()
-        self._watch_for_nobody(False)
+        self._missing.close()
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
@@ -13,12 +12,13 @@ from rlax_plugin.fleet.capabilities import Needs, of_proto
 from rlax_plugin.fleet.fencing import Fence, fences, taken
 from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed
 from rlax_plugin.fleet.newest import NewestVersion
-from rlax_plugin.fleet.progress import Progress, moves_of
+from rlax_plugin.fleet.progress import Progress, moves_of, unfinished_of
 from rlax_plugin.fleet.starting import Starting
+from rlax_plugin.fleet.worker import Worker
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.doors import Connection, connect
+from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.text.harmless import one_line
 
@@ -26,77 +26,6 @@ MAX_NONSENSE = 3
 """Invalid replies after which a process is quarantined: a flipped bit may explain one or two."""
 _MOST_NOTED = 100  # workers that were rejected: what they say of themselves may be anything
 _MOST_WORKERS = 4096  # that are members at once; each has a connection
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One worker, from a registration to its loss; its process may register again.
-
-    Attributes:
-      version: the verified weights that it holds; -1: none of this trainer process.
-      last_seen: time of its last heartbeat by the fleet's clock, in seconds.
-      assigned: samples sent to it and not yet answered.
-      requests: number of requests that these samples belong to.
-      keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
-      kept: the version that it reports to keep; -1: none.
-      progress: of the requests that it was sent.
-      capabilities: of its engine.
-      lost: the reason of its loss; empty while it is a member.
-      trusted: False once its weights were wrong, or a reply was invalid.
-      incarnation: number of its start among those of its name, see ``fencing``; 0: not numbered.
-      fenced: True once a later start of it has registered; what is still read from it is void.
-    """
-
-    name: str
-    address: str
-    capabilities: Capabilities
-    version: int
-    process: str
-    connection: Connection
-    stub: rpc.RolloutStub
-    last_seen: float
-    progress: Progress
-    draining: bool = False
-    assigned: int = 0
-    requests: int = 0
-    keep: int = -1
-    kept: int = -1
-    lost: str = ""
-    trusted: bool = True
-    incarnation: int = 0
-    fenced: bool = False
-    figures: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def slots(self) -> int:
-        """Sequences that it decodes at once."""
-        return self.capabilities.slots
-
-    @property
-    def ready(self) -> bool:
-        """True if groups may be sent to it: it holds weights and is not about to leave."""
-        return self.version >= 0 and not self.draining
-
-    def serves(self, exactly: int | None) -> bool:
-        """True if it takes groups of exactly this version, or (None) of any recent enough one."""
-        if exactly is None:
-            return self.ready and self.keep < 0 and self.kept < 0
-        return self.ready and self.keep == self.kept == exactly
-
-    @property
-    def identity(self) -> Identity:
-        """Name and process; they identify its process even among those of the same name."""
-        return self.name, self.process
-
-    def assign(self, samples: int) -> None:
-        """Counts a group that is sent to it."""
-        self.assigned += samples
-        self.requests += 1
-
-    def unassign(self, samples: int) -> None:
-        """Takes off a group that it has answered, or will never answer."""
-        self.assigned -= samples
-        self.requests -= 1
 
 
 class FleetListener:
@@ -243,7 +172,7 @@ class Fleet(rpc.FleetServicer):
             known, fenced = worker is not None, self._fenced(request)
             return pb.HeartbeatReply(known=known, stop=self.stopping, fenced=fenced)
         # A garbled heartbeat raises here: it is none, and a worker that sends no others is silent.
-        moves = moves_of(request.progress)
+        moves, unfinished = moves_of(request.progress), unfinished_of(request.progress)
         if why := self.newest.rejection(request.version, request.pin):
             self.lose(worker, why)
             return pb.HeartbeatReply(known=False)
@@ -260,6 +189,7 @@ class Fleet(rpc.FleetServicer):
         worker.kept = request.pin if request.HasField("pin") else -1
         worker.figures = figures(request.figures)
         worker.progress.heard(moves, elapsed_s)
+        worker.heard_unfinished(unfinished)
         self._appoint()
         if worker.ready and (worker.ready, worker.kept) != before:
             self._tell_ready(worker)
@@ -267,7 +197,7 @@ class Fleet(rpc.FleetServicer):
             listener.worker_heard(worker)
         reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.newest.number)
         # What it has been sent for training may need newer weights: that ends first.
-        if worker.keep >= 0 and (worker.kept == worker.keep or not worker.assigned):
+        if worker.keep >= 0 and (worker.kept == worker.keep or not worker.requests):
             reply.pin = worker.keep
         return reply
 

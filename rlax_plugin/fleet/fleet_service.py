@@ -14,7 +14,7 @@ import grpc
 from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.identities import Identity
 from rlax_plugin.fleet.package_versions import PackageVersions
-from rlax_plugin.fleet.progress import moves_of
+from rlax_plugin.fleet.progress import moves_of, unfinished_of
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Callers, current_caller
@@ -71,6 +71,7 @@ class FleetService(rpc.FleetServicer):
         await self._of_itself(request, context)
         try:
             moves_of(request.progress)
+            unfinished_of(request.progress)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return await self._fleet.Heartbeat(request, context)

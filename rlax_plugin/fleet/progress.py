@@ -33,6 +33,22 @@ class _Watched:
     expired: bool = False
 
 
+def unfinished_of(told: Iterable[pb.Progress]) -> dict[Attempt, int]:
+    """Returns a heartbeat's numbers of unfinished samples, of the requests that it has some for.
+
+    Raises:
+      ValueError: a key in it is malformed, or a number is negative.
+    """
+    found = {
+        (key_from_proto(one.key), one.attempt): one.unfinished
+        for one in told
+        if one.HasField("unfinished")
+    }
+    if min(found.values(), default=0) < 0:
+        raise ValueError(f"{min(found.values())} unfinished samples")
+    return found
+
+
 def moves_of(told: Iterable[pb.Progress]) -> dict[Attempt, int]:
     """Returns a heartbeat's progress in the form that ``Progress.heard`` takes.
 

@@ -53,6 +53,8 @@ class Ticket:
       failed_on: identities of the workers that failed at it.
       failures: times a worker failed at it, or was lost before it held the version it needs.
       losses: times it was issued again by this process, for any reason.
+      expected_tokens: mean length that its samples are expected to have; 0: unknown.
+      number: its place among the requests that came to its queue; -1: it has not been there.
       since: Unix time at which this process issued it first.
     """
 
@@ -65,6 +67,8 @@ class Ticket:
     failed_on: set[tuple[str, str]] = field(default_factory=set)
     failures: int = 0
     losses: int = 0
+    expected_tokens: float = 0.0
+    number: int = -1
 
     @property
     def attempt(self) -> Attempt:

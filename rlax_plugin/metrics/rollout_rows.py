@@ -10,6 +10,15 @@ ROLLOUT_ROWS: tuple[Row, ...] = (
     ("samples", "samples", "number of samples of groups scored since the last step"),
     ("tokens", "tokens", "number of generated tokens of groups scored since the last step"),
     ("workers", "workers", "number of workers registered at the end of the step"),
+    (
+        "slots_used",
+        "fraction",
+        "fraction of the slots that generated a token, over the decode steps that the workers' "
+        "heartbeats have reported since the last step. Time in which a worker decodes nothing does "
+        "not count",
+        "steps after which heartbeats report decode steps of an engine that counts them, as "
+        "`jetstream` does",
+    ),
     ("stream_bytes", "bytes", "bytes of versions that workers received last", _STREAMED),
     ("stream_s", "s", "longest time in which a worker received its own", _STREAMED),
     (

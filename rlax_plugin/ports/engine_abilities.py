@@ -91,6 +91,22 @@ class ProgressReporter(Protocol):
 
 
 @runtime_checkable
+class SampleCounter(Protocol):
+    """An engine that reports the samples that still need a slot.
+
+    Its worker then gets further requests when samples have ended, although their requests are not
+    complete. Without this ability, one long sample keeps the room of its whole request.
+    """
+
+    def unfinished(self) -> Mapping[Attempt, int]:
+        """The number of unfinished samples of each open request, by its key and attempt.
+
+        Called with each heartbeat, on the event loop; it must not block.
+        """
+        ...
+
+
+@runtime_checkable
 class RequestCanceller(Protocol):
     """An engine that can end requests that are no longer trainable; otherwise they run on."""
 
@@ -189,6 +205,7 @@ ENGINE_ABILITIES = (
     TokenScorer,
     GreedyDecoder,
     ProgressReporter,
+    SampleCounter,
     RequestCanceller,
     PreparableEngine,
     PreparationReporter,

@@ -289,14 +289,16 @@ class RegisterReply(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., name_taken: _Optional[bool] = ..., unfit: _Optional[bool] = ..., other_versions: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("key", "attempt", "moves")
+    __slots__ = ("key", "attempt", "moves", "unfinished")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     key: Key
     attempt: int
     moves: int
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
+    unfinished: int
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ..., unfinished: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker", "version", "figures", "draining", "process", "pin", "progress", "capabilities")

@@ -193,6 +193,10 @@ class ScriptedEngine(RolloutEngine):
         """See ``RolloutEngine``: a running request's tokens; for a waiting one, all tokens."""
         return {a: o.tokens if o.begun else self._tokens_total for a, o in self._asked.items()}
 
+    def unfinished(self) -> dict[Attempt, int]:
+        """See ``RolloutEngine``."""
+        return {a: sum(s.unfinished for s in o.samples) for a, o in self._asked.items()}
+
     def give_up(self, unwanted: Collection[Attempt], oldest: int) -> dict[Attempt, tuple[int, ...]]:
         """See ``RolloutEngine``."""
         found: dict[Attempt, tuple[int, ...]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.engine_abilities import ProgressReporter
+from rlax_plugin.ports.engine_abilities import ProgressReporter, SampleCounter
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_to_proto
@@ -31,11 +31,14 @@ class ProgressReport:
     total is known: if it generates or delivers anything, or loads weights, which may keep it from
     generating, all of its requests count as progressing. A request whose weights are being loaded
     progresses: the loading has deadlines of its own.
+
+    A ``SampleCounter`` gives the number of unfinished samples of each request.
     """
 
     def __init__(self, engine: RolloutEngine):
         self._engine = engine
         self._reporter = engine if isinstance(engine, ProgressReporter) else None
+        self._counter = engine if isinstance(engine, SampleCounter) else None
         self._seen: dict[tuple[Key, int], _Seen] = {}
 
     def take(
@@ -55,6 +58,7 @@ class ProgressReport:
           loading: True while weights are being loaded.
         """
         own = None if self._reporter is None else self._reporter.progress()
+        unfinished = {} if self._counter is None else self._counter.unfinished()
         common = (*_generated(health), delivered)
         seen: dict[tuple[Key, int], _Seen] = {}
         for request in requests:
@@ -66,7 +70,12 @@ class ProgressReport:
             one.figure = figure
         self._seen = seen
         return [
-            pb.Progress(key=key_to_proto(key), attempt=attempt, moves=one.moves)
+            pb.Progress(
+                key=key_to_proto(key),
+                attempt=attempt,
+                moves=one.moves,
+                unfinished=unfinished.get((key, attempt)),
+            )
             for (key, attempt), one in seen.items()
         ]
 

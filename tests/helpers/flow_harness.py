@@ -123,7 +123,7 @@ class Answers:
         self.oldest = 0
         self.workers: dict[str, Process] = {}  # by name, of the process that lives now
 
-    def submit(self, request):
+    def submit(self, request, expected_tokens=0.0):
         future = asyncio.get_running_loop().create_future()
         first = request.key.sample is None
         waiting, place = (self.open, request.key.group) if first else (self.later, request.key)

@@ -52,7 +52,7 @@ class ScriptedSlots:
         self.max_new_tokens = max_new_tokens
         self.vocabulary = 10**6 + 1000
         self.rounds_caches = False
-        self.steps_total = self.tokens_total = 0
+        self.steps_total = self.slot_steps_total = self.tokens_total = 0
         self.prefill_tokens_total = self.prefill_computed_total = 0
         self.log, self.running = [], {}
         self.gate, self.decoding = threading.Event(), threading.Event()
@@ -99,6 +99,7 @@ class ScriptedSlots:
             if stop_when_free and done:
                 break
             for sample in self.running.values():
+                self.slot_steps_total += not sample.ended
                 sample.generated += not sample.ended
             steps += 1
             done = self._ended()

@@ -65,7 +65,7 @@ class BigramSlots:
         self.slots, self.max_prompt_tokens = rollouts.slots, rollouts.max_prompt_tokens
         self.max_new_tokens = rollouts.max_new_tokens
         self.vocabulary, self.rounds_caches = VOCABULARY, False
-        self.steps_total = self.tokens_total = 0
+        self.steps_total = self.slot_steps_total = self.tokens_total = 0
         self.prefill_tokens_total = self.prefill_computed_total = 0
         self._config, self._running = config, {}
 
@@ -102,6 +102,7 @@ class BigramSlots:
                 sample.generate(weights)
             steps += 1
             self.tokens_total += len(going)
+            self.slot_steps_total += len(going)
         self.steps_total += steps
         ended = [slot for slot, sample in self._running.items() if sample.ended]
         generated = self.read(ended)

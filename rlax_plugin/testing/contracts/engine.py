@@ -18,6 +18,7 @@ from rlax_plugin.ports.engine_abilities import (
     PreparableEngine,
     ProgressReporter,
     RequestCanceller,
+    SampleCounter,
     TokenScorer,
 )
 from rlax_plugin.ports.protocols import RolloutEngine
@@ -248,6 +249,10 @@ class _Scenarios:
                 if isinstance(engine, ProgressReporter):
                     key, found = (wanted.key, wanted.attempt), engine.progress()
                     require(key in found, f"progress() says nothing of {key}: {found}")
+                if isinstance(engine, SampleCounter):
+                    left = engine.unfinished().get((wanted.key, wanted.attempt))
+                    size = len(wanted.seeds)
+                    require(left == size, f"unfinished() says {left} of {size} that wait")
                 await take_version(engine, self._new)
                 (samples,) = (await waiting).values()
                 check_group(wanted, samples, self._new.version, capabilities_of(engine))

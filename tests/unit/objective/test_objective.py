@@ -135,7 +135,7 @@ def test_a_step_without_trained_tokens_is_zero_not_nan():
 def test_overrides_replace_single_slots_of_the_preset():
     slots = slots_of("dapo", grad_1={"name": "clipped_ratio", "high": 0.5})
     assert (slots.grad_1.low, slots.grad_1.high) == (0.2, 0.5)
-    assert slots.aggregation is rlax_objectives.aggregations.token_mean
+    assert slots.aggregation == rlax_objectives.aggregations.TokenMean.model_validate({})
     assert slots_of("dapo").grad_1.high == 0.28
     # kl and overlong are merged key by key.
     assert slots_of("dapo", overlong={"buffer_tokens": 2}).algorithm.overlong.penalty == 1

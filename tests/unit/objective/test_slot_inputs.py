@@ -170,3 +170,10 @@ def test_advantages_see_turns_parts_and_step():
         assert outcomes.turns_nt.tolist() == [[1, 1, 0], [1, 2, 2], [1, 0, 0]]
         assert outcomes.parts_np.tolist() == [[1, 4], [-1, 0], [0, 0]]
         assert outcomes.step == 5
+
+
+def test_advantages_may_differ_between_the_turns_of_a_sample():
+    first, second = of_groups(lambda outcomes: 1.0 * outcomes.turns_nt, groups())
+    # The trajectories of b are two turns; the sample without a score gets 0.
+    assert first.tolist() == [[1, 1, 0], [1, 2, 2], [0, 0, 0]]
+    assert second.tolist() == [[1, 0, 0]]
