@@ -26,6 +26,7 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
+from maxtext_overrides.trainer import output_head
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
 
@@ -87,6 +88,40 @@ def of_training(config: Config) -> TrainingMemory:
         laid_out=sum(_laid_out(config, weights).values()) if config.scan_layers else 0,
         gathered=_gathered(config, weights),
         shapes={name: tuple(value.shape) for name, value in weights.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CriticMemory:
+    """The memory that a critic needs; see ``trainer.value_model``.
+
+    Attributes:
+      parameters: number of trained parameters.
+      weights: bytes of the parameters.
+      gradients: bytes; with accumulation those of a micro-batch and their sum.
+      layer_inputs: see ``TrainingMemory``.
+    """
+
+    parameters: int
+    weights: int
+    gradients: int
+    layer_inputs: int
+
+
+def of_critic(config: Config) -> CriticMemory:
+    """Returns the memory of a critic.
+
+    Raises:
+      Exception: as ``of_training``.
+    """
+    model = abstract_model(config, "train")
+    state = nnx.state(output_head.without_output_layer(model), nnx.Param)
+    weights = _bytes(state)
+    return CriticMemory(
+        parameters=sum(x.size for x in jax.tree.leaves(state)) + int(config.emb_dim) + 1,
+        weights=weights,
+        gradients=weights * (2 if config.gradient_accumulation_steps > 1 else 1),
+        layer_inputs=_layer_inputs(config),
     )
 
 

@@ -36,6 +36,19 @@ def target_logprobs_of(
     return make_outputs_fn(model.config, temperature)(model, data).logprobs_bt
 
 
+def padded(arrays: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    """Returns arrays [rows, length, ...] with empty rows at their end.
+
+    Args:
+      arrays: name -> array of at most ``rows`` rows.
+    """
+    short = {name: rows - len(array) for name, array in arrays.items()}
+    return {
+        name: np.pad(a, [(0, short[name])] + [(0, 0)] * (a.ndim - 1)) if short[name] else a
+        for name, a in arrays.items()
+    }
+
+
 class BatchScores:
     """Computes outputs of the model for a batch under given weights, one micro-batch at a time.
 

@@ -92,4 +92,5 @@ class Training:
             "arrays": ARRAYS | self.signals.device_arrays,
             "objective": make_loss(self.slots, terms),
             "outputs": {name for term in terms.values() for name in term.outputs},
+            "frozen_updates": self.signals.warm_up_steps * self.slots.updates_per_step,
         }

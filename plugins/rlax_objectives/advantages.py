@@ -125,12 +125,15 @@ class BatchNormalised(Whitening):
 class Gae(Whitening):
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = R_t + gamma V_{t+1} - V_t, then whitened.
 
-    GAE, https://arxiv.org/abs/1506.02438. R_t is the reward of token t, and V_t its value, which a
-    critic estimates. The reward of the sample is added to its last token, and the value after that
-    token is 0. A critic is a signal of a plug-in, which rlax.signals lists. Without one, the
-    advantage of a token before whitening is the reward of the sample plus all rewards of this and
-    all later tokens, those of turns and of KL included, and gamma and lam must be 1.
-    ``evaluate_objective`` takes values as an argument.
+    GAE, https://arxiv.org/abs/1506.02438. R_t is the reward of token t, and V_t the value of the
+    state before it, which a critic estimates. Tokens are the sampled ones of a sample in the order
+    in which they were answered, over all its turns and trajectories. The reward of the sample is
+    added to its last token. The value after that token is 0; for a truncated sample, unless
+    ``truncated`` is end, it is the critic's. A critic is a signal, which rlax.signals lists, such
+    as critic or value_head. It learns the returns A_t + V_t, before whitening, with critic_lam as
+    lambda. Without a critic, the advantage of a token before whitening is the reward of the sample
+    plus all rewards of this and all later tokens, those of turns and of KL included, and gamma and
+    lam must be 1. ``evaluate_objective`` takes values as an argument.
     """
 
     gamma: Fraction = Field(1.0, description="discount factor per token")
@@ -138,6 +141,17 @@ class Gae(Whitening):
         1.0,
         description="lambda of GAE: with 1, A is returns minus values; with 0, one-step "
         "differences",
+    )
+    critic_lam: Fraction | None = Field(
+        None,
+        description="lambda of the returns that the critic learns; with 1, they are the rewards "
+        "to come; null: lam",
+    )
+    truncated: Literal["bootstrap", "end"] = Field(
+        "bootstrap",
+        description="value after the last token of a truncated sample: bootstrap: the critic's, "
+        "as if the sample went on; end: 0, as after any other sample, so that its reward is all "
+        "that it gets",
     )
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:
@@ -148,20 +162,31 @@ class Gae(Whitening):
                     raise ConfigError(key, value, "must be 1 without the values of a critic")
             advantages_nt = outcomes.returns_nt
         else:
-            advantages_nt = self._estimated(outcomes, outcomes.values_nt)
+            advantages_nt = self._estimated(outcomes, outcomes.values_nt, self.lam)
         return self.whitened(advantages_nt, outcomes)
 
-    def _estimated(self, outcomes: Outcomes, values_nt: np.ndarray) -> np.ndarray:
+    def returns(self, outcomes: Outcomes) -> np.ndarray:
+        """Returns what the critic learns, float64 [n, t]: its values plus their advantages."""
+        if outcomes.values_nt is None:
+            return outcomes.returns_nt
+        lam = self.lam if self.critic_lam is None else self.critic_lam
+        values_nt = np.where(outcomes.mask_nt, outcomes.values_nt, 0.0)
+        return values_nt + self._estimated(outcomes, values_nt, lam)
+
+    def _estimated(self, outcomes: Outcomes, values_nt: np.ndarray, lam: float) -> np.ndarray:
         mask_nt = outcomes.mask_nt
         samples, longest = mask_nt.shape
+        every_n = np.arange(samples)
         rewards_nt = np.zeros(mask_nt.shape)
         if outcomes.token_rewards_nt is not None:
             rewards_nt += outcomes.token_rewards_nt
-        rewards_nt[np.arange(samples), outcomes.lengths_n - 1] += outcomes.rewards_n
+        rewards_nt[every_n, outcomes.lengths_n - 1] += outcomes.rewards_n
         values_nt = np.pad(np.where(mask_nt, values_nt, 0.0), ((0, 0), (0, 1)))
+        if self.truncated == "bootstrap" and outcomes.final_values_n is not None:
+            values_nt[every_n, outcomes.lengths_n] = outcomes.final_values_n
         advantages_nt, running_n = np.zeros(mask_nt.shape), np.zeros(samples)
         for t in reversed(range(longest)):
             delta_n = rewards_nt[:, t] + self.gamma * values_nt[:, t + 1] - values_nt[:, t]
-            running_n = np.where(mask_nt[:, t], delta_n + self.gamma * self.lam * running_n, 0.0)
+            running_n = np.where(mask_nt[:, t], delta_n + self.gamma * lam * running_n, 0.0)
             advantages_nt[:, t] = running_n
         return advantages_nt

@@ -49,6 +49,8 @@ HOST_ARRAYS: dict[str, ArraySpec] = {
     # The token's place in time among the sampled tokens of its episode, from 1: trajectories lie in
     # different rows, in any order, and an environment may go from one to another and back.
     "rl_place": _INT32,
+    # 1 on these tokens if their episode was cut at a limit.
+    "rl_truncated": _INT32,
 }
 TOKEN_REWARDS = "rl_token_rewards"
 """float64, reward given at a token.
@@ -208,6 +210,7 @@ def build_arrays(
                         ("rl_episode", episode_number),
                         ("rl_rewards", score.at_the_end),
                         ("rl_place", own_place_t),
+                        ("rl_truncated", episode.truncated),
                     ):
                         arrays[name][row, begin:at] = values
     return arrays

@@ -24,7 +24,7 @@ import numpy as np
 from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective import combinations, diagnostics, terms
-from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
+from rlax_plugin.objective.advantages import AdvantageSlot, LengthPenalised, Outcomes
 from rlax_plugin.objective.inputs import Ratio, SlotMetrics, TokenInputs, TokenOutputs
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
@@ -199,12 +199,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Ob
         key: part(kind, choice, f"rlax.objective.{key}") for key, kind, choice in choices(algorithm)
     }
     combinations.check(section, algorithm, built)
-    advantage, most = built["advantage"], section.sampled_tokens
-
-    def advantages(outcomes: Outcomes) -> Any:
-        rewards_n = shaped(outcomes.rewards_n, outcomes.lengths_n, algorithm.overlong, most)
-        return advantage(replace(outcomes, rewards_n=rewards_n))
-
+    advantages = LengthPenalised(built["advantage"], algorithm.overlong, section.sampled_tokens)
     return ObjectiveSlots(
         built["aggregation"],
         advantages,
