@@ -226,7 +226,7 @@ class MaxTextValueModel:
             trees = (jax.tree.unflatten(structure, column) for column in zip(*found, strict=True))
             return Trained(*trees, count)
 
-        return jax.jit(moved, donate_argnums=(0, 1))
+        return jax.jit(moved, donate_argnums=0)
 
     def save(self, path: str) -> None:
         """See ``ValueModel``; the format is Orbax's."""

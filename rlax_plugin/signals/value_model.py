@@ -11,7 +11,7 @@ import numpy as np
 from rlax_plugin.signals.learner import Optimizer
 
 ValueLoss = Callable[[Any, Mapping[str, Any]], tuple[Any, Mapping[str, Any]]]
-"""Maps (values, float32 [rows, length]; arrays of these rows) to a sum to minimise and further sums.
+"""Maps (values, float32 [rows, length]; arrays of these rows) to a sum to minimise, and others.
 
 It is traced by JAX, often over a micro-batch."""
 
