@@ -239,7 +239,8 @@ class MaxTextValueModel:
         """See ``ValueModel``."""
         from orbax import checkpoint as ocp
 
-        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(self._trained))
+        own = _named(self._trained)
+        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, own)
         try:
             with ocp.StandardCheckpointer() as checkpointer:
                 found = checkpointer.restore(path, like)
@@ -248,7 +249,7 @@ class MaxTextValueModel:
                 f"{path} cannot be read as the state of this critic: {error}"
             ) from error
         structure = jax.tree.structure(self._trained)
-        self._trained = jax.tree.unflatten(structure, [found[name] for name in like])
+        self._trained = jax.tree.unflatten(structure, [found[name] for name in own])
 
 
 def _named(trained: Trained) -> dict[str, jax.Array]:
