@@ -8,7 +8,7 @@ import pytest
 from rlax_maxtext.critic.loss import value_loss
 from rlax_maxtext.critic.model_config import critic_config
 from rlax_maxtext.model_view import MaxTextView
-from tiny_loop import LENGTH, ROWS, TINY, batch, configure, train
+from tiny_loop import LENGTH, ROWS, TINY, Recorder, batch, configure, train
 
 from maxtext_overrides.trainer.value_model import MaxTextValueModel
 from maxtext_overrides.variables import published
@@ -38,8 +38,14 @@ WEIGHT = float(learned()["weights"].sum())
 
 
 @pytest.fixture(scope="module")
-def loop(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("policy"), "steps=1").loop
+def trained(tmp_path_factory):
+    """A policy after one step."""
+    return train(tmp_path_factory.mktemp("policy"), "steps=1")
+
+
+@pytest.fixture(scope="module")
+def loop(trained):
+    return trained.loop
 
 
 def model_of(loop, choice=POLICY, *argv):
@@ -200,3 +206,17 @@ def test_a_critic_of_another_size_starts_from_scratch_or_from_its_own_checkpoint
     ):
         with pytest.raises(ConfigError, match=message):
             model_of(loop, replace(small, keys=keys))
+
+
+def test_a_frozen_policy_keeps_its_bits_and_begins_to_learn_afterwards(trained, tmp_path):
+    """Weight decay alone would move it; the schedule of its learning rate waits too."""
+    later = Recorder(batches=lambda step: batch(max(1, step - 1)))
+    train(tmp_path, "steps=2", recorder=later, frozen_updates=1)
+    first, frozen, moved = (jax.device_get(later.weights[version]) for version in range(3))
+    for name, array in jax.device_get(trained.weights[1]).items():
+        assert frozen[name].tobytes() == first[name].tobytes(), name
+        np.testing.assert_allclose(moved[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert (moved[name] != first[name]).any(), name
+    steps = (later.metrics[1], later.metrics[2], trained.metrics[1])
+    rates = [float(step["learning/current_learning_rate"]) for step in steps]
+    assert rates[0] == 0 < rates[1] == rates[2]
