@@ -10,7 +10,7 @@ from maxtext_overrides.config.loading import Config
 from rlax_plugin.api import ConfigError, ResolvedConfig
 
 # The critic reads the policy's batches on the policy's devices.
-_SHARED = ("vocab_size", "max_target_length", "global_batch_size_to_train_on", "mesh_axes")
+_SHARED = ("vocab_size", "max_target_length", "mesh_axes")
 # It has no output layer, and nothing predicts tokens.
 _NO_OUTPUT = {"num_vocab_tiling": 1, "mtp_num_layers": 0}
 
