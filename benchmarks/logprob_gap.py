@@ -98,7 +98,7 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
     # As for two updates per step: log pi_old is computed by a forward pass before the first.
     slots = ObjectiveSlots(*[None] * 5, (), Algorithm(old_policy="proximal"), updates_per_step=2)
     section = config.rlax.model_copy(update={"objective": Objective(mini_batches=2)})
-    logprobs = BatchScores(config, section.rollouts.temperature)
+    logprobs = BatchScores(config, section.rollouts.only_temperature)
     old_policy = OldPolicy(slots, section, logprobs, offload=False)
     batch: dict[str, np.ndarray] = {}
     steps: list[tuple[float, np.ndarray]] = []

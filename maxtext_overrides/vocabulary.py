@@ -30,6 +30,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from rlax_plugin.objective.loss import TokenOutputs
 
+Temperature = float | jax.Array
+"""A divisor of logits, above 0: of all of them, or float32 [rows, length]."""
+
 
 class _Part(NamedTuple):
     """The outputs for a part of the vocabulary by itself, float32 [rows, length]."""
@@ -77,8 +80,31 @@ class _Part(NamedTuple):
         return TokenOutputs(self.target_bt - self.log_z_bt, self.entropy_bt)
 
 
-def _scaled(logits_btw: jax.Array, temperature: float) -> jax.Array:
-    return logits_btw.astype(jnp.float32) / temperature
+@jax.tree_util.register_static
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A temperature that is part of the compiled program, rather than an argument of it."""
+
+    value: float
+
+
+def _argument(temperature: Temperature) -> Any:
+    """Returns a temperature as the differentiated functions take it."""
+    return temperature if isinstance(temperature, jax.Array) else _Constant(temperature)
+
+
+def _value(argument: Any) -> Temperature:
+    return argument.value if isinstance(argument, _Constant) else argument
+
+
+def _saved(argument: Any) -> Any:
+    """Returns the argument of a forward pass, as ``_value`` takes it in the backward pass."""
+    return argument if isinstance(argument, _Constant) else argument.value
+
+
+def _scaled(logits_btw: jax.Array, temperature: Temperature) -> jax.Array:
+    divisor = temperature[..., None] if isinstance(temperature, jax.Array) else temperature
+    return logits_btw.astype(jnp.float32) / divisor
 
 
 def _logits_cotangent(
@@ -86,7 +112,7 @@ def _logits_cotangent(
     position_bt: jax.Array,
     whole: _Part,
     cotangents: TokenOutputs,
-    temperature: float,
+    temperature: Temperature,
 ) -> jax.Array:
     """Returns the cotangent of some of the logits; a result that no loss uses costs nothing."""
     log_p_btw = _scaled(logits_btw, temperature) - whole.log_z_bt[..., None]
@@ -103,33 +129,38 @@ def _logits_cotangent(
     return cotangent_btw.astype(logits_btw.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def dense_outputs(logits_btv: jax.Array, targets_bt: jax.Array, temperature: float) -> TokenOutputs:
+def dense_outputs(
+    logits_btv: jax.Array, targets_bt: jax.Array, temperature: Temperature
+) -> TokenOutputs:
     """Returns log-prob of the targets and entropy.
 
     Args:
       logits_btv: any float dtype; the only array of this size kept for the backward pass.
       targets_bt: int32 [rows, length].
-      temperature: above 0.
+      temperature: of all tokens, or [rows, length]; without gradient.
     """
-    return _Part.of(_scaled(logits_btv, temperature), targets_bt, None).outputs
+    return _dense(logits_btv, targets_bt, _argument(temperature))
 
 
-def _dense_forward(logits: Any, targets: Any, temperature: float) -> tuple[TokenOutputs, Any]:
-    whole = _Part.of(_scaled(logits.value, temperature), targets.value, None)
-    return whole.outputs, (logits.value, targets.value, whole)
+@jax.custom_vjp
+def _dense(logits_btv: jax.Array, targets_bt: jax.Array, temperature: Any) -> TokenOutputs:
+    return _Part.of(_scaled(logits_btv, _value(temperature)), targets_bt, None).outputs
 
 
-def _dense_backward(
-    temperature: float, saved: Any, cotangents: TokenOutputs
-) -> tuple[jax.Array, None]:
-    logits_btv, targets_bt, whole = saved
+def _dense_forward(logits: Any, targets: Any, temperature: Any) -> tuple[TokenOutputs, Any]:
+    whole = _Part.of(_scaled(logits.value, temperature.value), targets.value, None)
+    return whole.outputs, (logits.value, targets.value, _saved(temperature), whole)
+
+
+def _dense_backward(saved: Any, cotangents: TokenOutputs) -> tuple[jax.Array, None, None]:
+    logits_btv, targets_bt, temperature, whole = saved
     # Or XLA would store p for both passes instead of computing it in each: twice the time on CPU.
     whole = jax.lax.optimization_barrier(whole)
-    return _logits_cotangent(logits_btv, targets_bt, whole, cotangents, temperature), None
+    divisor = _value(temperature)
+    return _logits_cotangent(logits_btv, targets_bt, whole, cotangents, divisor), None, None
 
 
-dense_outputs.defvjp(_dense_forward, _dense_backward, symbolic_zeros=True)
+_dense.defvjp(_dense_forward, _dense_backward, symbolic_zeros=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +243,12 @@ class _Tiles:
         return jnp.where(inside_bt, shard_bt * self.width + entry_bt - start, -1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 4))
 def tiled_outputs(
     head: Head,
     hidden_bte: jax.Array,
     weights: jax.Array,
     targets_bt: jax.Array,
-    temperature: float,
+    temperature: Temperature,
 ) -> TokenOutputs:
     """Returns ``dense_outputs`` of ``head.logits(hidden_bte, weights)`` without storing all logits.
 
@@ -227,17 +257,28 @@ def tiled_outputs(
       hidden_bte: input of the head, any float dtype.
       weights: weights of the head; ``head.shards`` must divide the vocabulary.
       targets_bt: int32 [rows, length].
-      temperature: above 0.
+      temperature: see ``dense_outputs``.
     """
-    return _tiled(head, hidden_bte, weights, targets_bt, temperature).outputs
+    return _tiled(head, hidden_bte, weights, targets_bt, _argument(temperature))
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _tiled(
     head: Head,
     hidden_bte: jax.Array,
     weights: jax.Array,
     targets_bt: jax.Array,
-    temperature: float,
+    temperature: Any,
+) -> TokenOutputs:
+    return _merged(head, hidden_bte, weights, targets_bt, _value(temperature)).outputs
+
+
+def _merged(
+    head: Head,
+    hidden_bte: jax.Array,
+    weights: jax.Array,
+    targets_bt: jax.Array,
+    temperature: Temperature,
 ) -> _Part:
     tiles = _Tiles.of(head, weights)
 
@@ -250,18 +291,18 @@ def _tiled(
 
 
 def _tiled_forward(
-    head: Head, hidden: Any, weights: Any, targets: Any, temperature: float
+    head: Head, hidden: Any, weights: Any, targets: Any, temperature: Any
 ) -> tuple[TokenOutputs, Any]:
     arrays = (hidden.value, weights.value, targets.value)
-    whole = _tiled(head, *arrays, temperature)
-    return whole.outputs, (*arrays, whole)
+    whole = _merged(head, *arrays, temperature.value)
+    return whole.outputs, (*arrays, _saved(temperature), whole)
 
 
 def _tiled_backward(
-    head: Head, temperature: float, saved: Any, cotangents: TokenOutputs
-) -> tuple[jax.Array, jax.Array, None]:
-    hidden_bte, weights, targets_bt, whole = saved
-    tiles = _Tiles.of(head, weights)
+    head: Head, saved: Any, cotangents: TokenOutputs
+) -> tuple[jax.Array, jax.Array, None, None]:
+    hidden_bte, weights, targets_bt, argument, whole = saved
+    tiles, temperature = _Tiles.of(head, weights), _value(argument)
 
     def with_tile(tile: jax.Array, gradients: tuple[Any, Any]) -> tuple[Any, Any]:
         by_hidden_bte, by_weights = gradients
@@ -276,7 +317,8 @@ def _tiled_backward(
 
     zeros = (jnp.zeros(hidden_bte.shape, jnp.float32), jnp.zeros_like(tiles.weights))
     by_hidden_bte, by_weights = jax.lax.fori_loop(0, tiles.count, with_tile, zeros)
-    return by_hidden_bte.astype(hidden_bte.dtype), by_weights.reshape(weights.shape), None
+    by_hidden_bte = by_hidden_bte.astype(hidden_bte.dtype)
+    return by_hidden_bte, by_weights.reshape(weights.shape), None, None
 
 
-tiled_outputs.defvjp(_tiled_forward, _tiled_backward, symbolic_zeros=True)
+_tiled.defvjp(_tiled_forward, _tiled_backward, symbolic_zeros=True)

@@ -13,20 +13,10 @@ from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, DecodeSlots, Prefil
 from rlax_plugin.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.batching.waited_for import AllWaitedFor, WaitedFor
-from rlax_plugin.config import (
-    INT32_MAX,
-    Choice,
-    NonNegativeInt,
-    NoOptions,
-    PathText,
-    PositiveInt,
-    Processes,
-    RlaxSection,
-    Rollouts,
-    Seconds,
-    Section,
-)
+from rlax_plugin.config import Choice, NoOptions, PathText, RlaxSection, Rollouts, Section
+from rlax_plugin.config.base import INT32_MAX, NonNegativeInt, PositiveInt, Processes, Seconds
 from rlax_plugin.config.loading import ResolvedConfig, load_section
+from rlax_plugin.config.schedules import Scheduled, first_above, value_at
 
 # Errors, and words for their messages.
 from rlax_plugin.errors import (
@@ -47,19 +37,21 @@ from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, Tr
 # Objectives.
 from rlax_plugin.objective.advantages import Outcomes, completions, of_batch, per_group
 from rlax_plugin.objective.arrays import ArraySpec
-from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.objective.batches import ARRAYS, device_arrays
 from rlax_plugin.objective.inputs import TokenInputs, TokenOutputs
 from rlax_plugin.objective.loss import (
-    Aggregation,
     ObjectiveSlots,
     Ratio,
     loss_weight,
     make_loss,
+    own_terms,
     resolve,
 )
 from rlax_plugin.objective.presets import Preset, presets_from_yaml
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
-from rlax_plugin.objective.terms import LossTerm, scale_names, whole_update
+from rlax_plugin.objective.slots import Aggregation
+from rlax_plugin.objective.terms import LossTerm, Terms, scale_names, whole_update
+from rlax_plugin.objective.update_sums import UPDATE_ARRAYS, update_sums
 from rlax_plugin.pass_rates.intervals import beta_interval, mixed_probability
 
 # Hooks, and the interfaces of parts.
@@ -200,6 +192,7 @@ __all__ = [
     "MAX_STOP_IDS",
     "PREPARED",
     "SIDE_CHANNELS",
+    "UPDATE_ARRAYS",
     "Aggregation",
     "AllWaitedFor",
     "Answer",
@@ -302,6 +295,7 @@ __all__ = [
     "SandboxError",
     "ScalingLauncher",
     "ScalingRule",
+    "Scheduled",
     "Scheduler",
     "Score",
     "ScoredGroup",
@@ -318,6 +312,7 @@ __all__ = [
     "SlotOutput",
     "SplitSource",
     "StopStringSource",
+    "Terms",
     "TextEncoder",
     "TextRow",
     "TextSource",
@@ -357,8 +352,10 @@ __all__ = [
     "client_channel",
     "completion_text",
     "completions",
+    "device_arrays",
     "fingerprint",
     "fingerprint_numpy",
+    "first_above",
     "harmless",
     "hookimpl",
     "in_bytes",
@@ -375,6 +372,7 @@ __all__ = [
     "of_batch",
     "one_line",
     "opened",
+    "own_terms",
     "per_group",
     "presets_from_yaml",
     "ratio_of",
@@ -387,6 +385,8 @@ __all__ = [
     "stop_strings_of",
     "storable",
     "tokenizer_of",
+    "update_sums",
+    "value_at",
     "whole_update",
 ]
 

@@ -27,6 +27,7 @@ from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import OverrideError
 from maxtext_overrides.vocabulary import dense_outputs
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.batches import temperature_of
 from rlax_plugin.objective.loss import TokenOutputs
 
 Objective = Callable[[TokenOutputs, Mapping[str, jax.Array]], tuple[Any, Any, dict[str, Any]]]
@@ -46,25 +47,28 @@ OUTPUTS = ("features",)
 """Names that ``TokenOutputs.further`` may have."""
 
 
-def make_outputs_fn(config: Any, temperature: float, further: Collection[str] = ()) -> OutputsFn:
+def make_outputs_fn(
+    config: Any, temperature: float | None, further: Collection[str] = ()
+) -> OutputsFn:
     """Returns a forward pass of the trainer's model: its graph and tiling, no loss, no gradient.
 
     Args:
       config: MaxText's.
-      temperature: divisor of the logits, above 0.
+      temperature: see ``batches.temperature_of``; above 0.
       further: of ``OUTPUTS``, the names that ``TokenOutputs.further`` is to have.
 
     Returns:
       ``outputs(model, data) -> TokenOutputs`` of ``data["targets"]``, to be traced by JAX under
       ``Loop.shardings()``. ``model`` is what MaxText's loss_fn gets, an ``nnx.Module``
       (``nnx.merge(graph, state)``), and is left unchanged; ``data`` holds MaxText's six arrays,
-      int32 [rows, length], others are ignored.
+      int32 [rows, length], others but ``rl_temperature`` are ignored.
     """
 
     def outputs(model: Any, data: Mapping[str, jax.Array]) -> TokenOutputs:
         # A pass leaves intermediates in its model, and each trace needs variables of its own.
         model = nnx.merge(*nnx.split(model), copy=True)
         nnx.pop(model, nnx.Intermediate)
+        divisor = temperature_of(data, temperature)
         with output_head.hidden_states(_hides(config, further)) as hidden:
             logits_btv = model(
                 decoder_input_tokens=data["inputs"],
@@ -77,9 +81,9 @@ def make_outputs_fn(config: Any, temperature: float, further: Collection[str] = 
         if config.num_vocab_tiling > 1:
             (hidden_bte,) = nnx.pop(model, nnx.Intermediate)["decoder"]["hidden_states"].get_value()
             hidden.append(hidden_bte)
-            found = output_head.head_outputs(model, hidden_bte, data["targets"], temperature)
+            found = output_head.head_outputs(model, hidden_bte, data["targets"], divisor)
         else:
-            found = dense_outputs(logits_btv, data["targets"], temperature)
+            found = dense_outputs(logits_btv, data["targets"], divisor)
         return jax.lax.stop_gradient(_with_further(found, model, hidden, further))
 
     return outputs
@@ -122,7 +126,7 @@ def _replaced(train: Any, cross_entropy: Any, tiled_cross_entropy: Any) -> Itera
 
 
 def make_loss_fn(
-    train: Any, objective: Objective, temperature: float, further: Collection[str] = ()
+    train: Any, objective: Objective, temperature: float | None, further: Collection[str] = ()
 ) -> LossFn:
     """Returns a ``loss_fn`` for MaxText's train step.
 
@@ -131,13 +135,13 @@ def make_loss_fn(
       objective: traced by JAX. Its weight is a count, 0 or at least 1, as MaxText divides by
         max(sum of weights, 1). Its metrics are sums; they come out in
         ``aux["intermediate_outputs"]["rlax"]``, added up over micro-batches.
-      temperature: temperature with which the rollouts are generated.
+      temperature: see ``batches.temperature_of``.
       further: see ``make_outputs_fn``; with gradient.
 
     Raises:
       ConfigError: temperature 0; a greedy policy has no gradient.
     """
-    if temperature <= 0:
+    if temperature is not None and temperature <= 0:
         raise ConfigError("rlax.rollouts.temperature", temperature, "must be above 0 to train")
     stock_loss_fn = train.loss_fn
 
@@ -151,11 +155,12 @@ def make_loss_fn(
         is_train: bool = True,
     ) -> tuple[Any, dict[str, Any]]:
         data = dict(data)  # the stock function cuts its arrays in place
+        divisor = temperature_of(data, temperature)
         outputs: list[TokenOutputs] = []
 
         def keep_outputs(logits: jax.Array, targets: jax.Array, z_loss: float = 0.0) -> Any:
             del targets, z_loss  # one-hot, unused and so never computed
-            outputs.append(dense_outputs(logits, data["targets"], temperature))
+            outputs.append(dense_outputs(logits, data["targets"], divisor))
             zeros = jnp.zeros(logits.shape[:-1], jnp.float32)
             return zeros, zeros
 
@@ -165,7 +170,7 @@ def make_loss_fn(
             del config, is_train
             hidden.append(hidden_states)
             targets_bt = data["targets"]
-            outputs.append(output_head.head_outputs(model, hidden_states, targets_bt, temperature))
+            outputs.append(output_head.head_outputs(model, hidden_states, targets_bt, divisor))
             return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
 
         with (

@@ -13,6 +13,7 @@ from maxtext_overrides.trainer.host_rows import jitted, local_copy, rows_of
 from maxtext_overrides.trainer.loss import OUTPUTS, make_outputs_fn
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
+from rlax_plugin.objective.batches import TEMPERATURE
 
 if TYPE_CHECKING:
     from maxtext_overrides.config.loading import Config
@@ -56,15 +57,17 @@ class BatchScores:
 
     Args:
       config: MaxText's config.
-      temperature: divisor of the logits, above 0.
+      temperature: see ``batches.temperature_of``; above 0.
 
     Attributes:
       rows: number of rows of a micro-batch.
+      arrays: names of the arrays of a batch that are read.
     """
 
-    def __init__(self, config: Config, temperature: float):
+    def __init__(self, config: Config, temperature: float | None):
         self.rows: int = config.micro_batch_size_to_train_on
         self._temperature = temperature
+        self.arrays = (*MAXTEXT_ARRAYS, *([TEMPERATURE] if temperature is None else []))
         self._compiled: dict[tuple[str, ...], Callable[..., dict[str, jax.Array]]] = {}
 
     def parts(
@@ -87,7 +90,7 @@ class BatchScores:
         """
         from maxtext.utils.sharding import get_input_data_sharding
 
-        data = {name: arrays[name] for name in MAXTEXT_ARRAYS}
+        data = {name: arrays[name] for name in self.arrays}
         if names not in self._compiled:
             self._compiled[names] = self._made(loop, names)
         if jax.process_count() > 1:

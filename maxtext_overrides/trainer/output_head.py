@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from maxtext_overrides.vocabulary import Head, tiled_outputs
+from maxtext_overrides.vocabulary import Head, Temperature, tiled_outputs
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.loss import TokenOutputs
 
@@ -78,7 +78,7 @@ def features(model: Any, hidden_bte: jax.Array) -> jax.Array:
 
 
 def head_outputs(
-    model: Any, hidden_bte: jax.Array, targets_bt: jax.Array, temperature: float
+    model: Any, hidden_bte: jax.Array, targets_bt: jax.Array, temperature: Temperature
 ) -> TokenOutputs:
     """Returns log-prob of the targets and entropy, in ``num_vocab_tiling`` tiles; traced by JAX.
 
@@ -86,7 +86,7 @@ def head_outputs(
       model: MaxText's ``Transformer``.
       hidden_bte: output of its last layer.
       targets_bt: int32 [rows, length].
-      temperature: above 0.
+      temperature: see ``vocabulary.dense_outputs``.
 
     Raises:
       ConfigError: the head has more than one array of weights, or is not MaxText's own.

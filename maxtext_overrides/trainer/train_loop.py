@@ -322,7 +322,8 @@ def extended(
     extension = _Extension(train, config, events, arrays, rl, frozen_updates)
     loss_fn = None
     if objective is not None:
-        loss_fn = rl_loss.make_loss_fn(train, objective, config.rlax.rollouts.temperature, outputs)
+        temperature = config.rlax.rollouts.only_temperature
+        loss_fn = rl_loss.make_loss_fn(train, objective, temperature, outputs)
     with extension_points(extension, loss_fn):
         yield train, extension
 

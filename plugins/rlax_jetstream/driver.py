@@ -150,7 +150,7 @@ class JetStreamDriver:
         tokens = self._encode(content) if isinstance(content, str) else content
         source, ends = self._engine.prompt_source(), not rollouts.ignore_stop
         sampling = SamplingParams(
-            temperature=rollouts.temperature,
+            temperature=rollouts.last_temperature,
             top_k=rollouts.top_k,
             top_p=rollouts.top_p,
             max_new_tokens=max_tokens,

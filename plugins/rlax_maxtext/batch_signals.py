@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Any
 from rlax_maxtext.options import TrainerOptions
 from rlax_plugin.api import (
     ARRAYS,
+    UPDATE_ARRAYS,
     ArraySpec,
     BuildContext,
     ObjectiveSlots,
+    RlaxSection,
     RunFiles,
     SignalChain,
+    Terms,
     chosen_signals,
+    device_arrays,
     loss_weight,
     make_loss,
     needed_signals,
+    own_terms,
     scale_names,
+    update_sums,
     whole_update,
 )
 
@@ -59,37 +65,44 @@ class Training:
     """The objective of a run with its signals, as the train loop takes them.
 
     Attributes:
+      section: the config.
       parts: number of micro-batches of an update.
     """
 
+    section: RlaxSection
     slots: ObjectiveSlots
     signals: SignalChain
     parts: int
 
     @property
+    def _terms(self) -> Terms:
+        """The terms of the loss beside the objective's sum."""
+        return own_terms(self.slots) | dict(self.signals.terms)
+
+    @property
     def _needs_whole(self) -> bool:
         """True if terms of the loss need what all micro-batches of an update weigh."""
-        return bool(self.signals.terms) and self.parts > 1
+        return bool(self._terms) and self.parts > 1
 
     def update(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """See ``Events``."""
+        found = dict(arrays) | update_sums(arrays)
         if not self._needs_whole:
-            return arrays
-        return whole_update(self.signals.terms, arrays, partial(loss_weight, self.slots))
+            return found
+        return whole_update(self._terms, found, partial(loss_weight, self.slots))
 
     @property
     def update_arrays(self) -> dict[str, ArraySpec]:
         """See ``Events``."""
-        if not self._needs_whole:
-            return {}
-        return dict.fromkeys(scale_names(self.signals.terms), ARRAYS["rl_advantages"])
+        names = scale_names(self._terms) if self._needs_whole else ()
+        return UPDATE_ARRAYS | dict.fromkeys(names, ARRAYS["rl_advantages"])
 
     @property
     def of_loop(self) -> dict[str, Any]:
         """Arguments of ``run_train_loop``."""
         terms = self.signals.terms
         return {
-            "arrays": ARRAYS | self.signals.device_arrays,
+            "arrays": device_arrays(self.section) | self.signals.device_arrays,
             "objective": make_loss(self.slots, terms),
             "outputs": {name for term in terms.values() for name in term.outputs},
             "frozen_updates": self.signals.warm_up_steps * self.slots.updates_per_step,

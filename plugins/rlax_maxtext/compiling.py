@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlax_maxtext.config_agreement import check_rows, check_shapes, given_config
 from rlax_maxtext.options import TrainerOptions
@@ -40,7 +41,9 @@ def compile_programs(
         check_rows(config, context.section)
         check_shapes(config, context.section)
         signals = signals_of(context, slots, options, dict)
-        training = Training(slots, signals, parts=config.gradient_accumulation_steps)
+        slots = replace(slots, steps=config.steps // context.section.objective.updates_per_step)
+        parts = config.gradient_accumulation_steps
+        training = Training(context.section, slots, signals, parts=parts)
         target.progress("train step")
         yield compile_train_step(
             config,

@@ -11,7 +11,7 @@ from maxtext_overrides.config.loading import Config
 from maxtext_overrides.trainer import kept_weights
 from maxtext_overrides.trainer.kept_weights import KeptWeights
 from maxtext_overrides.trainer.model_outputs import BatchScores, padded
-from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
+from maxtext_overrides.trainer.train_loop import Loop
 from maxtext_overrides.variables import published
 from rlax_maxtext.several_hosts import Orders
 from rlax_plugin.api import (
@@ -36,7 +36,7 @@ class MaxTextView(ModelView):
 
     Args:
       config: MaxText's, of the RL loop.
-      temperature: temperature of the samples.
+      temperature: the config's ``only_temperature``.
       orders: has the other hosts of the trainer do the same; None: there are none.
       given: the keys from which ``config`` was made, for other models; None: there are no others.
     """
@@ -44,7 +44,7 @@ class MaxTextView(ModelView):
     def __init__(
         self,
         config: Config,
-        temperature: float,
+        temperature: float | None,
         orders: Orders | None = None,
         given: ResolvedConfig | None = None,
     ):
@@ -73,7 +73,7 @@ class MaxTextView(ModelView):
         for start in range(0, len(batch["inputs"]), count):
             rows = slice(start, start + count)
             part = {name: array[rows] for name, array in batch.items()}
-            given = padded({name: part[name] for name in MAXTEXT_ARRAYS}, count)
+            given = padded({name: part[name] for name in self._scores.arrays}, count)
             if orders.any:
                 said = {"names": " ".join(names), "weights": orders.number_of(weights)}
                 given = orders.divided(loop, "forward", given, **said)

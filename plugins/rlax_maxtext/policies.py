@@ -11,8 +11,8 @@ they run, before all others, if its objective needs them.
                 ``staleness.reload_every``-th. For any other version, and after a resume until
                 there is a copy again, pi_old is the proximal policy, and the token is counted.
 
-Neither has state that belongs to a checkpoint: the reference is stored once, before step 1, and
-the copy of older weights is made again.
+The only state that belongs to a checkpoint is an adaptive KL coefficient: the reference is stored
+once, before step 1, and the copy of older weights is made again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rlax_plugin.api import (
     ObjectiveSlots,
     RunFiles,
     Section,
+    SignalState,
     kl_estimate,
     kl_token_rewards,
     resolve,
@@ -105,7 +106,7 @@ class ReferencePolicy(BatchSignal):
 
     Attributes:
       metrics: with KL in the reward ``objective/reference_kl_{k1,k3}``, of the sampler to the
-        reference.
+        reference; with an adaptive coefficient ``objective/kl_{coefficient,of_target}``.
     """
 
     def __init__(self, slots: ObjectiveSlots, path: str, files: RunFiles, *, offload: bool):
@@ -113,10 +114,13 @@ class ReferencePolicy(BatchSignal):
         self._offload = offload
         self._reference: Any = None
         self._pays = slots.needs_reference and not slots.kl_in_loss
+        self._adaptive = slots.adaptive_coefficient()
         if self._pays:
             self.arrays = {"rl_token_rewards": ADVANTAGE_INPUTS["rl_token_rewards"]}
         else:
             self.arrays = {"rl_reference_logprobs": _LOGPROBS}
+            if self._adaptive is not None:
+                self.arrays["rl_kl_coefficient"] = _LOGPROBS
 
     def start(self, model: ModelView) -> None:
         """Loads the reference.
@@ -141,17 +145,35 @@ class ReferencePolicy(BatchSignal):
     def complete(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
         assert self._reference is not None, "start comes first"
         reference_bt = model.forward(batch, "logprobs", weights=self._reference)["logprobs"]
+        kl = self._slots.algorithm.kl.at(step)
+        self.metrics = {}
+        if self._adaptive is not None:
+            kl = kl.model_copy(update={"coefficient": self._adaptive.coefficient})
+            self._adaptive.observe(batch, reference_bt)  # for the next step
+            told = {"kl_coefficient": kl.coefficient, "kl_of_target": self._adaptive.measured}
+            tokens = np.count_nonzero(batch["rl_mask"])
+            self.metrics = {f"objective/{name}": value * tokens for name, value in told.items()}
         if not self._pays:
-            return {"rl_reference_logprobs": reference_bt}
+            found = {"rl_reference_logprobs": reference_bt}
+            if self._adaptive is not None:
+                found["rl_kl_coefficient"] = np.full_like(reference_bt, kl.coefficient)
+            return found
         behaviour_bt = batch["rl_behaviour_logprobs"]
-        kl = self._slots.algorithm.kl
         rewards_bt = kl_token_rewards(kl, behaviour_bt, reference_bt, batch["rl_group"])
         log_ratio = (behaviour_bt - reference_bt)[batch["rl_mask"] > 0].astype(np.float64)
-        self.metrics = {
+        self.metrics |= {
             f"objective/reference_kl_{name}": float(kl_estimate(name, log_ratio, np).sum())
             for name in ("k1", "k3")
         }
         return {"rl_token_rewards": rewards_bt}
+
+    def save(self, step: int, state: SignalState) -> None:
+        if self._adaptive is not None:
+            state.put({"coefficient": np.array(self._adaptive.coefficient)})
+
+    def restore(self, step: int, state: SignalState) -> None:
+        if self._adaptive is not None:
+            self._adaptive.coefficient = float(state.get()["coefficient"])
 
 
 class OldPolicy(BatchSignal):

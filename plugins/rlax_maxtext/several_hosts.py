@@ -187,7 +187,7 @@ class Obedient:
     def __init__(self, config: Config, context: BuildContext, port: FollowerPort):
         from maxtext_overrides.trainer.model_outputs import BatchScores
 
-        self._scores = BatchScores(config, context.section.rollouts.temperature)
+        self._scores = BatchScores(config, context.section.rollouts.only_temperature)
         self._context, self._port = context, port
         self._kept: dict[str, KeptWeights] = {}
         self.loop: Loop | None = None

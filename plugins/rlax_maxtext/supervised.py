@@ -230,7 +230,7 @@ def warm_start(
     held_out = answered(source, source.prompts("validation")[: warm.problems], most)
     pass_at_1 = PassAt1(
         rows(source, held_out, config.max_target_length),
-        config.rlax.rollouts.temperature,
+        config.rlax.rollouts.temperature_at(1),
         _rows_at_once(config, len(held_out)),
     )
     count = len(examples["inputs"])

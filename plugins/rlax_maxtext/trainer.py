@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,7 +104,7 @@ class MaxTextTrainer(Trainer):
         training = self._training(config)
         signals = training.signals
         given = given_config(self._context)
-        model = MaxTextView(config, self._section.rollouts.temperature, orders, given)
+        model = MaxTextView(config, self._section.rollouts.only_temperature, orders, given)
         running: Loop | None = None
 
         def on_start(loop: Loop) -> None:
@@ -189,9 +190,11 @@ class MaxTextTrainer(Trainer):
         """The objective and the signals of a run; the same on all hosts."""
         from rlax_maxtext.batch_signals import Training, signals_of
 
-        slots = resolve(self._section, self._context.part)
+        steps = config.steps // self._section.objective.updates_per_step
+        slots = replace(resolve(self._section, self._context.part), steps=steps)
         signals = signals_of(self._context, slots, self._options, self.checkpoints)
-        return Training(slots, signals, parts=config.gradient_accumulation_steps)
+        parts = config.gradient_accumulation_steps
+        return Training(self._section, slots, signals, parts=parts)
 
     def _initialized(self, port: TrainerPort, orders: Orders) -> Any:
         """MaxText's config of a training; runs the warm start, if the config has one.

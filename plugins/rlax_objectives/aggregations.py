@@ -5,34 +5,59 @@ N counts the sequences with at least one trained token, so not errored samples a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rlax_plugin.api import Aggregation, BuildContext, PositiveInt, Section, TokenInputs
+from rlax_plugin.api import (
+    Aggregation,
+    BuildContext,
+    ConfigError,
+    PositiveInt,
+    Section,
+    TokenInputs,
+)
 
 
-def sequence_mean(inputs: TokenInputs) -> tuple[Any, Any]:
+class _Counting(Section):
+    """An aggregation whose denominators count trained tokens, or those that are kept of them."""
+
+    count: Literal["trained", "kept"] = Field(
+        "trained",
+        description="tokens in the denominators and in the mean over a sequence: trained: all that "
+        "train; kept: those that no correction that is a mask rejects, as in verl",
+    )
+
+    @property
+    def counts_kept(self) -> bool:
+        return self.count == "kept"
+
+
+class SequenceMean(_Counting):
     """agg = 1/(N len_i): the mean over sequences of the mean over the tokens of each.
 
     The divisor of the loss is N, the number of sequences.
 
     GRPO, https://arxiv.org/abs/2402.03300.
     """
-    return inputs.mask_bt / inputs.length_bt.clip(1), inputs.sequence_count()
+
+    def __call__(self, inputs: TokenInputs) -> tuple[Any, Any]:
+        return inputs.mask_bt / inputs.length_bt.clip(1), inputs.sequence_count()
 
 
-def token_mean(inputs: TokenInputs) -> tuple[Any, Any]:
+class TokenMean(_Counting):
     """agg = 1/sum_i len_i: the mean over all trained tokens of the mini-batch.
 
     The divisor of the loss is the number of these tokens.
 
     DAPO, https://arxiv.org/abs/2503.14476.
     """
-    return inputs.mask_bt, inputs.mask_bt.sum()
+
+    def __call__(self, inputs: TokenInputs) -> tuple[Any, Any]:
+        return inputs.mask_bt, inputs.mask_bt.sum()
 
 
-def sequence_sum(inputs: TokenInputs) -> tuple[Any, Any]:
+class SequenceSum(_Counting):
     """agg = 1/N: the mean over sequences of the sum over the tokens of each.
 
     The divisor of the loss is N, the number of sequences.
@@ -40,10 +65,26 @@ def sequence_sum(inputs: TokenInputs) -> tuple[Any, Any]:
     With grad_1 = ``log_prob`` the sum over a sequence is A log pi(sequence). RLOO,
     https://arxiv.org/abs/2402.14740.
     """
-    return inputs.mask_bt, inputs.sequence_count()
+
+    def __call__(self, inputs: TokenInputs) -> tuple[Any, Any]:
+        return inputs.mask_bt, inputs.sequence_count()
 
 
-class ConstantLength(Section):
+def prompt_mean(inputs: TokenInputs) -> tuple[Any, Any]:
+    """agg = 1/(P n_g): the mean over groups of the mean over the tokens of each group.
+
+    P is the number of groups in the mini-batch, n_g the number of trained tokens of the group, in
+    all of its samples. So every prompt has the same share of the loss. The ``prompt_mean`` of
+    SkyRL, https://github.com/NovaSky-AI/SkyRL.
+
+    The divisor of the loss is N, the number of sequences, by which the weights are multiplied: N
+    and P are those of the whole mini-batch.
+    """
+    share_bt = inputs.update_sequences_bt / inputs.update_groups_bt.clip(1)
+    return inputs.mask_bt * share_bt / inputs.group_tokens_bt.clip(1), inputs.sequence_count()
+
+
+class ConstantLength(_Counting):
     """agg = 1/(N L_max): the sum over tokens, divided by a constant length and by N.
 
     The divisor of the loss is N, the number of sequences. A sequence is a trajectory: an episode of
@@ -52,7 +93,8 @@ class ConstantLength(Section):
     episode has: its default is the largest number of tokens that one trajectory may sample, so that
     all trajectories of an episode together may have more than L_max.
 
-    Dr. GRPO, https://arxiv.org/abs/2503.20783, as most libraries implement it.
+    Dr. GRPO, https://arxiv.org/abs/2503.20783, as most libraries implement it. With ``divisor:
+    length`` it is the sum over all tokens divided by L_max alone, as in ROLL.
     """
 
     max_tokens: PositiveInt | None = Field(
@@ -62,13 +104,33 @@ class ConstantLength(Section):
         "sample: the smaller one of rlax.episodes.max_turns x rlax.rollouts.max_new_tokens and "
         "rlax.episodes.max_tokens",
     )
+    divisor: Literal["sequences_and_length", "length"] = Field(
+        "sequences_and_length",
+        description="divisor of the sum over all tokens: N L_max, or L_max alone",
+    )
+
+    @model_validator(mode="after")
+    def _counts_sequences(self) -> ConstantLength:
+        if self.divisor == "length" and self.counts_kept:
+            reason = "has no effect with divisor: length, which counts no sequences"
+            raise ConfigError("count", self.count, reason)
+        return self
+
+
+class _ConstantLength:
+    """The aggregation, with its L_max."""
+
+    def __init__(self, config: ConstantLength, max_tokens: int):
+        self._divisor, self._max_tokens = config.divisor, max_tokens
+        self.counts_kept = config.counts_kept
+
+    def __call__(self, inputs: TokenInputs) -> tuple[Any, Any]:
+        weights_bt = inputs.mask_bt / self._max_tokens
+        if self._divisor == "length":  # N cancels; it is that of the whole mini-batch
+            weights_bt = weights_bt * inputs.update_sequences_bt
+        return weights_bt, inputs.sequence_count()
 
 
 def build_constant_length(config: ConstantLength, context: BuildContext) -> Aggregation:
     """Returns the aggregation, with L_max from the run unless the config sets it."""
-    max_tokens = config.max_tokens or context.section.sampled_tokens
-
-    def constant_length(inputs: TokenInputs) -> tuple[Any, Any]:
-        return inputs.mask_bt / max_tokens, inputs.sequence_count()
-
-    return constant_length
+    return _ConstantLength(config, config.max_tokens or context.section.sampled_tokens)

@@ -158,6 +158,8 @@ def show_preset(console: Console, section: RlaxSection) -> None:
     for title, rows in (
         ("Conventions", [("-", line) for line in preset.conventions]),
         ("In other libraries", list(preset.peers.items())),
+        (f"Defaults of version {preset.version}, {preset.source}", list(preset.covers.items())),
+        ("What the preset cannot say", [("-", line) for line in preset.lacks]),
     ):
         if rows:
             console.print(_pairs(title, rows))
@@ -291,7 +293,7 @@ def _preset_table(found: Mapping[str, Preset]) -> Iterator[str]:
     rows = [["preset", "agg", "is", "advantage", "grad_1", "grad_2", "pi_old"]]
     for name, preset in found.items():
         slots = [f"`{_short(getattr(preset, slot))}`" for slot in SLOTS]
-        rows.append([f"[{name}](#{name})", *slots, preset.old_policy])
+        rows.append([f"[{name}](#{name.replace('/', '')})", *slots, preset.old_policy])
     yield markdown_table(rows)
 
 
@@ -305,6 +307,12 @@ def _preset_blocks(name: str, preset: Preset) -> Iterator[str]:
     if preset.peers:
         yield "In other libraries:"
         yield "\n".join(f"- **{library}**: {text}" for library, text in preset.peers.items())
+    if preset.covers:
+        yield f"Defaults of version {preset.version}, <{preset.source}>:"
+        yield "\n".join(f"- **{subject}**: {text}" for subject, text in preset.covers.items())
+    if preset.lacks:
+        yield "What the preset cannot say:"
+        yield "\n".join(f"- {line}" for line in preset.lacks)
 
 
 def _yaml(preset: Preset) -> str:

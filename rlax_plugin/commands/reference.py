@@ -31,6 +31,7 @@ from rlax_plugin.config import (
     Choice,
     NoOptions,
     RlaxSection,
+    Scheduled,
     Section,
     leaf_fields,
 )
@@ -233,6 +234,8 @@ def _words(annotation: Any, metadata: Sequence[Any], unit: str) -> str:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _words(inner[0], [*metadata, *inner[1:]], unit)
+    if origin is Scheduled:
+        return f"{_words(inner[0], metadata, unit)}; or a [schedule](objectives.md#schedules)"
     if origin in (typing.Union, types.UnionType):
         return "; or ".join(_words(each, metadata, unit) for each in inner)
     if origin is tuple:

@@ -25,7 +25,15 @@ from rlax_plugin.config.base import (
     plain_name,
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
-from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
+from rlax_plugin.config.objective import (
+    KL,
+    SLOTS,
+    AdaptiveKL,
+    Algorithm,
+    Objective,
+    Overlong,
+    Reference,
+)
 from rlax_plugin.config.retention import Retention
 from rlax_plugin.config.rollouts import (
     Batches,
@@ -36,6 +44,16 @@ from rlax_plugin.config.rollouts import (
     Rollouts,
     Stage,
     Staleness,
+)
+from rlax_plugin.config.schedules import (
+    Schedule,
+    Scheduled,
+    first_above,
+    highest,
+    last_of,
+    lowest,
+    schedules_in,
+    value_at,
 )
 from rlax_plugin.config.section import SINGLE_TURN, Deadlines, Network, RlaxSection
 from rlax_plugin.config.speeds import Assume
@@ -48,6 +66,7 @@ __all__ = [
     "SINGLE_TURN",
     "SLOTS",
     "YEAR_S",
+    "AdaptiveKL",
     "Algorithm",
     "Assume",
     "Batches",
@@ -74,13 +93,21 @@ __all__ = [
     "RewardChoice",
     "RlaxSection",
     "Rollouts",
+    "Schedule",
+    "Scheduled",
     "Seconds",
     "Section",
     "Stage",
     "Staleness",
     "Weights",
     "default_parts",
+    "first_above",
+    "highest",
     "is_address",
+    "last_of",
     "leaf_fields",
+    "lowest",
     "plain_name",
+    "schedules_in",
+    "value_at",
 ]

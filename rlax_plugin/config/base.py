@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from rlax_plugin.config.functions import function_text, named_function
+from rlax_plugin.config.schedules import Scheduled
 from rlax_plugin.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
@@ -192,7 +193,7 @@ class RewardChoice(FunctionChoice):
 
     # The options beside it are the part's, which its own class checks.
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
-    weight: float = Field(
+    weight: Scheduled[float] = Field(
         default=1.0,
         description="factor of this reward in the reward of a sample; 0: it is only recorded",
     )

@@ -60,7 +60,7 @@ class Evaluation(Section):
     temperature: Temperature | None = Field(
         default=None,
         description="sampling temperature of all sets, at least 0.001; 0: greedy decoding; null: "
-        "rlax.rollouts.temperature",
+        "rlax.rollouts.temperature, or the last value of its schedule",
     )
     bootstrap: PositiveInt = Field(
         default=2000, description="number of bootstrap resamples for the 95 % confidence intervals"

@@ -7,9 +7,33 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlax_plugin.config.base import Choice, DefaultPart, PathText, PositiveInt, Section
+from rlax_plugin.config.schedules import Scheduled, highest, value_at
 
 # Options without a name belong to the part that the preset has in this slot.
 Slot = Annotated[Choice, DefaultPart("")]
+
+
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class AdaptiveKL(Section):
+    """A KL coefficient that follows the measured KL (https://arxiv.org/abs/1909.08593, sec. 2.2).
+
+    After each step, beta is multiplied by 1 + n / horizon * clip(KL / target - 1, -0.2, 0.2), where
+    n is the number of samples in the batch, and KL that of the sampler to the reference on them.
+    """
+
+    target: Annotated[float, Field(gt=0)] = Field(description="KL to be kept, in nats")
+    horizon: PositiveInt = Field(
+        default=10_000,
+        description="number of samples over which beta changes by a factor of e^0.2, if the KL is "
+        "far from its target",
+    )
+    per: Literal["sample", "token"] = Field(
+        default="sample",
+        description="sample: the KL of a sample is the sum over its tokens, as in the paper and in "
+        "TRL; token: the mean over all tokens of the batch",
+    )
 
 
 class KL(Section):
@@ -19,10 +43,15 @@ class KL(Section):
     k3 = exp(-d) + d - 1 (J. Schulman, http://joschu.net/blog/kl-approx.html).
     """
 
-    coefficient: Annotated[float, Field(ge=0)] = Field(
+    coefficient: Scheduled[NonNegative] = Field(
         default=0.0,
         description="beta, the coefficient of the KL penalty, per nat; 0: there is no penalty and "
         "no reference policy",
+    )
+    adaptive: AdaptiveKL | None = Field(
+        default=None,
+        description="control of the coefficient by the measured KL; coefficient is then its value "
+        "in the first step. null: none",
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
         default="k3",
@@ -36,6 +65,49 @@ class KL(Section):
         "before advantages are computed; it is computed from the log-probs that came "
         "with the samples",
     )
+
+    gradient: Literal["estimator", "k2", "score_function"] = Field(
+        default="estimator",
+        description="gradient of the KL in the loss. estimator: that of K; k2: that of k2, while "
+        "the value is K; score_function: that of K plus K times the gradient of log pi",
+    )
+    times: Literal["ratio", "sequence_ratio", "behaviour_ratio"] | None = Field(
+        default=None,
+        description="factor of K in the loss, with its gradient: ratio: r; sequence_ratio: s; "
+        "behaviour_ratio: pi_theta/mu; null: none",
+    )
+    weighted: bool = Field(
+        default=True,
+        description="false: the KL in the loss is not multiplied by the importance weight and the "
+        "corrections, only by the aggregation",
+    )
+    aggregation: Choice | None = Field(
+        default=None,
+        description="aggregation of the KL in the loss alone; null: that of the objective",
+    )
+    clamp_log_ratio: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="d is clamped to this value, up and down, and has no gradient beyond it; "
+        "null: not clamped",
+    )
+    clamp: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="K, with its factor, is clamped to this value, up and down, and has no "
+        "gradient beyond it; null: not clamped",
+    )
+
+    def at(self, step: int) -> KL:
+        """Returns the penalty of one RL step, whose coefficient is a number.
+
+        That of an adaptive coefficient is its first value.
+        """
+        fixed = {"coefficient": value_at(self.coefficient, step), "adaptive": None}
+        return self.model_copy(update=fixed)
+
+    @property
+    def penalises(self) -> bool:
+        """True if the coefficient is above 0 in any step."""
+        return highest(self.coefficient) > 0
 
 
 class Overlong(Section):
@@ -103,7 +175,7 @@ class Algorithm(Section):
         "computes them with the weights just before the batch's first update",
     )
     kl: KL = KL()
-    entropy_coefficient: float = Field(
+    entropy_coefficient: Scheduled[float] = Field(
         default=0.0,
         description="coefficient of the entropy of the policy, which is added to grad_2, per nat; "
         "0: no entropy bonus",

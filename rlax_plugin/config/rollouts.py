@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlax_plugin.config.base import (
     Choice,
@@ -17,6 +17,7 @@ from rlax_plugin.config.base import (
     Section,
     Temperature,
 )
+from rlax_plugin.config.schedules import Schedule, Scheduled, last_of, value_at
 from rlax_plugin.errors import ConfigError
 
 
@@ -42,10 +43,11 @@ class Rollouts(Section):
         description="maximum length of a completion, or of one answer in an episode of several "
         "turns, in tokens, including the stop token",
     )
-    temperature: Temperature = Field(
+    temperature: Scheduled[Temperature] = Field(
         default=1.0,
         description="sampling temperature, at least 0.001; or 0, which means greedy decoding and "
-        "is not allowed in training",
+        "is not allowed in training. With a schedule, all samples of a group have the temperature "
+        "of one step, that of the oldest weights that may generate them",
     )
     top_k: NonNegativeInt = Field(
         default=0,
@@ -78,6 +80,27 @@ class Rollouts(Section):
         description="time between reports of unfinished samples, from which another worker can "
         "resume them; used only with on_new_weights: continue",
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _never_greedy(cls, temperature: Scheduled[float]) -> Scheduled[float]:
+        if isinstance(temperature, Schedule) and temperature.lowest == 0:
+            raise ValueError("a schedule must not have the temperature 0, which is greedy decoding")
+        return temperature
+
+    def temperature_at(self, step: int) -> float:
+        """Returns the temperature of the groups of an RL step, see ``resume.run_state.Open``."""
+        return value_at(self.temperature, step)
+
+    @property
+    def last_temperature(self) -> float:
+        """The temperature in the end, which counts where nothing is trained."""
+        return last_of(self.temperature)
+
+    @property
+    def only_temperature(self) -> float | None:
+        """The temperature of all samples; None with a schedule: each group records its own."""
+        return None if isinstance(self.temperature, Schedule) else self.temperature
 
 
 class Episodes(Section):

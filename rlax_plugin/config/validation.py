@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rlax_plugin.config import Choice, FunctionChoice, RewardChoice
+from rlax_plugin.config.schedules import FORMS, NUMBER
 from rlax_plugin.errors import ConfigError, UnknownKeyError
 
 _MUST = {
@@ -25,6 +26,7 @@ _MUST = {
 }
 _TYPES = {"bool", "int", "float", "str"}  # as pydantic adds them to the place of a value
 _CHOICES = {one.__name__ for one in (Choice, FunctionChoice, RewardChoice)}
+_NO_KEYS = {"[key]", NUMBER, *FORMS}  # pydantic adds them to the place of a value
 _TOLD = 5  # problems; one mistake may be the cause of many
 
 
@@ -85,13 +87,13 @@ def _own(problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _explain(problem: Mapping[str, Any], model: type[BaseModel], key: str) -> ConfigError:
-    location = [part for part in problem["loc"] if part != "[key]"]
+    field, owner = _field_at(model, problem["loc"])
+    location = [part for part in problem["loc"] if part not in _NO_KEYS]
     dotted = ".".join([key, *map(str, location)])
-    field, owner = _field_at(model, location)
     value: Any = problem["input"]
     kind = problem["type"]
     if kind == "extra_forbidden":
-        return UnknownKeyError(dotted, value, owner.model_fields)
+        return UnknownKeyError(dotted, value, _by_key(owner))
     if kind == "missing":
         value, reason = None, "must be given"
     elif kind == "model_type" and problem["ctx"]["class_name"] in _CHOICES:
@@ -125,17 +127,24 @@ def _field_at(
     """Returns the field at a pydantic location, and the class that has or lacks it."""
     owner, field = model, None
     for part in location:
-        if isinstance(part, int):
+        if part in FORMS:
+            owner, field = FORMS[part], None
+            continue
+        if isinstance(part, int) or part in _NO_KEYS:
             continue  # an item of a list is described by the list's field
         if field is not None:
             inner = next(_models_in(field.annotation), None)
             if inner is None:
                 return field, owner
             owner = inner
-        field = owner.model_fields.get(str(part))
+        field = _by_key(owner).get(str(part))
         if field is None:
             break
     return field, owner
+
+
+def _by_key(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

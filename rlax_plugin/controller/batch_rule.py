@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.objective.batches import place, sizes
-from rlax_plugin.types import ScoredGroup
+from rlax_plugin.objective.batches import place
+from rlax_plugin.resume.ready_groups import UNLIMITED, ReadyGroups, Sums
+
+
+class Due(NamedTuple):
+    """The first accepted groups, which complete a batch; perhaps more than fit.
+
+    Attributes:
+      groups: their ids, in issue order.
+      sizes: of each group, the positions of its sequences.
+    """
+
+    groups: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,49 +56,56 @@ class BatchRule:
             sequences_per_row=section.batches.sequences_per_row,
         )
 
-    def choose(self, groups: Sequence[ScoredGroup]) -> tuple[ScoredGroup, ...] | None:
-        """Returns the next batch; None while it is not complete.
+    def due(self, ready: ReadyGroups, before: int | None = None) -> Due | None:
+        """Returns the first groups that are due for a batch; None while they do not complete one.
 
         Args:
-          groups: accepted ones in issue order. All older groups must be scored already.
+          ready: accepted groups.
+          before: id of the oldest group that is not scored yet; None: all are.
+        """
+        found = ready.reaching(self._limits)
+        if found is None or (before is not None and found[0] >= before):
+            return None
+        due = sorted(group_id for group_id in ready if group_id <= found[0])
+        return Due(tuple(due), tuple(map(ready.sizes, due)))
+
+    def fitting(self, due: Due) -> int:
+        """Returns how many of the groups that are due can be laid out, from the first. Any thread.
 
         Raises:
           TrainingError: not even one group can be laid out.
         """
-        complete = self._complete(groups)
-        if complete is None:
-            return None
-        for count in range(complete, 0, -1):
-            if self._fits(groups[:count]):
-                return tuple(groups[:count])
+        for count in range(len(due.groups), 0, -1):
+            sizes = list(chain.from_iterable(due.sizes[:count]))
+            if place(sizes, self.rows, self.length, self.sequences_per_row) is not None:
+                return count
         # A config whose batch cannot hold any one group is rejected.
         raise TrainingError(
-            f"group {groups[0].id} with samples of {sizes(groups[:1])} positions does not fit into "
-            f"{self.rows} rows of {self.length}"
+            f"group {due.groups[0]} with samples of {list(due.sizes[0])} positions does not fit "
+            f"into {self.rows} rows of {self.length}"
         )
 
-    def completes(self, groups: Sequence[ScoredGroup]) -> bool:
-        """True if ``choose`` would return a batch, or raise because a group is too large."""
-        return self._complete(groups) is not None
+    def completes(self, ready: ReadyGroups) -> bool:
+        """True if some of the groups are due, or would be if all older ones were scored."""
+        return ready.reaching(self._limits) is not None
 
-    def worth(self, groups: Sequence[ScoredGroup]) -> int:
+    def worth(self, ready: ReadyGroups) -> int:
         """Converts groups to a count by which ``self.groups`` make a batch.
 
         Groups that do not complete a batch count as less than ``self.groups``.
         """
-        worth = 0
-        while (count := self._complete(groups)) is not None:
+        worth, before = 0, Sums()
+        while (found := ready.reaching(before.plus(self._limits))) is not None:
             worth += self.groups
-            groups = groups[count:]
-        if self.tokens:
-            return worth + self.groups * _tokens(groups) // self.tokens
-        return worth + len(groups)
+            _, before = found
+        left = ready.total.minus(before)
+        return worth + (self.groups * left.tokens // self.tokens if self.tokens else left.groups)
 
-    def shortfall(self, groups: Sequence[ScoredGroup]) -> str:
+    def shortfall(self, ready: ReadyGroups) -> str:
         """Returns the part of a batch that these groups fill, for messages."""
         if self.tokens:
-            return f"{_tokens(groups)} of {self.tokens} tokens"
-        return f"{len(groups)} of {self.groups}"
+            return f"{ready.total.tokens} of {self.tokens} tokens"
+        return f"{len(ready)} of {self.groups}"
 
     def too_few(self, rejected: int) -> str:
         """Explains why there are too few after ``rejected`` rejected groups, for messages."""
@@ -96,25 +116,13 @@ class BatchRule:
             )
         return "The task is too easy, too hard, or the filters are too strict"
 
-    def _complete(self, groups: Sequence[ScoredGroup]) -> int | None:
-        """Returns the number of first groups that complete a batch; perhaps more than fit."""
-        tokens = sequences = positions = 0
-        for count, group in enumerate(groups, 1):
-            # Added up only where it decides: this is asked whenever a group is scored.
-            tokens += _tokens([group]) if self.tokens else 0
-            sizes_n = sizes([group])
-            sequences += len(sizes_n)
-            positions += sum(sizes_n) if self.sequences_per_row > 1 else 0
-            enough = tokens >= self.tokens if self.tokens else count >= self.groups
-            full = sequences > self.rows * self.sequences_per_row
-            if enough or full or positions > self.rows * self.length:
-                return count
-        return None
-
-    def _fits(self, groups: Sequence[ScoredGroup]) -> bool:
-        found = place(sizes(groups), self.rows, self.length, self.sequences_per_row)
-        return found is not None
-
-
-def _tokens(groups: Sequence[ScoredGroup]) -> int:
-    return sum(episode.tokens for group in groups for episode in group.episodes)
+    @property
+    def _limits(self) -> Sums:
+        """The sums over its groups with which a batch is complete; perhaps more than fit."""
+        packed = self.sequences_per_row > 1
+        return Sums(
+            groups=UNLIMITED if self.tokens else self.groups,
+            tokens=self.tokens or UNLIMITED,
+            sequences=self.rows * self.sequences_per_row + 1,
+            positions=self.rows * self.length + 1 if packed else UNLIMITED,
+        )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 
-from rlax_plugin.controller.batch_rule import BatchRule
+from rlax_plugin.controller.batch_rule import BatchRule, Due
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.records import events as ev
+from rlax_plugin.resume.ready_groups import ReadyGroups
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.types import ScoredGroup
+
+_MOST_AT_ONCE = 2048  # sequences that are packed on the event loop: some milliseconds
 
 
 class Buffer:
@@ -28,32 +31,46 @@ class Buffer:
         self._history, self.rule, self.staleness = history, rule, staleness
         self._deterministic = deterministic
 
-    def groups(self) -> list[ScoredGroup]:
-        """Returns the accepted groups, in issue order."""
-        ready = self._history.run_state.ready
-        return [ready[group_id] for group_id in sorted(ready)]
+    @property
+    def groups(self) -> ReadyGroups:
+        """The accepted groups."""
+        return self._history.run_state.ready
 
     @property
     def ready(self) -> str:
         """The part of a batch that the accepted groups fill, such as ``3 of 8 groups``."""
-        return self.rule.shortfall(self.groups()) + ("" if self.rule.tokens else " groups")
+        return self.rule.shortfall(self.groups) + ("" if self.rule.tokens else " groups")
 
-    def batch(self) -> tuple[ScoredGroup, ...] | None:
-        """Returns the first batch in issue order; None while an older group is unfinished."""
+    async def batch(self) -> tuple[ScoredGroup, ...] | None:
+        """Returns the first batch in issue order; None while an older group is unfinished.
+
+        Large packed batches are laid out on another thread. If some of the groups are dropped
+        meanwhile, the batch is chosen anew.
+        """
+        while (due := self._due()) is not None:
+            packed = self.rule.sequences_per_row > 1
+            if packed and sum(map(len, due.sizes)) > _MOST_AT_ONCE:
+                count = await asyncio.to_thread(self.rule.fitting, due)
+            else:
+                count = self.rule.fitting(due)
+            if all(group_id in self.groups for group_id in due.groups):
+                return tuple(self.groups[group_id] for group_id in due.groups[:count])
+        return None
+
+    def _due(self) -> Due | None:
         if self._deterministic and self._history.open:
             return None  # a batch may need fewer groups than were issued: see what becomes of all
-        oldest_open = min(self._history.open, default=math.inf)
-        return self.rule.choose([group for group in self.groups() if group.id < oldest_open])
+        return self.rule.due(self.groups, self._history.oldest_open)
 
     def drop_stale(self, step: int) -> bool:
         """Drops groups too stale to train at ``step`` or later; returns True if there were any."""
-        stale = [group for group in self.groups() if self.staleness.excludes(group, step)]
-        for group in stale:
-            self._history.note(ev.Dropped(group.id, "too stale"))
+        stale = self.groups.older_than(self.staleness.oldest(step))
+        for group_id in stale:
+            self._history.note(ev.Dropped(group_id, "too stale"))
         return bool(stale)
 
     def drop_samples_of(self, worker: str) -> None:
         """Drops each group to which a quarantined worker has contributed."""
-        for group in self.groups():
+        for group in self.groups.in_order():
             if any(worker in episode.workers for episode in group.episodes):
                 self._history.note(ev.Dropped(group.id, "its worker was quarantined"))

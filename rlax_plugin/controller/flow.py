@@ -66,6 +66,7 @@ class Flow:
         self._advantage_slot, self._observers = advantage_slot, observers
         self._supervision = supervision
         self._under_way: dict[int, asyncio.Task[None]] = {}  # group id -> its trip
+        self._left_open: dict[int, None] = {}  # in flight when an earlier process ended
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
         self.live, self._ended = False, False
@@ -93,7 +94,7 @@ class Flow:
 
     async def _go_live(self, recorded: RecordedBatches) -> None:
         self._tell_again(await recorded.apply_rest())
-        self.live = True
+        self.live, self._left_open = True, dict.fromkeys(self._history.open)
         for worker in self._distrusted:  # it outlived an earlier process, and has failed since
             self._turns.distrust(worker)
             self._buffer.drop_samples_of(worker)
@@ -140,9 +141,9 @@ class Flow:
         if not self.live or self._ended or self._supervision.failed or self._supervision.closing:
             return
         try:
-            for group_id in sorted(self._history.open.keys() - self._under_way.keys()):
-                # It was in flight when an earlier process ended.
+            for group_id in self._left_open.copy():
                 if (request := self._issuing.left_open(group_id)) is not None:
+                    del self._left_open[group_id]
                     self._begin(request)
             for request in self._issuing.new():
                 self._begin(request)
@@ -191,14 +192,15 @@ class Flow:
             return batch, stats
         if step != self._history.next_step:
             raise TrainingError(f"asked for step {step}, next is {self._history.next_step}")
-        while (chosen := self._chosen(step)) is None:
+        while (chosen := await self._chosen(step)) is None:
             if self.show_first is not None:
                 self.show_first(self._buffer.ready)
-            await self._change()
+            await self._changed.wait()
         self.show_first = None
-        batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen))
-        staleness = max(step - group.oldest_version for group in chosen)
-        self._history.note(ev.Trained(step, tuple(group.id for group in chosen), staleness))
+        batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen, step))
+        ids = tuple(group.id for group in chosen)
+        staleness = step - self._buffer.groups.oldest_version(ids)
+        self._history.note(ev.Trained(step, ids, staleness))
         stats = self._history.take_stats()
         self._buffer.drop_stale(step + 1)
         self._trips.end_older(self._issuing.oldest_version)
@@ -213,10 +215,11 @@ class Flow:
         self._changed.clear()
         await self._changed.wait()
 
-    def _chosen(self, step: int) -> tuple[ScoredGroup, ...] | None:
+    async def _chosen(self, step: int) -> tuple[ScoredGroup, ...] | None:
+        self._changed.clear()
         if self._buffer.drop_stale(step):
             self.wake()
-        return self._buffer.batch()
+        return await self._buffer.batch()
 
     async def commit(self) -> tuple[Commit, Saved]:
         """Commits all events so far, without a batch; returns the segment and the run state."""

@@ -53,7 +53,7 @@ class Issuing(RequestRefresher):
         A count below one step's groups means that the next batch is incomplete. So if no group is
         open, the bounds still allow the groups that this batch lacks.
         """
-        return len(self._history.open) + self._rule.worth(self._buffer.groups())
+        return len(self._history.open) + self._rule.worth(self._buffer.groups)
 
     def new(self) -> Iterator[Request]:
         """Issues as many groups as the bounds on flight and staleness allow.
@@ -79,7 +79,7 @@ class Issuing(RequestRefresher):
                 yield self._request(group_id, state.open[group_id])
 
     def _give_up(self) -> None:
-        state, ready = self._history.run_state, self._buffer.groups()
+        state, ready = self._history.run_state, self._buffer.groups
         if state.open or self._rule.completes(ready):
             return  # what is still in flight may yet do
         raise too_few_accepted(
@@ -123,4 +123,6 @@ class Issuing(RequestRefresher):
             for i in range(self._section.rollouts.group_size)
         )
         key, tokens = Key("train", group_id), self._environment.first(one.prompt)
-        return Request(key, one.attempt, tokens, seeds, self._sampling, one.min_version)
+        temperature = self._section.rollouts.temperature_at(one.step)
+        sampling = dataclasses.replace(self._sampling, temperature=temperature)
+        return Request(key, one.attempt, tokens, seeds, sampling, one.min_version)

@@ -18,8 +18,9 @@ from rlax_plugin.config import Guard, Objective
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
+from rlax_plugin.resume.ready_groups import ReadyGroups
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import Judged, Rejected, ScoredGroup, Unscored
+from rlax_plugin.types import Judged, Rejected, Unscored
 
 ALL_FAILED = "all rewards failed"
 """The reason of a group without a single reward; every other reason is a filter's."""
@@ -45,7 +46,7 @@ def too_few_accepted(
     step: int,
     issued: int,
     rule: BatchRule,
-    ready: Sequence[ScoredGroup],
+    ready: ReadyGroups,
     scored: Sequence[Judged],
 ) -> TrainingError:
     """Returns the error of a step that exceeds ``rlax.curation.max_refill``.

@@ -118,6 +118,8 @@ class Savings:
         Args:
           so_far: tokens of each sample.
         """
+        if not so_far:
+            return 0
         lengths = np.array(self._lengths, np.int64)
         beyond = (lengths[lengths > tokens] - tokens for tokens in so_far)
         return round(sum(float(more.mean()) for more in beyond if more.size))

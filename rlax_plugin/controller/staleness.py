@@ -12,7 +12,7 @@ import dataclasses
 import math
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.types import Request, ScoredGroup
+from rlax_plugin.types import Request
 
 
 class Staleness:
@@ -52,7 +52,3 @@ class Staleness:
     def oldest(self, step: int) -> int:
         """Returns the oldest version whose tokens can train at ``step``."""
         return step - self._max_staleness
-
-    def excludes(self, group: ScoredGroup, step: int) -> bool:
-        """True if a group is too stale to train at ``step`` or later."""
-        return group.oldest_version < self.oldest(step)

@@ -68,6 +68,7 @@ class Trips:
         self._section, self._judges = section, judges
         self._dispatcher, self._episodes = generation.dispatcher, generation.episodes
         self._rewards, self._refresher = generation.rewards, refresher
+        self._scheduled = section.rollouts.only_temperature is None
         self._history, self._turns = history, turns
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._screening, self._savings = Screening(section), Savings()
@@ -128,6 +129,7 @@ class Trips:
             episodes=scored.episodes,
             scores=scored.scores,
             pass_rate_before=self._history.run_state.rates.rate(asked.index),
+            temperature=request.sampling.temperature if self._scheduled else None,
         )
         return scored_group, ended
 
@@ -186,7 +188,13 @@ class Trips:
         request = completed.request
         seed_of = functools.partial(sample_seed, self._section.seed, "train", request.key.group)
         scored = await self._episodes.run(
-            asked.prompt, completed, self._rewards, seed_of, log=self._turns, first=first
+            asked.prompt,
+            completed,
+            self._rewards,
+            seed_of,
+            log=self._turns,
+            first=first,
+            step=asked.step,
         )
         stats = self._history.stats
         ended_s = time.perf_counter()
@@ -226,13 +234,14 @@ class Trips:
 
     async def _my_turn(self, group_id: int) -> None:
         """Waits in deterministic mode until all older groups are filtered, to keep issue order."""
-        if group_id != min(self._history.open):
+        if group_id != self._history.oldest_open:
             turn = self._waiting[group_id] = asyncio.get_running_loop().create_future()
             await turn  # no longer than the older groups take, each of which has its deadlines
 
     def next_turn(self) -> None:
         """Deterministic mode: wakes the oldest open group, if it waits to be judged."""
-        turn = self._waiting.pop(min(self._history.open, default=-1), None)
+        oldest = self._history.oldest_open
+        turn = None if oldest is None else self._waiting.pop(oldest, None)
         if turn is not None and not turn.done():
             turn.set_result(None)
 

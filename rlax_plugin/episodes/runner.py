@@ -17,7 +17,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.fleet.dispatch import MAX_ATTEMPTS, Dispatcher
 from rlax_plugin.fleet.fleet import Worker
 from rlax_plugin.fleet.requests import single_turn
-from rlax_plugin.fleet.tickets import Completed, trusted
+from rlax_plugin.fleet.tickets import Completed, tokens, trusted
 from rlax_plugin.ports.environment import Environment, Outcome, is_deterministic
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rewards.pool import RewardPool
@@ -37,6 +37,8 @@ from rlax_plugin.types import (
 # dispatcher makes of it: an episode that is played once more asks for the same turns, while workers
 # may yet be told to give up those of the first time. They are int32 on the wire.
 _ATTEMPTS = range(1, 2**31 - MAX_ATTEMPTS, MAX_ATTEMPTS + 1)
+
+_MOST_AT_ONCE = 2048  # tokens of a group that become text on the event loop: about a millisecond
 
 SeedOf = Callable[[int, int, int], int]
 """Maps (sample, trajectory, turn) to its 64-bit seed."""
@@ -100,6 +102,7 @@ class EpisodeRunner:
         source: PromptSource | None = None,
         log: TurnLog | None = None,
         first: int = 0,
+        step: int | None = None,
     ) -> ScoredEpisodes:
         """Plays the episodes of a group concurrently, and scores them.
 
@@ -112,6 +115,7 @@ class EpisodeRunner:
           log: records turns. None: the episodes are not used for training, and data that only
             training needs is dropped; log-probs of a long evaluation would take gigabytes.
           first: index of the first sample within its group; 0 if there may be several turns.
+          step: see ``RewardPool.score``.
 
         Raises:
           RlaxError: a turn cannot be generated, or no process can be started.
@@ -121,12 +125,16 @@ class EpisodeRunner:
         if log is None:
             completed = completed._replace(samples=tuple(map(_light, completed.samples)))
         if not self._section.several_turns:
-            episodes = single_turn(source, completed.request.context, completed.samples, first)
+            made = source, completed.request.context, completed.samples, first
+            if tokens(completed.samples) > _MOST_AT_ONCE:
+                episodes = await asyncio.to_thread(single_turn, *made)
+            else:
+                episodes = single_turn(*made)
             began_s = time.perf_counter()
-            scores = tuple(await pool.score(prompt, episodes))
+            scores = tuple(await pool.score(prompt, episodes, step=step))
             took_s = time.perf_counter() - began_s
             return ScoredEpisodes(episodes, scores, completed.workers, took_s)
-        return await _Group(self, prompt, completed, pool, seed_of, source, log).run()
+        return await _Group(self, prompt, completed, pool, seed_of, source, log, step).run()
 
     @property
     def vocabulary(self) -> int:
@@ -151,9 +159,10 @@ class _Group:
         seed_of: SeedOf,
         source: PromptSource,
         log: TurnLog | None,
+        step: int | None,
     ):
         self._runner, self._prompt, self._pool = runner, prompt, pool
-        self._first, self._seed_of = completed.request, seed_of
+        self._first, self._seed_of, self._step = completed.request, seed_of, step
         self._section, self._source = runner._section, source
         self._trains, self._log = log is not None, log or NoLog()
         self._samples = completed.samples
@@ -233,7 +242,8 @@ class _Group:
             for one, episode, outcome in zip(playing, episodes, outcomes, strict=True)
             if isinstance(outcome, Outcome)
         ]
-        scores = await self._pool.score(self._prompt, [episode for episode, _ in played])
+        ended = [episode for episode, _ in played]
+        scores = await self._pool.score(self._prompt, ended, step=self._step)
         found = iter(
             _with_rewards(score, *pair) for score, pair in zip(scores, played, strict=True)
         )

@@ -27,22 +27,38 @@ def goes_on(worker: Worker, ticket: Ticket) -> bool:
 
 def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     """Returns the worker that gets the request; None if no suitable worker has room."""
-    size = len(ticket.request.seeds)
-    may = [w for w in ready if takes(w, ticket)]
-    may = [w for w in may if w.identity not in ticket.failed_on] or may
-    free = [w for w in may if not w.assigned or w.assigned + size <= 2 * w.slots]
-    able = [w for w in free if w.version >= ticket.request.needs_version] or free
-    if ticket.request.resume:
+    request = ticket.request
+    size, tokens = len(request.seeds), sequence_tokens(ticket)
+    free = [w for w in ready if not w.assigned or w.assigned + size <= 2 * w.capabilities.slots]
+    able = [w for w in free if not 0 < w.capabilities.context_tokens < tokens]
+    if ticket.failed_on and any(_unfailed(w, ticket) for w in ready):
+        able = [w for w in able if _unfailed(w, ticket)]
+    if not able:
+        return None
+    needs_version = request.needs_version
+    able = [w for w in able if w.version >= needs_version] or able
+    if request.resume:
         able = [w for w in able if goes_on(w, ticket)] or able
     # The least loaded one, by share of its slots: equal work for unequal machines.
-    return min(able, key=lambda w: w.assigned / w.slots, default=None)
+    return min(able, key=lambda w: w.assigned / w.capabilities.slots)
 
 
-def without_worker(waiting: Iterable[Ticket], workers: Collection[Worker]) -> list[Ticket]:
-    """Returns the waiting requests that no ready worker can take."""
+def _unfailed(worker: Worker, ticket: Ticket) -> bool:
+    """True if a worker can take a request, and has not failed at it."""
+    return takes(worker, ticket) and worker.identity not in ticket.failed_on
+
+
+def without_worker(
+    waiting: Iterable[Ticket], workers: Collection[Worker], longest: int
+) -> list[Ticket]:
+    """Returns the waiting requests that no ready worker can take.
+
+    Args:
+      longest: no request has more ``sequence_tokens``. If some worker takes as many, the requests
+        are not looked at.
+    """
     ready = [worker for worker in workers if worker.ready]
-    limited = any(worker.capabilities.context_tokens for worker in ready)
-    if ready and not limited:
+    if any(not 0 < worker.capabilities.context_tokens < longest for worker in ready):
         return []
     return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
 

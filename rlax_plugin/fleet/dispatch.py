@@ -17,21 +17,23 @@ from rlax_plugin.fleet.choosing_worker import (
     choose,
     goes_on,
     missing_worker,
+    sequence_tokens,
     takes,
     without_worker,
     wrong_everywhere,
 )
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.giving_up import GivingUp
+from rlax_plugin.fleet.growing import take_report
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
-from rlax_plugin.fleet.replies import all_contributors, check_reply
+from rlax_plugin.fleet.replies import all_contributors
 from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.fleet.under_way import UnderWay
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.rpc.pieces import Outgoing
-from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto
+from rlax_plugin.rpc.wire import key_from_proto, told_by_reply
 from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import Key, Request
 
@@ -85,7 +87,7 @@ class Dispatcher(FleetListener):
         self.under_way = UnderWay(self._calls.values(), self._waiting.values())
         self._scheduled, self._seen_late, self.backlog = False, "", Backlog()
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
-        self.reissued = self.tokens_resumed = self.late = 0
+        self._longest = self.reissued = self.tokens_resumed = self.late = 0
 
     @property
     def vocabulary(self) -> int:
@@ -96,6 +98,7 @@ class Dispatcher(FleetListener):
     def submit(self, request: Request) -> asyncio.Future[Completed]:
         """Queues a request; the future ends with its answer. Cancelling it ends the generation."""
         ticket = Ticket(request, asyncio.get_running_loop().create_future())
+        self._longest = max(self._longest, sequence_tokens(ticket))  # of all so far
         self.giving_up.watch(ticket)
         self.backlog.watch(len(request.seeds), ticket.done)
         self._waiting[request.exactly].append(ticket)
@@ -149,7 +152,7 @@ class Dispatcher(FleetListener):
 
     def _without_worker(self) -> list[Ticket]:
         waiting = (ticket for queue in self._waiting.values() for ticket in queue)
-        return without_worker(waiting, self._fleet.workers.values())
+        return without_worker(waiting, self._fleet.workers.values(), self._longest)
 
     def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
@@ -175,10 +178,9 @@ class Dispatcher(FleetListener):
             self._begin(Call(self._fleet.workers[name], {t.request.key: t for t in tickets}))
 
     def _begin(self, call: Call) -> None:
-        tickets = list(call.open.values())
         call.task = asyncio.ensure_future(self._run(call))
         self._calls[call.task] = call
-        call.task.add_done_callback(functools.partial(self._ended, tickets))
+        call.task.add_done_callback(functools.partial(self._ended, list(call.open.values())))
 
     def _ended(self, tickets: list[Ticket], task: asyncio.Task[None]) -> None:
         del self._calls[task]
@@ -204,8 +206,7 @@ class Dispatcher(FleetListener):
 
     async def _run(self, call: Call) -> None:
         worker = call.worker
-        error = "the worker closed the call before it had answered"
-        its_fault = True
+        error, its_fault = "the worker closed the call before it had answered", True
         for ticket in call.open.values():
             stands_still = functools.partial(self._stands_still, call, ticket)
             worker.progress.watch(ticket.attempt, stands_still)
@@ -321,18 +322,14 @@ class Dispatcher(FleetListener):
         side = worker.capabilities.side
         if (earlier := call.arriving.take(reply, request, worker.name, side)) is None:
             return  # the rest of it follows
-        samples = call.told[key] = reply_from_proto(
-            reply,
-            request,
-            worker.name,
-            told=call.told.get(key, request.resume),
-            workers=all_contributors(request, worker.name),
-            declared=side,
-            earlier=earlier,
+        contributors = all_contributors(request, worker.name)
+        news = told_by_reply(
+            reply, request, worker.name, workers=contributors, declared=side, earlier=earlier
         )
         # What nobody waits for any more may well be generated with other weights by now.
-        check_reply(
-            samples,
+        told = call.told[key] = take_report(
+            call.told.get(key),
+            news,
             request,
             self._fleet.newest.most_used,
             worker=worker.name,
@@ -342,9 +339,9 @@ class Dispatcher(FleetListener):
             decode=self._decode,
         )
         workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
-        if any(s.finish is None for s in samples):
-            if tokens(samples) > tokens(ticket.partials):
-                ticket.partials, ticket.partials_workers = samples, workers
+        if told.unfinished:
+            if told.tokens > ticket.partials.tokens:
+                ticket.partials, ticket.partials_workers = told, workers
             return
         del call.open[key], call.told[key]
         self._release(worker, request)
@@ -353,7 +350,7 @@ class Dispatcher(FleetListener):
                 worker, [ticket], "a worker that generated a part is not trusted", False
             )
         elif not ticket.done.done():
-            ticket.done.set_result(Completed(request, samples, workers))
+            ticket.done.set_result(Completed(request, told.samples(), workers))
         self._give_up(call)
         self.wake()
 
@@ -375,9 +372,8 @@ class Dispatcher(FleetListener):
                 fail([ticket], failure)
                 continue
             ticket.forget_distrusted()
-            again = dataclasses.replace(
-                ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
-            )
+            attempt, resume = ticket.request.attempt + 1, ticket.partials.samples()
+            again = dataclasses.replace(ticket.request, attempt=attempt, resume=resume)
             # The flow knows which version training needs; that of a measurement stays.
             ticket.renew(self._refresher.refreshed(again) if again.exactly is None else again)
             self.reissued += 1

@@ -47,7 +47,7 @@ def check_reply(
         side=side,
         decode=decode,
     )
-    found = found or _version_defect(samples, request, newest_version, exactly)
+    found = found or _version_defect(samples, request, newest_version, exactly, request.resume)
     pairs = zip(samples, request.resume, strict=bool(request.resume))
     for index, (sampled, before) in enumerate(pairs):
         if found is None and not _goes_on(sampled, before):
@@ -56,14 +56,54 @@ def check_reply(
         raise WorkerError(f"{worker}: {request.key} {found}")
 
 
+def check_continuation(
+    news: Sequence[Sampled],
+    begun: Sequence[int],
+    request: Request,
+    newest_version: int,
+    *,
+    worker: str,
+    exactly: int | None = None,
+    vocabulary: int = 0,
+    side: Mapping[str, SideSpec] = EMPTY,
+) -> None:
+    """Checks tokens that follow those of a report that was checked, see ``Growing.grows_by``.
+
+    Args:
+      news: for each sample the new tokens.
+      begun: for each sample the number of tokens before them.
+
+    Raises:
+      WorkerError: ``check_reply`` would reject the whole samples.
+    """
+    found = defect(
+        news,
+        request.sampling,
+        vocabulary,
+        context_length=len(request.context),
+        side=side,
+        begun=begun,
+    )
+    found = found or _version_defect(news, request, newest_version, exactly, ())
+    if found is not None:
+        raise WorkerError(f"{worker}: {request.key} {found}")
+
+
 def _version_defect(
-    samples: Sequence[Sampled], request: Request, newest: int, exactly: int | None
+    samples: Sequence[Sampled],
+    request: Request,
+    newest: int,
+    exactly: int | None,
+    resume: Sequence[Sampled],
 ) -> str | None:
     """Returns the version rule that samples violate; None if they violate none.
 
     A sample's versions never decrease, so its first and last are the smallest and largest.
+
+    Args:
+      resume: the samples that these continue, and include.
     """
-    for index, (s, before) in enumerate(itertools.zip_longest(samples, request.resume)):
+    for index, (s, before) in enumerate(itertools.zip_longest(samples, resume)):
         begun = 0 if before is None else len(before.tokens)
         count = len(s.versions)
         if not count:

@@ -29,9 +29,10 @@ def sample_seed(
 
 
 def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParams:
+    """Returns the settings of requests; the temperature of a schedule is its last one."""
     r = section.rollouts
     return SamplingParams(
-        temperature=r.temperature,
+        temperature=r.last_temperature,
         top_k=r.top_k,
         top_p=r.top_p,
         max_new_tokens=r.max_new_tokens,

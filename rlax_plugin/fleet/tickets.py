@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlax_plugin.fleet.fleet import Worker
+from rlax_plugin.fleet.growing import Growing
 from rlax_plugin.rpc.pieces import Arriving
 from rlax_plugin.types import Attempt, Key, Request, Sampled
 
@@ -59,7 +60,7 @@ class Ticket:
     done: asyncio.Future[Completed]
     since: float = field(default_factory=time.time)
     resume_workers: tuple[Worker, ...] = ()
-    partials: tuple[Sampled, ...] = ()
+    partials: Growing = field(default_factory=Growing)
     partials_workers: tuple[Worker, ...] = ()
     failed_on: set[tuple[str, str]] = field(default_factory=set)
     failures: int = 0
@@ -74,12 +75,13 @@ class Ticket:
         if not trusted(self.resume_workers):
             self.request, self.resume_workers = dataclasses.replace(self.request, resume=()), ()
         if not trusted(self.partials_workers):
-            self.partials, self.partials_workers = self.request.resume, self.resume_workers
+            self.partials = Growing(self.request.resume)
+            self.partials_workers = self.resume_workers
 
     def renew(self, request: Request) -> None:
         """Replaces its request; the new one continues from its ``resume``, or from the prompt."""
-        self.request, self.partials = request, request.resume
-        if not self.partials:
+        self.request, self.partials = request, Growing(request.resume)
+        if not request.resume:
             self.partials_workers = ()
         self.resume_workers = self.partials_workers
 
@@ -87,7 +89,7 @@ class Ticket:
         """Forgets its samples, because the next worker cannot continue them."""
         if self.request.resume:
             self.request = dataclasses.replace(self.request, resume=())
-        self.partials, self.partials_workers, self.resume_workers = (), (), ()
+        self.partials, self.partials_workers, self.resume_workers = Growing(), (), ()
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +108,7 @@ class Call:
     worker: Worker
     open: dict[Key, Ticket]
     expired: dict[Key, Request] = field(default_factory=dict)
-    told: dict[Key, tuple[Sampled, ...]] = field(default_factory=dict)
+    told: dict[Key, Growing] = field(default_factory=dict)
     arriving: Arriving = field(default_factory=Arriving)
     asked: set[Key] = field(default_factory=set)
     oldest: int = 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 _KL = "if the KL coefficient is above 0"
-_CLIP = "if grad_1 is `clipped_ratio`, `sequence_ratio` or `sequence_ratio_token`"
+_CLIP = (
+    "if grad_1 is `clipped_ratio`, `sequence_ratio`, `sequence_ratio_token` or "
+    "`clipped_geometric_mean`"
+)
 _CRITIC = "if `rlax.signals` has a critic"
 _TIS = "if corrections has `truncated_importance_sampling` with `above_cap: truncate`"
 
@@ -44,6 +47,12 @@ OBJECTIVE_ROWS: tuple[Row, ...] = (
     ),
     ("reference_kl_k1", "nats", "KL to the reference policy, estimator K1", _KL),
     ("reference_kl_k3", "nats", "KL to the reference policy, estimator K3", _KL),
+    (
+        "kl_penalty",
+        "nats",
+        "KL in the loss, times its coefficient, by its own aggregation",
+        "if `kl.aggregation` is set",
+    ),
     (
         "reprefill_missed",
         "fraction",
@@ -116,6 +125,24 @@ OBJECTIVE_ROWS: tuple[Row, ...] = (
         "fraction",
         "tokens masked because m is above the cap",
         "if corrections has `truncated_importance_sampling` with `above_cap: mask`",
+    ),
+    (
+        "tis_raised_fraction",
+        "fraction",
+        "tokens whose ratio m was raised to the floor",
+        "if corrections has `truncated_importance_sampling` with a `floor`",
+    ),
+    (
+        "tis_low_masked_fraction",
+        "fraction",
+        "tokens masked because m is below the floor",
+        "if corrections has `truncated_importance_sampling` with `below_floor: mask`",
+    ),
+    (
+        "trust_region_masked_fraction",
+        "fraction",
+        "tokens whose probability has left the trust region",
+        "if grad_1 is `trust_region`",
     ),
     (
         "icepop_masked_fraction",

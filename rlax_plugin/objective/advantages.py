@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from rlax_plugin.config import Overlong
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.types import Episode, Score, ScoredGroup
 
+REWARD_PARTS = "rl_reward_parts"
+"""float32, the value of each of ``rlax.rewards``, not weighted, on the last axis."""
 PAID_AT_TOKENS = "rl_paid_at_tokens"
 """float64: ``Outcomes.paid_at_tokens_n`` of a token's episode, in a batch with token rewards."""
 
@@ -39,6 +41,10 @@ class Outcomes:
       values_nt: a critic's value of the state before each token; None without a critic.
       final_values_n: a critic's value of the state in which a truncated sample was cut, 0 for all
         others; None if there are none.
+      turns_nt: the turn of each token, from 1, in the order in which turns were answered; None:
+        every sample is one turn.
+      parts_np: the value of each of ``rlax.rewards``, not weighted; None if they are not known.
+      step: the RL step, from 1.
     """
 
     rewards_n: np.ndarray
@@ -48,6 +54,9 @@ class Outcomes:
     values_nt: np.ndarray | None = None
     paid_at_tokens_n: np.ndarray | None = None
     final_values_n: np.ndarray | None = None
+    turns_nt: np.ndarray | None = None
+    parts_np: np.ndarray | None = None
+    step: int = 1
 
     @property
     def mask_nt(self) -> np.ndarray:
@@ -160,15 +169,22 @@ def shaped(
     return rewards_n - overlong.penalty * np.clip((lengths_n - (most - buffer)) / buffer, 0.0, 1.0)
 
 
-def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.ndarray, ...]:
+def of_groups(
+    slot: AdvantageSlot, groups: Sequence[ScoredGroup], step: int = 1
+) -> tuple[np.ndarray, ...]:
     """Returns advantages of the episodes of one batch; those without a reward get 0.
+
+    Args:
+      slot: the advantage slot.
+      groups: the groups of the batch.
+      step: the RL step of the batch.
 
     Returns:
       See ``TrainBatch.advantages``.
 
     Raises:
       TrainingError: the slot returned another shape, or a value that is not finite; or advantages
-        that differ within a sample, which only token rewards and values may cause.
+        that differ within a sample, which only token rewards, turns and values may cause.
     """
     scores = [score for group in groups for score in group.scores]
     paid = [s.at_the_end if isinstance(s, Score) else np.nan for s in scores]
@@ -179,18 +195,22 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.nd
     episodes = [episode for group in groups for episode in group.episodes]
     pairs = [(e, s) for e, s in zip(episodes, scores, strict=True) if isinstance(s, Score)]
     token_rewards_nt = _token_rewards(pairs, lengths_n[scored_n])
+    turns_nt = _turns([episode for episode, _ in pairs], lengths_n[scored_n])
     outcomes = Outcomes(
         rewards_n[scored_n],
         lengths_n[scored_n],
         group_n[scored_n],
         token_rewards_nt,
         paid_at_tokens_n=None if token_rewards_nt is None else token_rewards_nt.sum(axis=1),
+        turns_nt=turns_nt,
+        parts_np=_parts([score for _, score in pairs]),
+        step=step,
     )
     found_nt = _computed(slot, outcomes)
     ends = np.cumsum([len(group.episodes) for group in groups])
     differs_nt = found_nt != found_nt[:, :1]
     if differs_nt.any() and (differs_nt & outcomes.mask_nt).any():
-        if outcomes.token_rewards_nt is not None:
+        if outcomes.token_rewards_nt is not None or (turns_nt > 1).any():
             in_time_nt = np.where(outcomes.mask_nt, found_nt, 0.0)
             advantages_nt = np.zeros((len(rewards_n), found_nt.shape[1]))
             for index, (episode, _), in_time_t in zip(
@@ -200,11 +220,27 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.nd
             return tuple(np.split(advantages_nt, ends[:-1]))
         raise TrainingError(
             "the advantage slot gives the tokens of a sample different advantages, but there are "
-            "no token rewards or values"
+            "no token rewards, further turns or values"
         )
     advantages_n = np.zeros(len(rewards_n))
     advantages_n[scored_n] = found_nt[:, 0]
     return tuple(np.split(advantages_n, ends[:-1]))
+
+
+def _turns(episodes: Sequence[Episode], lengths_n: np.ndarray) -> np.ndarray:
+    """Returns ``Outcomes.turns_nt``, 0 after a sample's end."""
+    turns_nt = np.zeros((len(episodes), int(lengths_n.max(initial=0))), int)
+    for turns_t, episode in zip(turns_nt, episodes, strict=True):
+        tokens = [len(sampled.tokens) for sampled in episode.sampled]
+        places = np.array(episode.order or range(len(tokens)))
+        turns_t[: sum(tokens)] = 1 + np.sort(np.repeat(places, tokens))
+    return turns_nt
+
+
+def _parts(scores: Sequence[Score]) -> np.ndarray | None:
+    """Returns ``Outcomes.parts_np``; None if some score lacks a part."""
+    parts = {len(score.parts) for score in scores}
+    return np.array([score.parts for score in scores], np.float64) if len(parts) == 1 else None
 
 
 def _token_rewards(
@@ -258,8 +294,8 @@ def of_batch(
     Args:
       slot: the advantage slot.
       arrays: of ``objective/batches.py``: ``rl_rewards``, ``rl_group``, ``rl_episode`` and
-        ``rl_place`` are read, ``rl_truncated`` with final values, and ``rl_paid_at_tokens`` if
-        present.
+        ``rl_place`` are read, ``rl_truncated`` with final values, and ``rl_paid_at_tokens``,
+        ``rl_turn``, ``rl_step`` and ``rl_reward_parts`` if present.
       token_rewards_bt, values_bt: see ``Outcomes``; read at the tokens of completions.
       final_values_bt: see ``Outcomes``; read at the last token of truncated episodes.
 
@@ -282,15 +318,20 @@ def of_batch(
         last = [(b[-1], t[-1]) for b, t in places]
         cut_n = np.array([arrays["rl_truncated"][at] for at in last], bool)
         final_values_n = np.where(cut_n, [final_values_bt[at] for at in last], 0.0)
+
+    def of_samples(source: np.ndarray | None, dtype: type = float) -> Any:
+        return None if source is None else np.array([source[b[0], t[0]] for b, t in places], dtype)
+
     outcomes = Outcomes(
-        rewards_n=np.array([arrays["rl_rewards"][b[0], t[0]] for b, t in places], np.float64),
+        rewards_n=of_samples(arrays["rl_rewards"]),
         lengths_n=np.array([len(t) for _, t in places], int),
-        group_n=np.array([arrays["rl_group"][b[0], t[0]] for b, t in places], int),
+        group_n=of_samples(arrays["rl_group"], int),
         token_rewards_nt=spread(token_rewards_bt),
         values_nt=spread(values_bt),
-        paid_at_tokens_n=None
-        if (paid_bt := arrays.get(PAID_AT_TOKENS)) is None
-        else np.array([paid_bt[b[0], t[0]] for b, t in places], np.float64),
+        paid_at_tokens_n=of_samples(arrays.get(PAID_AT_TOKENS)),
+        turns_nt=spread(arrays.get("rl_turn")),
+        parts_np=of_samples(arrays.get(REWARD_PARTS)),
+        step=int(np.max(arrays.get("rl_step", 1), initial=1)),
         final_values_n=final_values_n,
     )
     advantages_bt = np.zeros(arrays["rl_rewards"].shape)

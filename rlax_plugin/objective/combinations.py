@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from rlax_plugin.config import Algorithm, RlaxSection
+from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.objective import adaptive_kl
 from rlax_plugin.objective.inputs import Ratio, RatioFactor, StaleCorrection
 
 # By old policy: the ratios in which the age of a sample shows, None for a mask. With reprefill
@@ -111,8 +112,21 @@ def _check_ratios(section: RlaxSection, algorithm: Algorithm, built: Mapping[str
         )
 
 
+def _check_kl(algorithm: Algorithm) -> None:
+    """Checks that a KL in the reward has no options of the KL in the loss."""
+    kl = algorithm.kl
+    if kl.placement == "loss" or not kl.penalises:
+        return
+    for name in ("gradient", "times", "weighted", "aggregation"):
+        if (value := getattr(kl, name)) != type(kl).model_fields[name].get_default():
+            key, reason = f"rlax.objective.kl.{name}", "has no effect with kl.placement: reward"
+            raise ConfigError(key, value.name if isinstance(value, Choice) else value, reason)
+
+
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
+    _check_kl(algorithm)
     rollouts = section.rollouts
+    adaptive_kl.check(algorithm.kl)
     names = [choice.plain_name for choice in algorithm.corrections]
     for name in names:
         if names.count(name) > 1:
@@ -125,7 +139,7 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
             "sample with several versions: choose proximal",
         )
     reads_reference = any(choice.plain_name == "reference" for choice in section.signals)
-    reads_reference |= algorithm.kl.coefficient > 0
+    reads_reference |= algorithm.kl.penalises
     if (path := section.objective.reference.path) and not reads_reference:
         raise ConfigError(
             "rlax.objective.reference.path",

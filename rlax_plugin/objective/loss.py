@@ -16,19 +16,22 @@ Suffixes name axes: ``_bt`` is [rows, length]. A row holds one sequence, or seve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
-from rlax_plugin.errors import PluginError
-from rlax_plugin.objective import combinations, diagnostics, terms
-from rlax_plugin.objective.advantages import AdvantageSlot, LengthPenalised, Outcomes
+from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.objective import combinations, diagnostics, terms, weighing
+from rlax_plugin.objective.adaptive_kl import KL_COEFFICIENT
+from rlax_plugin.objective.advantages import LengthPenalised
+from rlax_plugin.objective.batches import REWARD_PARTS
 from rlax_plugin.objective.inputs import Ratio, SlotMetrics, TokenInputs, TokenOutputs
+from rlax_plugin.objective.penalty import KL_TERM, kl_of_tokens
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
+from rlax_plugin.objective.slots import Loss, ObjectiveSlots
 from rlax_plugin.objective.terms import LossTerm, Terms
+from rlax_plugin.objective.update_sums import UPDATE_ARRAYS
+from rlax_plugin.objective.weighing import term_weights
 from rlax_plugin.ports.kinds import AT_KEY
 
 __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
@@ -50,86 +53,17 @@ __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a r
 ]
 
 
-TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
-"""A function in a slot of the objective.
-
-It may also be a ``RatioFactor``, a ``StaleCorrection``, and have ``SlotMetrics``.
-"""
-Aggregation = Callable[[TokenInputs], tuple[Any, Any]]
-"""Returns (weights_bt, total weight).
-
-The total is a count, 0 or at least 1: trainers divide by max(sum of totals, 1).
-"""
-Loss = Callable[[TokenOutputs, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectiveSlots:
-    """The parts of one objective, built, and its numbers.
-
-    Attributes:
-      aggregation: inputs -> (weights_bt, total weight).
-      advantages: outcomes -> float64 [n] or [n, t]; numpy. Called by the controller, and by a
-        trainer that adds token rewards.
-      importance_weight: inputs -> weight_bt.
-      grad_1: inputs -> term_bt, multiplied by the advantage.
-      grad_2: inputs -> term_bt, added.
-      corrections: inputs -> factor_bt, multiplied.
-      algorithm: preset and config, merged.
-      max_sequences: see ``TokenInputs``.
-      updates_per_step: optimizer updates with one batch.
-      max_staleness: see ``config.Staleness``.
-      lists_signals: True if the config lists signals, which may give values later.
-    """
-
-    aggregation: Aggregation
-    advantages: AdvantageSlot
-    importance_weight: TokenFunction
-    grad_1: TokenFunction
-    grad_2: TokenFunction
-    corrections: tuple[TokenFunction, ...]
-    algorithm: Algorithm
-    max_sequences: int = 1
-    updates_per_step: int = 1
-    max_staleness: int = 1
-    lists_signals: bool = False
-
-    @property
-    def recorded_advantages(self) -> AdvantageSlot:
-        """The advantages that the controller records, before signals of the config add values.
-
-        Values count as 0, and a sample has one advantage, the mean over its tokens, unless it has
-        rewards at tokens.
-        """
-        if not self.lists_signals:
-            return self.advantages
-
-        def without_values(outcomes: Outcomes) -> Any:
-            mask_nt = outcomes.mask_nt
-            found = self.advantages(replace(outcomes, values_nt=np.zeros(mask_nt.shape)))
-            if np.ndim(found) == 1 or outcomes.token_rewards_nt is not None:
-                return found
-            return np.where(mask_nt, found, 0.0).sum(axis=1) / outcomes.lengths_n
-
-        return without_values
-
-    @property
-    def kl_in_loss(self) -> bool:
-        return self.needs_reference and self.algorithm.kl.placement == "loss"
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.algorithm.kl.coefficient > 0
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        """True if the trainer adds ``rl_old_logprobs`` to a batch.
-
-        With one update per batch, the weights before it are those that the loss sees.
-        """
-        source = self.algorithm.old_policy
-        older = source == "reprefill" and self.max_staleness > 1
-        return older or (source != "sampler" and self.updates_per_step > 1)
+_OF_BATCH = (
+    "rl_group",
+    "rl_group_size",
+    "rl_sample",
+    "rl_sample_length",
+    "rl_total_reward",
+    "rl_step",
+    REWARD_PARTS,
+    *UPDATE_ARRAYS,
+)
+"""The arrays of ``TokenInputs.batch``."""
 
 
 def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
@@ -141,7 +75,8 @@ def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
             continue
         preset_s = merged[name]
         if name in ("kl", "overlong"):
-            given = preset_s.model_copy(update=given.model_dump(exclude_unset=True))
+            own = {key: getattr(given, key) for key in given.model_fields_set}
+            given = preset_s.model_copy(update=own)
         elif _same_part(given, preset_s):
             chosen = given.name or preset_s.name
             given = Choice(name=chosen, **preset_s.options | given.options)
@@ -177,6 +112,8 @@ def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
         yield slot, kind_of(slot), choice
     for index, choice in enumerate(algorithm.corrections):
         yield f"corrections.{index}", "correction", choice
+    if algorithm.kl.aggregation is not None:
+        yield "kl.aggregation", "aggregation", algorithm.kl.aggregation
 
 
 def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> ObjectiveSlots:
@@ -212,6 +149,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Ob
         objective.updates_per_step,
         section.staleness.max_staleness,
         bool(section.signals),
+        kl_aggregation=built.get("kl.aggregation"),
     )
 
 
@@ -228,6 +166,11 @@ def token_inputs(
     def masked(x_bt: Any) -> jax.Array:
         # Selected before any arithmetic, so that neither value nor cotangent of padding counts.
         return jnp.where(trained_bt, jnp.asarray(x_bt).astype(dtype), 0.0)
+
+    def selected(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        x = x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        return jnp.where(trained_bt.reshape(trained_bt.shape + (1,) * (x.ndim - 2)), x, 0)
 
     logprobs_bt = masked(outputs.logprobs_bt)
     behaviour_logprobs_bt = masked(data["rl_behaviour_logprobs"])
@@ -249,38 +192,69 @@ def token_inputs(
         mask_bt=trained_bt.astype(dtype),
         sequence_bt=jnp.where(trained_bt, data["targets_segmentation"], 0),
         max_sequences=slots.max_sequences,
+        batch={name: selected(data[name]) for name in _OF_BATCH if name in data},
+        steps=slots.steps,
     )
 
 
-def term_weights(slots: ObjectiveSlots, inputs: TokenInputs) -> tuple[Any, Any]:
-    """Returns agg * is * corrections per token, [rows, length], and the total weight of ``agg``."""
-    weights_bt, weight = slots.aggregation(inputs)
-    _check_shape("aggregation", weights_bt, inputs)
-    names = [f"corrections.{index}" for index in range(len(slots.corrections))]
-    factors = (slots.importance_weight, *slots.corrections)
-    for name, factor in zip(["importance_weight", *names], factors, strict=True):
-        factor_bt = factor(inputs)
-        _check_shape(name, factor_bt, inputs)
-        weights_bt = weights_bt * factor_bt
-    return weights_bt, weight
-
-
-def _check_shape(slot: str, found_bt: Any, inputs: TokenInputs) -> None:
-    wanted, found = inputs.mask_bt.shape, getattr(found_bt, "shape", ())
-    if found != wanted:
-        raise PluginError(
-            f"the objective's slot {slot} returned shape {list(found)}, expected {list(wanted)}: "
-            "a number for every token"
-        )
-
-
 def loss_weight(slots: ObjectiveSlots, data: Mapping[str, Any]) -> Any:
-    """The weight that the loss returns for a batch, without a model's outputs."""
+    """The weight that the loss returns for a batch, without a model's outputs.
+
+    Raises:
+      ConfigError: it depends on the outputs.
+    """
+    if weighing.counts_kept(slots):
+        raise ConfigError(
+            "rlax.objective.aggregation.count",
+            "kept",
+            "cannot be combined with a term of the loss that has a weight of its own (of a signal, "
+            "or kl.aggregation) and gradient accumulation: the total weight of an update is not "
+            "known before its last micro-batch",
+        )
+    return slots.aggregation(_without_outputs(slots, data))[1]
+
+
+def _without_outputs(slots: ObjectiveSlots, data: Mapping[str, Any]) -> TokenInputs:
+    """Returns the inputs of a batch whose log-probs are 0."""
     import jax.numpy as jnp
 
     nothing_bt = jnp.zeros(data["rl_mask"].shape, jnp.float32)
-    inputs = token_inputs(slots, TokenOutputs(nothing_bt, nothing_bt), data)
-    return slots.aggregation(inputs)[1]
+    return token_inputs(slots, TokenOutputs(nothing_bt, nothing_bt), data)
+
+
+def own_terms(slots: ObjectiveSlots) -> dict[str, LossTerm]:
+    """Returns the terms of the loss that the objective adds beside its sum.
+
+    It is the KL with an aggregation of its own: a mean that is divided by another weight.
+    """
+    if slots.kl_aggregation is None or not slots.kl_in_loss:
+        return {}
+    aggregation = slots.kl_aggregation
+
+    def total(outputs: TokenOutputs, data: Mapping[str, Any]) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        inputs = token_inputs(slots, outputs, data)
+        frozen, seen = inputs.frozen(), weighing.seen_inputs(slots, inputs)
+        weights_bt, _ = aggregation(seen.frozen())
+        if slots.algorithm.kl.weighted:
+            weights_bt = weighing.with_factors(weights_bt, slots, frozen, seen.frozen())
+        kl_bt = jax.lax.stop_gradient(weights_bt) * _penalty(slots, seen, data)
+        return jnp.where(seen.mask_bt > 0, kl_bt, 0.0).sum()
+
+    def weight(data: Mapping[str, Any]) -> Any:
+        return aggregation(_without_outputs(slots, data))[1]
+
+    return {KL_TERM: LossTerm(total, weight)}
+
+
+def _penalty(slots: ObjectiveSlots, inputs: TokenInputs, data: Mapping[str, Any]) -> Any:
+    """Returns beta K per token."""
+    kl = slots.algorithm.kl
+    adaptive = kl.adaptive is not None
+    beta = data[KL_COEFFICIENT] if adaptive else inputs.value(kl.coefficient)
+    return beta * kl_of_tokens(kl, inputs)
 
 
 def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
@@ -293,7 +267,8 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
     It is called as ``loss(outputs, data)``: ``outputs`` of ``data["targets"]`` under pi_theta;
     ``data`` the arrays of ``objective/batches.py``, and the trainer's additions:
     ``rl_old_logprobs`` with ``rl_old_known`` if ``slots.needs_old_logprobs``,
-    ``rl_reference_logprobs`` if KL is in the loss. It returns
+    ``rl_reference_logprobs`` if KL is in the loss, with ``rl_kl_coefficient`` if it is adaptive.
+    It returns
 
     - loss_sum: scalar, -J, to be minimised;
     - weight: scalar; the loss of a step is sum(loss_sum) / sum(weight);
@@ -307,7 +282,7 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
     import jax
     import jax.numpy as jnp
 
-    added = added or {}
+    added = own_terms(slots) | dict(added or {})
     stop = jax.lax.stop_gradient
     algorithm = slots.algorithm
     kl = algorithm.kl
@@ -322,19 +297,22 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
         told = (outputs.logprobs_bt, outputs.entropy_bt)
         chex.assert_equal_shape([*told, *(data[name] for name in names)])
         inputs = token_inputs(slots, outputs, data)
-        frozen = inputs.frozen()
+        frozen, seen = inputs.frozen(), weighing.seen_inputs(slots, inputs)
 
-        weights_bt, weight = term_weights(slots, frozen)
-        grad_1_bt, grad_2_bt = slots.grad_1(inputs), slots.grad_2(inputs)
-        _check_shape("grad_1", grad_1_bt, inputs)
-        _check_shape("grad_2", grad_2_bt, inputs)
-        if slots.kl_in_loss:
-            log_ratio_bt = inputs.logprobs_bt - inputs.reference_logprobs_bt
-            grad_2_bt -= kl.coefficient * kl_estimate(kl.estimator, log_ratio_bt, jnp)
+        agg_bt, weight = weighing.aggregated(slots, seen.frozen())
+        weights_bt = weighing.with_factors(agg_bt, slots, frozen, seen.frozen())
+        grad_1_bt, grad_2_bt = slots.grad_1(seen), slots.grad_2(seen)
+        weighing.check_shape("grad_1", grad_1_bt, inputs)
+        weighing.check_shape("grad_2", grad_2_bt, inputs)
+        kl_bt = _penalty(slots, seen, data) if slots.kl_in_loss else None
+        if kl_bt is not None and kl.weighted and slots.kl_aggregation is None:
+            grad_2_bt -= kl_bt
         if algorithm.entropy_coefficient:
-            grad_2_bt += algorithm.entropy_coefficient * inputs.entropy_bt
-        terms_bt = inputs.advantages_bt * grad_1_bt + grad_2_bt
-        loss_sum = -jnp.where(frozen.mask_bt > 0, stop(weights_bt) * terms_bt, 0.0).sum()
+            grad_2_bt += inputs.value(algorithm.entropy_coefficient) * seen.entropy_bt
+        terms_bt = seen.advantages_bt * grad_1_bt + grad_2_bt
+        loss_sum = -jnp.where(seen.mask_bt > 0, stop(weights_bt) * terms_bt, 0.0).sum()
+        if kl_bt is not None and not kl.weighted and slots.kl_aggregation is None:
+            loss_sum += jnp.where(seen.mask_bt > 0, stop(agg_bt) * kl_bt, 0.0).sum()
 
         metrics = diagnostics.sums(frozen, data["rl_staleness"])
         if slots.kl_in_loss:

@@ -22,6 +22,11 @@ class Preset(Algorithm):
       formula: the objective, to be maximised, in the notation of docs/objectives.md.
       conventions: conventions that the formula does not show, one sentence each.
       peers: library -> how it differs.
+      version: of the library whose defaults it has; empty for a paper's algorithm.
+      source: address of these defaults.
+      covers: subject -> the library's value, and the key of a run's config where the objective
+        cannot contain it.
+      lacks: what the preset cannot say, one sentence each.
     """
 
     title: str = ""
@@ -29,6 +34,10 @@ class Preset(Algorithm):
     formula: str = ""
     conventions: tuple[str, ...] = ()
     peers: dict[str, str] = Field(default_factory=dict)
+    version: str = ""
+    source: str = ""
+    covers: dict[str, str] = Field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
 
 
 def presets_from_yaml(path: str | Path) -> dict[str, Extension]:

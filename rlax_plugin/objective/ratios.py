@@ -54,7 +54,7 @@ def kl_token_rewards(
     """Returns token rewards of ``kl.placement: reward``, -beta K(mu, pi_ref); see ``config.KL``.
 
     Args:
-      kl: the config.
+      kl: the config, with the coefficient of the step (``KL.at``).
       behaviour_logprobs_bt: log mu, nats.
       reference_logprobs_bt: log pi_ref of the same tokens, nats.
       mask_bt: above 0 on tokens that get a reward; the others get 0, whatever the arrays hold
@@ -63,8 +63,17 @@ def kl_token_rewards(
     Returns:
       float64 [rows, length], for ``advantages.of_batch``.
     """
+    assert isinstance(kl.coefficient, int | float), "of one step"
     paid_bt = np.asarray(mask_bt) > 0
     behaviour_bt = np.where(paid_bt, np.asarray(behaviour_logprobs_bt, np.float64), 0.0)
     reference_bt = np.where(paid_bt, np.asarray(reference_logprobs_bt, np.float64), 0.0)
     # K of equal log-probs is 0.
-    return -kl.coefficient * kl_estimate(kl.estimator, behaviour_bt - reference_bt, np)
+    return -kl.coefficient * kl_value(kl, behaviour_bt - reference_bt)
+
+
+def kl_value(kl: KL, log_ratio_bt: np.ndarray) -> np.ndarray:
+    """Returns the estimate of the config, clamped as it says, in numpy."""
+    if kl.clamp_log_ratio is not None:
+        log_ratio_bt = np.clip(log_ratio_bt, -kl.clamp_log_ratio, kl.clamp_log_ratio)
+    found_bt = kl_estimate(kl.estimator, log_ratio_bt, np)
+    return found_bt if kl.clamp is None else np.clip(found_bt, -kl.clamp, kl.clamp)

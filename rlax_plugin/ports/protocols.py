@@ -165,7 +165,7 @@ class PromptSource(Protocol):
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of completion tokens, without stop or padding tokens."""
+        """Text of completion tokens, without stop or padding tokens. Any thread."""
         ...
 
     @property

@@ -118,7 +118,8 @@ class _Rows:
             self._trailing[name] = json.loads((field.metadata or {}).get(b"trailing", b"[]"))
         self._count = table.num_rows
         # Kept in a ledger by an earlier version of this project.
-        self._columns.setdefault("turn_order", [None] * self._count)
+        for name in ("turn_order", "temperature"):
+            self._columns.setdefault(name, [None] * self._count)
 
     def groups(self) -> Iterator[RecordedGroup]:
         of_row = self._columns["group"]
@@ -145,6 +146,7 @@ class _Rows:
             episodes=episodes,
             scores=tuple(map(self._score, of_episodes)),
             pass_rate_before=one["pass_rate_before"][first],
+            temperature=one["temperature"][first],
         )
         advantages = None
         if one["state"][first] == "trained":

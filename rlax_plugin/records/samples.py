@@ -63,6 +63,7 @@ SCHEMA = pa.schema(
         ("advantage", pa.float64()),  # null outside of batches; without KL in the reward
         ("token_advantages", pa.list_(pa.float64())),
         ("pass_rate_before", pa.float64()),  # null where the prompt was new
+        ("temperature", pa.float64()),  # null where rlax.rollouts.temperature is a number
         ("rejected", pa.string()),  # why; null where the group was accepted
     ]
 )
@@ -71,7 +72,7 @@ OPTIONAL = frozenset(
         *("prompt_tokens", "metadata", "texts", "ended", "turn_order"),
         *("given_lengths", "sampled_lengths", "worker_counts"),
         *("reward_metrics", "token_rewards", "reward_error"),
-        *("advantage", "token_advantages", "pass_rate_before", "rejected"),
+        *("advantage", "token_advantages", "pass_rate_before", "temperature", "rejected"),
     )
 )
 SIDE = "side:"  # before a side channel's name, in the name of its column
@@ -134,6 +135,7 @@ def _table(
             "reference": [g.prompt.reference for g in groups],
             "metadata": [_json(g.prompt.metadata) for g in groups],
             "pass_rate_before": [g.pass_rate_before for g in groups],
+            "temperature": [g.temperature for g in groups],
             "rejected": [one.reason if isinstance(one, Rejected) else None for one in judged],
         }.items()
     } | {

@@ -32,6 +32,11 @@ class RunHistory:
         return self.run_state.open
 
     @property
+    def oldest_open(self) -> int | None:
+        """The oldest open group; None if there is none."""
+        return self.run_state.oldest_open
+
+    @property
     def next_step(self) -> int:
         """The step whose batch is next."""
         return self.run_state.next_step

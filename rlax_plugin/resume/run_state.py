@@ -23,6 +23,7 @@ from rlax_plugin.pass_rates.pass_rate_table import PassRateTable, RateColumns
 from rlax_plugin.ports.curation import Sampler
 from rlax_plugin.prompts.table import id_at, indices_of
 from rlax_plugin.records import events as ev
+from rlax_plugin.resume.ready_groups import ReadyGroups
 from rlax_plugin.types import Prompt, ScoredGroup
 
 
@@ -40,6 +41,15 @@ class Open:
     min_version: int
     posterior: tuple[float, float]
     attempt: int = 1
+
+    @property
+    def step(self) -> int:
+        """The RL step whose temperature and reward weights are the group's.
+
+        It begins with ``min_version``, the oldest weights that may generate the group. It stays
+        the same if the group is issued again, in any process.
+        """
+        return self.min_version + 1
 
 
 @dataclass(slots=True)
@@ -81,7 +91,7 @@ class RunState:
       prompts: of the split that is trained on.
       rates: the pass rate of each prompt.
       open: group id -> issued group that is not scored yet; in issue order.
-      ready: group id -> accepted group that is not in a batch yet.
+      ready: the accepted groups that are not in a batch yet, by id.
       segment_of: group id of a ready group -> journal segment in whose file of samples it is.
       next_step: the step whose batch is next, from 1.
       issued_for_step: groups issued since the last batch, or since the run was resumed.
@@ -97,13 +107,20 @@ class RunState:
         self.prompts, self._sampler, self.rates = prompts, sampler, rates
         self._stages = Stages(section.curation.stages, prompts, rates)
         self._rng = np.random.default_rng([section.seed, 1])
-        self._next_id = 0
+        self._next_id = self._oldest_open = 0
         self.open: dict[int, Open] = {}
-        self.ready: dict[int, ScoredGroup] = {}
+        self.ready = ReadyGroups()
         self.segment_of: dict[int, int] = {}
         self.next_step = 1
         self.issued_for_step = 0
         self.totals = Totals()
+
+    @property
+    def oldest_open(self) -> int | None:
+        """The oldest open group; None if there is none."""
+        while self._oldest_open < self._next_id and self._oldest_open not in self.open:
+            self._oldest_open += 1  # no group is opened again
+        return self._oldest_open if self.open else None
 
     @property
     def stage(self) -> int | None:
@@ -191,13 +208,13 @@ class RunState:
             self._stages.observed(index)
         self.totals.reward_errors += len(group.episodes) - event.scored
         if event.rejected is None:
-            self.ready[event.group] = group
+            self.ready.add(group)
             self.totals.accepted += 1
         else:
             self.totals.rejected[event.rejected] += 1
 
     def _take(self, group_id: int) -> None:
-        del self.ready[group_id]
+        self.ready.remove(group_id)
         self.segment_of.pop(group_id, None)
 
     # --- snapshot ------------------------------------------------------------------------------
@@ -262,8 +279,9 @@ class RunState:
             totals[name] = Counter(totals[name])
         self.totals = Totals(**totals)
         self.open = self._restored(state["open"])
+        self._oldest_open = min(self.open, default=self._next_id)
         self.segment_of = {int(group_id): segment for group_id, segment in state["ready"].items()}
-        self.ready = dict(load(self.segment_of))
+        self.ready = ReadyGroups(load(self.segment_of).values())
 
     def _restored(self, found: Sequence[Mapping[str, Any]]) -> dict[int, Open]:
         lost = {one["prompt"] for one in found if not self._is_at(one.get("index"), one["prompt"])}

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rlax_plugin.rewards.forms import Form
+from rlax_plugin.rewards.forms import Form, reweighted
 from rlax_plugin.rewards.main_thread import Asked, JobReader, MainThread, Send
 from rlax_plugin.rewards.messages import prompt_from
 from rlax_plugin.rewards.process_session import ProcessSession, outcome_of
@@ -126,7 +126,8 @@ class WaitingJobs:
         elif "play" in message:
             self._begin(job, self._play(job, message["play"]))
         else:
-            self._begin(job, self._score(job, self._jobs.read(message)))
+            forms = reweighted(self._forms, message.get("weights"))
+            self._begin(job, self._score(job, forms, self._jobs.read(message)))
 
     def _begin(self, job: int, coroutine: Coroutine[Any, Any, None]) -> None:
         context = contextvars.copy_context()
@@ -139,7 +140,7 @@ class WaitingJobs:
         if self._tasks.pop(job, None) is not None:
             self._send({"job": job, **message})
 
-    async def _score(self, job: int, asked: Asked) -> None:
+    async def _score(self, job: int, forms: Sequence[Form], asked: Asked) -> None:
         number = 0
 
         def at(reward: int) -> None:
@@ -153,7 +154,7 @@ class WaitingJobs:
                 return await form.method(*arguments)
             return await self._main_thread.call(job, number, form, arguments)
 
-        scores = await scores_of(self._forms, *asked, call=call, at=at, failures=self._failures)
+        scores = await scores_of(forms, *asked, call=call, at=at, failures=self._failures)
         self._end(job, {"scores": scores})
 
     async def _play(self, job: int, message: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlax_plugin.errors import PluginError
@@ -42,6 +42,13 @@ class Form:
     def arguments(self, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
         """Returns the arguments for scoring one episode."""
         return prompt, episode.text if self.what == "text" else episode
+
+
+def reweighted(forms: Sequence[Form], weights: Sequence[float] | None) -> Sequence[Form]:
+    """Returns forms with other weights; None: as they are."""
+    if weights is None:
+        return forms
+    return [replace(form, weight=weight) for form, weight in zip(forms, weights, strict=True)]
 
 
 def form_of(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlax_plugin.rewards.forms import Form
+from rlax_plugin.rewards.forms import Form, reweighted
 from rlax_plugin.rewards.messages import episode_from, prompt_from
 from rlax_plugin.rewards.scoring import Failures, scores_of
 from rlax_plugin.rewards.witness import Witness
@@ -110,6 +110,7 @@ class MainThread:
             self._witness.reward = number
 
         read = self._jobs.read(message)
+        forms = reweighted(forms, message.get("weights"))
         return scores_of(forms, *read, call=call, at=at, failures=self._failures)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import RlaxSection, Schedule, last_of, value_at
 from rlax_plugin.ports.environment import Outcome, PlayedEpisode
 from rlax_plugin.rewards.blame import MOST_IN_VAIN, Blame
 from rlax_plugin.rewards.distribution import Distributor
@@ -127,8 +127,15 @@ class RewardPool:
         """
         await self._distributor.start()
 
-    async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
+    async def score(
+        self, prompt: Prompt, episodes: Sequence[Episode], *, step: int | None = None
+    ) -> list[Score | Unscored]:
         """Returns a score for each episode.
+
+        Args:
+          prompt: the prompt of the episodes.
+          episodes: one job each, unless a reward sees the group.
+          step: the RL step whose weights count; None: the last values of their schedules.
 
         Raises:
           PluginError: the prompt's metadata are not JSON.
@@ -139,13 +146,15 @@ class RewardPool:
         if not episodes:
             return []
         needs, scores, shown = self.needs, Scores(len(episodes)), prompt_to(prompt)
+        weights = [choice.weight for choice in self._section.rewards]
         size = len(episodes) if needs.group else 1
         call = RewardCall(
             reward_s=self._section.deadlines.reward_s,
-            weights=[choice.weight for choice in self._section.rewards],
+            weights=[last_of(one) if step is None else value_at(one, step) for one in weights],
             limit=self._section.reward_limit,
             tokens=needs.tokens,
             on_loop=needs.waits,
+            scheduled=any(isinstance(one, Schedule) for one in weights),
         )
         jobs = [
             ScoreJob(prompt, shown, episodes[first : first + size], scores, first, call)

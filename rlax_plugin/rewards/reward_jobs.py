@@ -187,6 +187,7 @@ class RewardCall:
     Attributes:
       reward_s: the time for one episode.
       weights: of the rewards.
+      scheduled: True if weights depend on the step, so that the process has to be told them.
       limit: ``reward_limit`` of ``RlaxSection``.
       tokens: True if a reward sees tokens.
       on_loop: see ``Job``.
@@ -197,6 +198,7 @@ class RewardCall:
     limit: float
     tokens: bool
     on_loop: bool
+    scheduled: bool = False
 
 
 class ScoreJob(Job):
@@ -228,7 +230,9 @@ class ScoreJob(Job):
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
         episodes = [episode_to(one, self.prompt, self._call.tokens) for one in self._episodes]
-        message = {"job": self.number, "episodes": episodes}
+        message: dict[str, Any] = {"job": self.number, "episodes": episodes}
+        if self._call.scheduled:
+            message["weights"] = list(self._call.weights)
         return message | {"prompt": self._shown} if with_prompt else message
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlax_plugin.build import build_part
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import RlaxSection, last_of
 from rlax_plugin.liveness.marks import announced
 from rlax_plugin.liveness.watchdog import STILL_S, Watchdog
 from rlax_plugin.ports.protocols import BuildContext
@@ -111,7 +111,12 @@ def main() -> None:
         for i, choice in enumerate(section.rewards)
     ]
     forms = [
-        form_of(reward, choice.weight, f"{start['key']}.{i} ({choice.name})", section.reward_limit)
+        form_of(
+            reward,
+            last_of(choice.weight),
+            f"{start['key']}.{i} ({choice.name})",
+            section.reward_limit,
+        )
         for i, (reward, choice) in enumerate(zip(rewards, section.rewards, strict=True))
     ]
     needs = Needs.of(forms)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -134,12 +135,16 @@ def _joined(pieces: Pieces) -> tuple[bytes, bytes, Sequence[int], Mapping[str, b
     return b"".join(tokens), logprobs, runs, {name: b"".join(some) for name, some in side.items()}
 
 
-def _sample_from_proto(
-    pieces: Pieces,
-    told: Sampled | None,
-    workers: tuple[str, ...],
-    declared: Mapping[str, SideSpec],
-) -> Sampled:
+class Told(NamedTuple):
+    """A sample in a message: its tokens from ``begins_at`` on, and its whole side channels."""
+
+    begins_at: int
+    sampled: Sampled
+
+
+def _told_from_proto(
+    pieces: Pieces, workers: tuple[str, ...], declared: Mapping[str, SideSpec]
+) -> Told:
     """One sample from its pieces.
 
     Raises:
@@ -149,19 +154,33 @@ def _sample_from_proto(
     token_bytes, logprob_bytes, runs, side_bytes = _joined(pieces)
     tokens, logprobs = np.frombuffer(token_bytes, _I32), np.frombuffer(logprob_bytes, _F32)
     versions = _versions(runs, len(tokens))
-    if begins_at := first.begins_at:
-        if told is None or not 0 < begins_at <= len(told.tokens):
-            raise ValueError(f"tokens from {begins_at} on, but those before were not sent")
-        tokens = np.concatenate([told.tokens[:begins_at], tokens])
-        logprobs = np.concatenate([told.logprobs[:begins_at], logprobs])
-        versions = np.concatenate([told.versions[:begins_at], versions])
     if not 0 <= first.finish < len(_FINISHES):
         raise ValueError(f"finish {first.finish} does not exist")
     side: Mapping[str, np.ndarray] = EMPTY
     if side_bytes:
         side = {name: _side_array(name, data, declared) for name, data in side_bytes.items()}
     finish = _FINISHES[first.finish]
-    return Sampled(first.seed, tokens, logprobs, versions, finish, workers, side)
+    sampled = Sampled(first.seed, tokens, logprobs, versions, finish, workers, side)
+    return Told(first.begins_at, sampled)
+
+
+def _continued(before: Sampled | None, told: Told) -> Sampled:
+    """A whole sample, of which the receiver has the first tokens.
+
+    Raises:
+      ValueError: it does not have them.
+    """
+    begins_at, s = told
+    if not begins_at:
+        return s
+    if before is None or not 0 < begins_at <= len(before.tokens):
+        raise ValueError(f"tokens from {begins_at} on, but those before were not sent")
+    return dataclasses.replace(
+        s,
+        tokens=np.concatenate([before.tokens[:begins_at], s.tokens]),
+        logprobs=np.concatenate([before.logprobs[:begins_at], s.logprobs]),
+        versions=np.concatenate([before.versions[:begins_at], s.versions]),
+    )
 
 
 def _side_array(name: str, data: bytes, declared: Mapping[str, SideSpec]) -> np.ndarray:
@@ -225,7 +244,7 @@ def request_from_proto(
             stop_strings=tuple(s.stop_strings),
         ),
         min_version=message.min_version,
-        resume=tuple(_sample_from_proto(one, None, (), declared) for one in resume),
+        resume=tuple(_continued(None, _told_from_proto(one, (), declared)) for one in resume),
         session=message.session,
     )
 
@@ -239,21 +258,19 @@ def reply_to_proto(
     return pb.Reply(key=key_to_proto(key), samples=messages)
 
 
-def reply_from_proto(
+def told_by_reply(
     reply: pb.Reply,
     request: Request,
     worker: str,
     *,
-    told: Sequence[Sampled],
     workers: Sequence[tuple[str, ...]],
     declared: Mapping[str, SideSpec] = EMPTY,
     earlier: Sequence[pb.Reply] = (),
-) -> tuple[Sampled, ...]:
-    """Samples of one reply; ``fleet/replies.py`` checks their contents afterwards.
+) -> list[Told]:
+    """Returns the content of one reply for each sample of a request.
 
     Args:
       worker: its name, for messages.
-      told: samples of this request that it has sent before, or was given to continue.
       workers: for each sample, the workers that have generated it.
       declared: the worker's side channels.
       earlier: the messages of the reply before this one, which is its last.
@@ -266,11 +283,48 @@ def reply_from_proto(
         if tuple(pieces[0].seed for pieces in found) != request.seeds:
             problem = "was answered with samples that were not requested"
             raise WorkerError(f"{worker}: {request.key} {problem}")
-        return tuple(
-            _sample_from_proto(pieces, before, names, declared)
-            for pieces, before, names in zip(
-                found, told or itertools.repeat(None), workers, strict=False
-            )
-        )
+        return [
+            _told_from_proto(pieces, names, declared)
+            for pieces, names in zip(found, workers, strict=False)
+        ]
     except ValueError as error:  # such as bytes that are no whole number of elements
         raise WorkerError(f"{worker}: {request.key} is garbled: {error}") from error
+
+
+def continued(
+    before: Sequence[Sampled], told: Sequence[Told], request: Request, worker: str
+) -> tuple[Sampled, ...]:
+    """Whole samples; ``fleet/replies.py`` checks their contents afterwards.
+
+    Args:
+      before: samples of this request that the worker has sent before, or was given to continue.
+
+    Raises:
+      WorkerError: one continues another sample than that.
+    """
+    try:
+        known = before or itertools.repeat(None)
+        return tuple(_continued(one, news) for one, news in zip(known, told, strict=False))
+    except ValueError as error:
+        raise WorkerError(f"{worker}: {request.key} is garbled: {error}") from error
+
+
+def reply_from_proto(
+    reply: pb.Reply,
+    request: Request,
+    worker: str,
+    *,
+    told: Sequence[Sampled],
+    workers: Sequence[tuple[str, ...]],
+    declared: Mapping[str, SideSpec] = EMPTY,
+    earlier: Sequence[pb.Reply] = (),
+) -> tuple[Sampled, ...]:
+    """Whole samples of one reply, see ``told_by_reply`` and ``continued``.
+
+    Args:
+      told: samples that the worker has sent before, or was given to continue.
+    """
+    found = told_by_reply(
+        reply, request, worker, workers=workers, declared=declared, earlier=earlier
+    )
+    return continued(told, found, request, worker)

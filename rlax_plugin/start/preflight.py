@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from rlax_plugin.build import Registry
-from rlax_plugin.config import SINGLE_TURN, RlaxSection
+from rlax_plugin.config import SINGLE_TURN, RlaxSection, lowest
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
@@ -112,7 +112,7 @@ def _check_training(section: RlaxSection, maxtext: Mapping[str, Any]) -> None:
 
 def _check_sampling(section: RlaxSection) -> None:
     rollouts = section.rollouts
-    whole = {"temperature": rollouts.temperature > 0, "top_k": not rollouts.top_k}
+    whole = {"temperature": lowest(rollouts.temperature) > 0, "top_k": not rollouts.top_k}
     right = {"temperature": "above 0", "top_k": "0", "top_p": "1.0"}
     for name, holds in (whole | {"top_p": rollouts.top_p == 1}).items():
         if not holds:

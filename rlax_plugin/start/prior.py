@@ -48,7 +48,7 @@ def check_prior(section: RlaxSection) -> None:
     """
     prior, r = section.curation.prior, section.rollouts
     about = _reading(prior.path, read_about)
-    settings = {"temperature": r.temperature, "top_k": r.top_k, "top_p": r.top_p}
+    settings = {"temperature": r.last_temperature, "top_k": r.top_k, "top_p": r.top_p}
     sampling = replace(about.sampling, max_new_tokens=r.max_new_tokens, **settings)
     _check_alike(prior, about, about_rates(section, sampling, "", None))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.objective.batches import temperature_of
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import pack, unpack
 from rlax_plugin.signals.model_view import ModelView, Part
@@ -26,12 +27,16 @@ class BigramView(ModelView):
     Args:
       weights: the first weights.
       version: version of these weights.
-      temperature: temperature of the samples.
+      temperature: see ``batches.temperature_of``.
       part_rows: number of rows that are computed at once; 0: all of a batch.
     """
 
     def __init__(
-        self, weights: policy.Weights, version: int, temperature: float, part_rows: int = 0
+        self,
+        weights: policy.Weights,
+        version: int,
+        temperature: float | None,
+        part_rows: int = 0,
     ):
         self._weights, self.version = weights, version
         self._temperature, self._part_rows = temperature, part_rows
@@ -60,7 +65,10 @@ class BigramView(ModelView):
     ) -> dict[str, np.ndarray]:
         shape = batch["inputs"].shape
         previous_n = batch["inputs"].reshape(-1)
-        logprobs_nv = policy.log_probs(weights, previous_n, self._temperature)
+        temperature = temperature_of(batch, self._temperature)
+        if isinstance(temperature, np.ndarray):
+            temperature = temperature.reshape(-1)
+        logprobs_nv = policy.log_probs(weights, previous_n, temperature)
         target_n = batch["targets"].reshape(-1, 1)
         found = {
             "logprobs": np.take_along_axis(logprobs_nv, target_n, axis=-1),

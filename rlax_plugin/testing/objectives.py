@@ -18,12 +18,13 @@ from rlax_plugin.objective import advantages, diagnostics
 from rlax_plugin.objective.loss import (
     ObjectiveSlots,
     TokenOutputs,
-    kl_estimate,
     kl_token_rewards,
     make_loss,
     term_weights,
     token_inputs,
 )
+from rlax_plugin.objective.ratios import kl_value
+from rlax_plugin.objective.update_sums import update_sums
 from rlax_plugin.ports.protocols import BuildContext
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def evaluate_objective(
     entropy_bt: ArrayLike | None = None,
     plugins: tuple[str, ...] = (),
     max_new_tokens: int | None = None,
+    step: int = 1,
+    steps: int = 1,
     jit: bool = False,
 ) -> Evaluation:
     """Loss, advantages, gradient and metrics of one update with one batch.
@@ -104,6 +107,7 @@ def evaluate_objective(
       max_new_tokens: the limit that overlong punishment and constant lengths refer to. None: the
         length of the rows, and no sample is punished as overlong, unless ``overlong.max_tokens`` is
         set.
+      step, steps: the RL step, from 1, and the RL steps of the whole run.
       jit: True to compute loss, gradient and weights under ``jax.jit``, as trainers do. It takes a
         second to compile, and finds a slot that cannot be compiled. False runs operation by
         operation, which lets you look inside a slot.
@@ -133,10 +137,11 @@ def evaluate_objective(
     )
     # Only after a batch's first update do pi_old and pi_theta differ.
     updates_per_step = 1 if proximal_logprobs_bt is None else 2
-    slots = replace(slots_of(section), updates_per_step=updates_per_step)
+    further = {"updates_per_step": updates_per_step, "steps": steps}
+    slots = replace(slots_of(section), **further)
     overlong = slots.algorithm.overlong
     if max_new_tokens is None and overlong.penalty and not overlong.max_tokens:
-        slots = replace(slots_of(_without_limit(section)), updates_per_step=updates_per_step)
+        slots = replace(slots_of(_without_limit(section)), **further)
     if unused := unused_arrays(slots, arrays, shape, group_size):
         raise ValueError("; ".join(unused.values()))
     if slots.needs_reference and reference_logprobs_bt is None:
@@ -144,9 +149,28 @@ def evaluate_objective(
     if slots.algorithm.entropy_coefficient and entropy_bt is None:
         raise ValueError("the objective has an entropy bonus: give entropy_bt")
     advantages_bt, returns_bt = _advantages(
-        slots, arrays, rewards_b, group_size, section.rollouts.max_new_tokens
+        slots, arrays, rewards_b, group_size, section.rollouts.max_new_tokens, step
     )
-    return _evaluate(slots, arrays, advantages_bt, returns_bt, jit)
+    samples = _of_samples(arrays["mask_bt"] > 0, rewards_b, group_size, step)
+    return _evaluate(slots, arrays, samples, advantages_bt, returns_bt, jit)
+
+
+def _of_samples(
+    mask_bt: np.ndarray, rewards_b: np.ndarray, group_size: int, step: int
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of the batch that say of each token to which sample it belongs."""
+    place_b = np.arange(len(rewards_b))
+    scored_bg = mask_bt.any(axis=1).reshape(-1, group_size)
+    of_samples: dict[str, np.ndarray] = {
+        "rl_group": 1 + place_b // group_size,
+        "rl_group_size": scored_bg.sum(axis=1).repeat(group_size),
+        "rl_sample": place_b % group_size,
+        "rl_sample_length": mask_bt.sum(axis=1),
+        "rl_total_reward": rewards_b,
+        "rl_step": np.full(len(rewards_b), step),
+    }
+    arrays = {name: np.where(mask_bt, x_b[:, None], 0) for name, x_b in of_samples.items()}
+    return arrays | update_sums(arrays | {"rl_mask": mask_bt, "targets_segmentation": mask_bt * 1})
 
 
 def _check(arrays: Mapping[str, np.ndarray], rewards_b: np.ndarray, group_size: int) -> None:
@@ -268,7 +292,9 @@ def _reads_entropy(slots: ObjectiveSlots, shape: tuple[int, ...]) -> bool:
     data: dict[str, Any] = dict.fromkeys(
         ("rl_mask", "rl_staleness", "rl_old_known", "targets_segmentation"), ones_bt
     )
-    for name in ("advantages", "behaviour_logprobs", "old_logprobs", "reference_logprobs"):
+    data |= _of_samples(ones_bt > 0, rng.normal(size=shape[0]), shape[0], step=1)
+    random = "advantages", "behaviour_logprobs", "old_logprobs", "reference_logprobs"
+    for name in (*random, "kl_coefficient"):
         data[f"rl_{name}"] = np.float32(rng.normal(size=shape))
     logprobs_bt: Any = np.float32(rng.normal(size=shape))
     loss = make_loss(slots)
@@ -286,13 +312,14 @@ def _advantages(
     rewards_b: np.ndarray,
     group_size: int,
     max_new_tokens: int,
+    step: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Advantages and returns."""
     mask_bt = arrays["mask_bt"] > 0
     token_rewards_bt = None
     if slots.needs_reference and not slots.kl_in_loss:
         token_rewards_bt = kl_token_rewards(
-            slots.algorithm.kl,
+            slots.algorithm.kl.at(step),
             arrays["behaviour_logprobs_bt"],
             arrays["reference_logprobs_bt"],
             mask_bt,
@@ -323,12 +350,13 @@ def _kl(slots: ObjectiveSlots, arrays: Mapping[str, np.ndarray]) -> np.ndarray |
     log_ratio_bt = np.where(
         arrays["mask_bt"] > 0, arrays[policy] - arrays["reference_logprobs_bt"], 0.0
     )
-    return kl_estimate(slots.algorithm.kl.estimator, log_ratio_bt, np)
+    return kl_value(slots.algorithm.kl, log_ratio_bt)
 
 
 def _evaluate(
     slots: ObjectiveSlots,
     arrays: Mapping[str, np.ndarray],
+    samples: Mapping[str, np.ndarray],
     advantages_bt: np.ndarray,
     returns_bt: np.ndarray,
     jit: bool,
@@ -352,6 +380,8 @@ def _evaluate(
         "rl_old_logprobs": array("proximal_logprobs_bt"),
         "rl_old_known": ones_bt * ("proximal_logprobs_bt" in arrays),
         "rl_reference_logprobs": array("reference_logprobs_bt"),
+        "rl_kl_coefficient": jnp.full(shape, slots.algorithm.kl.at(1).coefficient, dtype),
+        **samples,
     }
     loss = make_loss(slots)
 

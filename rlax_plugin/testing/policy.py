@@ -37,21 +37,31 @@ def initial_weights(seed: int) -> dict[str, np.ndarray]:
     return weights
 
 
-def log_probs(weights: Weights, previous_n: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+Temperature = float | np.ndarray
+"""A divisor of logits, above 0: of all of them, or float32, one for each token."""
+
+
+def log_probs(
+    weights: Weights, previous_n: np.ndarray, temperature: Temperature = 1.0
+) -> np.ndarray:
     """Log-probabilities of every next token, nats.
 
     Args:
       previous_n: int [n], the previous tokens.
-      temperature: above 0; logits are divided by it.
+      temperature: of all tokens, or [n].
 
     Returns:
       [n, vocabulary].
     """
     logits_nv = weights["table"][previous_n] * weights["scale"] + weights["bias"]
-    logits_nv /= temperature
+    logits_nv /= _of_rows(temperature)
     logits_nv -= logits_nv.max(axis=-1, keepdims=True)
     logits_nv -= np.log(np.exp(logits_nv).sum(axis=-1, keepdims=True))
     return logits_nv
+
+
+def _of_rows(temperature: Temperature) -> Temperature:
+    return temperature[:, None] if isinstance(temperature, np.ndarray) else temperature
 
 
 def sequence_log_probs(weights: Weights, tokens: np.ndarray) -> np.ndarray:
@@ -64,7 +74,7 @@ def sequence_log_probs(weights: Weights, tokens: np.ndarray) -> np.ndarray:
 
 
 def reinforce(
-    weights: Weights, batch: Mapping[str, np.ndarray], temperature: float = 1.0
+    weights: Weights, batch: Mapping[str, np.ndarray], temperature: Temperature = 1.0
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The gradient of REINFORCE's loss, ``-sum(advantage * log pi) / tokens``.
 
@@ -72,6 +82,7 @@ def reinforce(
 
     Args:
       batch: arrays of ``rlax_plugin.objective.batches``.
+      temperature: of all tokens, or [rows, length].
 
     Returns:
       name -> gradient, shaped like the weights; zero if no token trains. And the log-probs [n] of
@@ -79,6 +90,8 @@ def reinforce(
     """
     trained_bt = batch["rl_mask"] > 0
     previous_n, target_n = batch["inputs"][trained_bt], batch["targets"][trained_bt]
+    if isinstance(temperature, np.ndarray):
+        temperature = temperature[trained_bt]
     logprobs_nv = log_probs(weights, previous_n, temperature)
     place_n = np.arange(target_n.size)
     dtype = logprobs_nv.dtype
@@ -87,7 +100,7 @@ def reinforce(
     slope_nv = np.exp(logprobs_nv)
     slope_nv[place_n, target_n] -= 1
     slope_nv *= factor_n[:, None]
-    slope_nv /= temperature
+    slope_nv /= _of_rows(temperature)
     table = np.zeros(SHAPES["table"], dtype)
     np.add.at(table, previous_n, slope_nv * weights["scale"])
     gradient = {

@@ -14,6 +14,7 @@ from pydantic import Field
 from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.objective.advantages import AdvantageSlot
+from rlax_plugin.objective.batches import temperature_of
 from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES
 from rlax_plugin.objective.loss import resolve
 from rlax_plugin.ports.protocols import BuildContext
@@ -103,7 +104,7 @@ class BigramTrainer(Trainer):
       files: the run's directory.
       steps: the last step to train.
       seed: seed of the initial weights.
-      temperature: temperature of the samples; above 0 to train.
+      temperature: see ``batches.temperature_of``; above 0 to train.
       signals: name -> signal; ``running_value`` is added if its option is set.
       advantages: slot for values that signals give, unless ``running_value`` is set.
 
@@ -120,7 +121,7 @@ class BigramTrainer(Trainer):
         *,
         steps: int,
         seed: int,
-        temperature: float,
+        temperature: float | None,
         signals: Mapping[str, BatchSignal] = MappingProxyType({}),
         advantages: AdvantageSlot = less_value,
     ):
@@ -157,7 +158,7 @@ class BigramTrainer(Trainer):
             RunFiles(context.run_url),
             steps=int(context.maxtext["steps"]),
             seed=context.seed,
-            temperature=context.section.rollouts.temperature,
+            temperature=context.section.rollouts.only_temperature,
             signals=signals,
             advantages=advantages,
         )
@@ -249,7 +250,8 @@ class BigramTrainer(Trainer):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """New weights in new buffers, and the step's metric sums for ``diagnostics.summarise``."""
         time.sleep(self._config.train_s)
-        gradient, logprobs_n = policy.reinforce(weights, batch, self._temperature)
+        temperature = temperature_of(batch, self._temperature)
+        gradient, logprobs_n = policy.reinforce(weights, batch, temperature)
         rate = np.float32(self._config.learning_rate)
         updated = {name: weight - rate * gradient[name] for name, weight in weights.items()}
         return updated, _metric_sums(batch, logprobs_n)

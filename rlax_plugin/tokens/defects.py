@@ -25,6 +25,7 @@ def defect(
     context_length: int = 0,
     side: Mapping[str, SideSpec] = EMPTY,
     decode: Decode | None = None,
+    begun: Sequence[int] = (),
 ) -> str | None:
     """The defect that makes samples generated with ``sampling`` unusable; None if there is none.
 
@@ -36,13 +37,15 @@ def defect(
       context_length: number of tokens before each sample.
       side: the side channels that its worker has declared.
       decode: tokens to text, for stop strings; None skips the check that samples end at them.
+      begun: number of tokens of each sample that were checked before and are not among those of
+        ``samples``; (): none were. Stop strings then cannot be checked.
 
     Returns:
       A phrase such as ``sample 3 has log-probs above 0``.
     """
     most = sampling.max_new_tokens
     for index, s in enumerate(samples):
-        count = len(s.tokens)
+        count = len(s.tokens) + (begun[index] if begun else 0)
         if problem := _shape_defect(s, count, most):
             return f"sample {index} {problem}"
         if s.side and (problem := _side_defect(s, count, context_length, side)):
@@ -53,7 +56,7 @@ def defect(
         if (found := _tokens_defect(some, ends, sampling, vocabulary)) is not None:
             place, problem = found
             return f"sample {portion[int(np.searchsorted(ends, place, 'right'))]} {problem}"
-    if sampling.stop_strings and decode is not None:
+    if sampling.stop_strings and decode is not None and not begun:
         for index, s in enumerate(samples):
             if problem := _string_defect(s, sampling, decode):
                 return f"sample {index} {problem}"
@@ -109,7 +112,7 @@ def _shape_defect(s: Sampled, count: int, most: int) -> str | None:
     finish = s.finish
     if finish not in _FINISHES:
         return f"ended by {finish!r}"
-    if not count == len(s.logprobs) == len(s.versions):
+    if not len(s.tokens) == len(s.logprobs) == len(s.versions):
         return "has uneven arrays"
     if count == 0 and finish is not None:
         return "is empty"

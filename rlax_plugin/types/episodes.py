@@ -33,7 +33,7 @@ class Trajectory:
     @property
     def length(self) -> int:
         """The number of given and sampled tokens."""
-        return sum(len(t.given) + len(t.sampled.tokens) for t in self.turns)
+        return sum([len(t.given) + len(t.sampled.tokens) for t in self.turns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Episode:
     @property
     def tokens(self) -> int:
         """The number of sampled tokens in all turns."""
-        return sum(len(s.tokens) for s in self.sampled)
+        return sum([len(t.sampled.tokens) for one in self.trajectories for t in one.turns])
 
     @property
     def truncated(self) -> bool:
@@ -136,6 +136,8 @@ class ScoredGroup:
       episodes: n, in index order.
       scores: one per episode.
       pass_rate_before: the prompt's measured pass rate before this group, None if never measured.
+      temperature: of its samples, if ``rlax.rollouts.temperature`` is a schedule; None: it is a
+        number, which is theirs.
     """
 
     id: int
@@ -144,6 +146,7 @@ class ScoredGroup:
     episodes: tuple[Episode, ...]
     scores: tuple[Score | Unscored, ...]
     pass_rate_before: float | None = None
+    temperature: float | None = None
 
     @property
     def rewards(self) -> np.ndarray:

@@ -19,7 +19,9 @@ from rlax_plugin.objective.advantages import Outcomes
 from rlax_plugin.objective.loss import ObjectiveSlots, TokenOutputs, make_loss, resolve
 from rlax_plugin.ports.protocols import BuildContext
 
-PRESETS = tuple(rlax_objectives.rlax_register_objective())
+_OFFERED = tuple(rlax_objectives.rlax_register_objective())
+PRESETS = tuple(name for name in _OFFERED if "/" not in name)
+LIBRARIES = tuple(name for name in _OFFERED if "/" in name)  # defaults that libraries ship
 # Half as long to compile, and run a few times only.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 modes = pytest.mark.parametrize("mode", [lambda f: f, jit], ids=["eager", "jit"])

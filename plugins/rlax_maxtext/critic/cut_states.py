@@ -10,6 +10,7 @@ import numpy as np
 from rlax_plugin.api import completions
 
 _SIDES = ("inputs", "targets")
+_TEMPERATURE = "rl_temperature"  # which a model may read, though no value depends on it
 
 
 class CutStates(NamedTuple):
@@ -20,7 +21,7 @@ class CutStates(NamedTuple):
 
     Attributes:
       at: (rows, positions) in the batch of the last tokens.
-      rows: name -> int32 [states, length], MaxText's six arrays.
+      rows: name -> [states, length], MaxText's six arrays, and the temperature if the batch has it.
       ends: position in its row of each state.
     """
 
@@ -49,5 +50,7 @@ def cut_states(batch: Mapping[str, np.ndarray]) -> CutStates:
         for side in _SIDES:
             found[f"{side}_position"][index] = np.arange(length)
             found[f"{side}_segmentation"][index, : tokens.size] = 1
+    if _TEMPERATURE in batch:
+        found[_TEMPERATURE] = np.ones((len(at), length), batch[_TEMPERATURE].dtype)
     rows, positions = np.array(at, int).reshape(-1, 2).T
     return CutStates((rows, positions), found, ends)

@@ -25,9 +25,10 @@ Arrays = dict[str, np.ndarray]
 Gradient = Callable[[Mapping[str, np.ndarray], Any, Mapping[str, Any]], Any]
 
 _VALUES, _FINAL = "rl_values", "rl_final_values"
-_MAXTEXT = (
+_READ = (  # by a model; the last one only if the temperature is a schedule
     *("inputs", "inputs_position", "inputs_segmentation"),
     *("targets", "targets_position", "targets_segmentation"),
+    "rl_temperature",
 )
 
 
@@ -79,7 +80,7 @@ class _Critic(BatchSignal):
     def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:
         learning = self._learning
         mask_bt, segmentation_bt = batch["rl_mask"], batch["targets_segmentation"]
-        arrays = {name: batch[name] for name in _MAXTEXT} | {
+        arrays = {name: batch[name] for name in _READ if name in batch} | {
             "weights": token_weights(learning.aggregation, mask_bt, segmentation_bt),
             "returns": batch["rl_returns"].astype(np.float32),
             "old_values": batch[_VALUES].astype(np.float32),

@@ -9,6 +9,7 @@ import psutil
 
 from rlax_plugin.commands.check.examined import Examined
 from rlax_plugin.commands.check.words import plural
+from rlax_plugin.config import lowest
 from rlax_plugin.objective.advantages import Outcomes
 from rlax_plugin.text.amounts import in_bytes
 
@@ -62,7 +63,7 @@ def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
             f"is {rollouts.slots} on {plural(config.workers, 'worker')}, but at most "
             f"{needed:,.0f} samples are outstanding, so at least half of the slots stay empty",
         )
-    if 0 < rollouts.temperature < 0.5 and size > 1:
+    if 0 < lowest(rollouts.temperature) < 0.5 and size > 1:
         yield (
             "rlax.rollouts.temperature",
             f"is {rollouts.temperature:g}, which makes the samples of a group alike",

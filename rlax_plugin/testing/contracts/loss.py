@@ -20,7 +20,23 @@ _LENGTHS_B = (2, 4, 1, 3, 2)  # completion tokens; the last row, and the last co
 _ONE_PER_ROW = [[0], [1], [2], [3], [4], []]
 _PACKED = [[0, 2, 4], [], [1], [], [3], []]
 _PIECES = ([0], [1, 2], [3, 4])  # uneven micro-batches, by row
-_INTEGERS = ("rl_mask", "rl_old_known", "rl_staleness", "targets_segmentation")
+_INTEGERS = (
+    "rl_mask",
+    "rl_old_known",
+    "rl_staleness",
+    "targets_segmentation",
+    "rl_group",
+    "rl_group_size",
+    "rl_group_tokens",
+    "rl_update_sequences",
+    "rl_update_groups",
+    "rl_sample",
+    "rl_sample_tokens",
+    "rl_sample_length",
+    "rl_step",
+)
+_GROUP_B = np.array([1, 1, 2, 2, 2])
+_REWARD_B = np.array([1.0, -0.5, 0.5, -1.0, 0.0])
 _IDENTITY = ("rl_mask", "targets_segmentation")  # they say what padding is
 
 
@@ -73,10 +89,25 @@ def batch(rows: list[list[int]] = _ONE_PER_ROW, apart: float = 1.1) -> Batch:
         "rl_behaviour_logprobs": behaviour,
         "rl_old_logprobs": near(),
         "rl_reference_logprobs": near(),
+        "rl_kl_coefficient": np.full(shape, 0.1),
         "rl_old_known": np.ones(shape),
         "rl_staleness": np.ones(shape),
         "rl_advantages": np.array([1.2, -0.7, 0.4, -1.5, 0.6])[:, None] * np.ones(shape),
     }
+    lengths_b = np.array(_LENGTHS_B)
+    of_samples = {
+        "rl_group": _GROUP_B,
+        "rl_group_size": np.bincount(_GROUP_B)[_GROUP_B],
+        "rl_group_tokens": np.bincount(_GROUP_B, lengths_b)[_GROUP_B],
+        "rl_update_sequences": np.full(len(lengths_b), len(lengths_b)),
+        "rl_update_groups": np.full(len(lengths_b), len(np.unique(_GROUP_B))),
+        "rl_sample": np.array([0, 1, 0, 1, 2]),
+        "rl_sample_tokens": lengths_b,
+        "rl_sample_length": lengths_b,
+        "rl_total_reward": _REWARD_B,
+        "rl_step": np.full(len(lengths_b), 3),
+    }
+    tokens |= {name: values_b[:, None] * np.ones(shape) for name, values_b in of_samples.items()}
     arrays = {name: np.zeros((ROWS, LENGTH)) for name in (*tokens, "targets_segmentation")}
     for row, members in enumerate(rows):
         end = 0

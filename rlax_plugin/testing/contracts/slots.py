@@ -63,6 +63,7 @@ def _plainest(**slots: Any) -> ObjectiveSlots:
         "algorithm": Algorithm(old_policy="proximal"),
         "updates_per_step": 2,
         "max_sequences": SEQUENCES,
+        "steps": 10,
     }
     return ObjectiveSlots(**{**known, **slots})
 

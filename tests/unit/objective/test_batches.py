@@ -98,6 +98,13 @@ def test_rows_are_shifted_masked_and_stamped_as_worked_out_by_hand():
         "rl_rewards": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
         "rl_place": [[0, 0, 1, 2, 0, 0], [0] * 6, [0] * 6],
         "rl_truncated": [[0] * 6] * 3,
+        "rl_turn": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
+        # One of the two samples has a score.
+        "rl_group_size": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
+        "rl_sample": np.zeros((3, 6)),
+        "rl_sample_length": [[0, 0, 2, 2, 0, 0], [0] * 6, [0] * 6],
+        "rl_total_reward": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
+        "rl_step": [[0, 0, 5, 5, 0, 0], [0] * 6, [0] * 6],
     }
     assert_arrays(arrays, expected)
 
@@ -134,6 +141,12 @@ def test_packed_samples_restart_positions_and_count_segments_as_worked_out_by_ha
         "rl_rewards": [[0, 0, 1.0, 1.0, 0.25, 0], [0] * 6, [0] * 6],
         "rl_place": [[0, 0, 1, 2, 1, 0], [0] * 6, [0] * 6],
         "rl_truncated": [[0] * 6] * 3,
+        "rl_turn": [[0, 0, 1, 1, 1, 0], [0] * 6, [0] * 6],
+        "rl_group_size": [[0, 0, 1, 1, 1, 0], [0] * 6, [0] * 6],
+        "rl_sample": np.zeros((3, 6)),
+        "rl_sample_length": [[0, 0, 2, 2, 1, 0], [0] * 6, [0] * 6],
+        "rl_total_reward": [[0, 0, 1.0, 1.0, 0.25, 0], [0] * 6, [0] * 6],
+        "rl_step": [[0, 0, 5, 5, 5, 0], [0] * 6, [0] * 6],
     }
     for side in ("position", "segmentation"):
         expected[f"targets_{side}"] = expected[f"inputs_{side}"]

@@ -93,7 +93,14 @@ EXPECTED = {
         [0, 0.25] + [0] * 6,
         [0.25, 0.25, 0, 0.25] + [0] * 4,
     ],
+    "rl_turn": [[0, 1, 1, 0, 0, 0, 2, 0], [0, 1] + [0] * 6, [2, 2, 0, 3] + [0] * 4],
+    "rl_step": [[0, 5, 5, 0, 0, 0, 5, 0], [0, 5] + [0] * 6, [5, 5, 0, 5] + [0] * 4],
+    "rl_group_size": [[0, 2, 2, 0, 0, 0, 2, 0], [0, 2] + [0] * 6, [2, 2, 0, 2] + [0] * 4],
+    "rl_sample": [[0] * 8, [0, 1] + [0] * 6, [1, 1, 0, 1] + [0] * 4],
+    # 21 22 23; and of both trajectories 31 41 42 43.
+    "rl_sample_length": [[0, 3, 3, 0, 0, 0, 3, 0], [0, 4] + [0] * 6, [4, 4, 0, 4] + [0] * 4],
 }
+EXPECTED["rl_total_reward"] = EXPECTED["rl_rewards"]
 EXPECTED |= {f"targets_{n}": EXPECTED[f"inputs_{n}"] for n in ("segmentation", "position")}
 
 

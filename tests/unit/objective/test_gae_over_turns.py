@@ -60,6 +60,23 @@ def test_a_truncated_episode_goes_on_behind_its_last_turn_and_a_done_one_does_no
     assert computed(Gae(**HALVES, truncated="end"), cut) == [0.75, 3.0, 12.0, 1.5]
 
 
+def test_over_turns_all_tokens_of_a_turn_have_its_advantage_and_return():
+    outcomes = Outcomes(
+        np.array([16.0]),
+        np.array([4]),
+        np.array([0]),
+        values_nt=np.array([[1.0, 50.0, 4.0, 60.0]]),  # before the turns: 1 and 4
+        turns_nt=np.array([[1, 1, 2, 2]]),
+        final_values_n=np.array([8.0]),
+    )
+    slot = Gae(**HALVES, over="turns")
+    # 16 + 8/2 - 4 = 16 of the second turn; 4/2 - 1 = 1 and a quarter of 16 of the first.
+    np.testing.assert_array_equal(slot(outcomes), [[5, 5, 16, 16]])
+    np.testing.assert_array_equal(slot.returns(outcomes), [[6, 6, 20, 20]])
+    ended = Gae(**HALVES, over="turns", truncated="end")
+    np.testing.assert_array_equal(ended(outcomes), [[4, 4, 12, 12]])
+
+
 def test_the_critic_may_learn_with_another_lambda():
     slot = Gae(**HALVES | {"lam": 0.0}, critic_lam=1.0)
     arrays = arrays_of("cut")

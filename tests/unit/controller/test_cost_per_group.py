@@ -1,0 +1,72 @@
+"""The controller's work for a group does not grow with the number of groups of a step."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from counted_work import counted
+from flow_harness import Harness, settle
+
+SMALL, LARGE = 24, 96  # groups of a step
+
+
+class Cost(NamedTuple):
+    """The cost of one group: calls and jumps of the loop's thread, and bytes that were held."""
+
+    calls: float
+    jumps: float
+    bytes: float
+
+
+async def step(run: Harness, number: int, groups: int) -> None:
+    """Trains one step, whose groups are scored in another order than they were issued in."""
+    batch = asyncio.ensure_future(run.flow.batch(number))
+    await asyncio.sleep(0)
+    for group in sorted(run.answers.open, key=lambda group: group * 7 % groups):
+        run.answers.generate(group, run.latest)
+        for _ in range(8):
+            await asyncio.sleep(0)
+    while not batch.done():
+        await asyncio.sleep(0.001)
+    assert len(batch.result()[0].groups) == groups
+    run.publish(number)
+    await settle()
+
+
+async def cost(directory: Path, groups: int, settings: dict[str, Any]) -> Cost:
+    """The cost of a group in the second step of a run."""
+    run = Harness(directory, groups=groups, **settings)
+    await run.start()
+    await settle()
+    await step(run, 1, groups)
+    tracemalloc.start()
+    with counted() as work:
+        await step(run, 2, groups)
+    _, held = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    run.flow.end()
+    run.recorder.close()
+    return Cost(work.calls / groups, work.jumps / groups, held / groups)
+
+
+LAYOUTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "rows": lambda groups: {},
+    "ahead": lambda groups: {"oversample": 2.0, "k": 2},
+    "packed": lambda groups: {"batches": {"rows": groups, "sequences_per_row": 4}},
+    "tokens": lambda groups: {"batches": {"rows": 2 * groups, "tokens": 4 * groups}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_group_costs_the_same_among_many(layout: str, tmp_path: Path) -> None:
+    small, large = (
+        asyncio.run(cost(tmp_path / str(groups), groups, LAYOUTS[layout](groups)))
+        for groups in (SMALL, LARGE)
+    )
+    for name, of_few, of_many in zip(Cost._fields, small, large, strict=True):
+        assert of_many <= 1.15 * of_few, f"{name} of a group: {of_few:g}, among many {of_many:g}"
