@@ -230,7 +230,8 @@ class Gae(Whitening):
     With ``over: turns`` the steps are the turns of an episode, in the order in which they were
     answered: R is the reward of a turn, V the value before its first token, and all tokens of a
     turn have its advantage; a critic learns the return of the turn at all of them. It is the
-    utterance-level credit of ArCHer, https://arxiv.org/abs/2402.19446. Then gamma may be below 1 without a critic.
+    utterance-level credit of ArCHer, https://arxiv.org/abs/2402.19446. Then gamma may be below 1
+    without a critic.
     """
 
     gamma: Fraction = Field(1.0, description="discount factor per token")
