@@ -37,7 +37,7 @@ _HEAD = "head"
 
 
 class Trained(NamedTuple):
-    """What updates change; each a tree of the same structure.
+    """The state that updates change: trees of the same structure, and a count.
 
     Attributes:
       params: the parameters of trunk and head.
@@ -58,7 +58,7 @@ class MaxTextValueModel:
     Args:
       config: MaxText's, of this model; without vocabulary tiling.
       loop: the loop of the policy; its mesh is used.
-      choice: what the signal wants.
+      choice: the model that the signal wants.
 
     Raises:
       ConfigError: the first weights are missing, or another model's.

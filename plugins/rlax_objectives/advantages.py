@@ -251,8 +251,7 @@ class Gae(Whitening):
     truncated: Literal["bootstrap", "end"] = Field(
         "bootstrap",
         description="value after the last token of a truncated sample: bootstrap: the critic's, "
-        "as if the sample went on; end: 0, as after any other sample, so that its reward is all "
-        "that it gets",
+        "as if the sample went on; end: 0, as after any other sample",
     )
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:

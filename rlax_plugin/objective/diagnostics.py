@@ -89,7 +89,7 @@ def spread_of(value_n: np.ndarray, returns_n: np.ndarray) -> dict[str, float]:
 
     Args:
       value_n: values of all trained tokens of a step, before the critic learns from them.
-      returns_n: what they should have been.
+      returns_n: their targets.
     """
     spread = _spread(returns_n)
     if spread <= _ROUNDING * float((returns_n**2).sum()):

@@ -18,7 +18,7 @@ class BigramValueModel:
 
     Args:
       table: the first features, of the policy that the choice starts from.
-      choice: what a signal wants.
+      choice: the model that a signal wants.
 
     Raises:
       ConfigError: it asks for a model of another size.

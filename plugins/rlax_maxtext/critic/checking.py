@@ -18,7 +18,7 @@ def check_critic_start(config: CriticConfig, context: BuildContext) -> None:
 
     Raises:
       ConfigError: the values would have no effect, the policy would never learn, a mini-batch would
-        have no row, or several hosts are asked for.
+        have no row, or there are several hosts.
     """
     _check_learning(config, context, config_key(context, "critic"))
     if context.hosts is not None and context.hosts.several:

@@ -10,7 +10,7 @@ from rlax_plugin.api import NonNegativeInt, Optimizer, PathText, PositiveInt, Se
 
 
 class Learning(Section):
-    """How a critic learns from a batch; see docs/critic.md."""
+    """Options of learning from a batch; see docs/critic.md."""
 
     clip: Annotated[float, Field(ge=0)] = Field(
         default=0.5,

@@ -42,7 +42,7 @@ class _Critic(BatchSignal):
     """Values before each token of a batch and behind the last token of truncated episodes.
 
     Args:
-      learning: how it learns.
+      learning: options of its updates.
       seed: decides, with the step, which rows a mini-batch has.
 
     Attributes:
