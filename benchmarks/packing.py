@@ -20,7 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlax_plugin.objective.batches import build_arrays, place, sizes
+from rlax_plugin.objective.batches import build_arrays, sizes
+from rlax_plugin.objective.placing import place
 from rlax_plugin.testing import make_batch, make_episode, make_group, make_prompt, make_sampled
 from rlax_plugin.types import ScoredGroup, TrainBatch
 

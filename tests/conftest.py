@@ -99,6 +99,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the tests that may take longest come first: at the end one would run alone."""
+
+    def limit_s(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return mark.args[0] if mark is not None else 0.0
+
+    longest_s: dict[Path, float] = {}
+    for item in items:
+        longest_s[item.path] = max(limit_s(item), longest_s.get(item.path, 0.0))
+    items.sort(key=lambda item: -longest_s[item.path])
+
+
 def pytest_sessionfinish() -> None:
     # A process of pytest-xdist is interrupted if it has not ended five seconds after its report,
     # and pytest collects garbage several times in them. In a process full of JAX that takes too

@@ -79,7 +79,8 @@ class LeaveOneOut(Section):
         advantages_n = per_group(self.of_group)(outcomes)
         if self.scale != "batch" or not advantages_n.any():
             return advantages_n
-        return (advantages_n - advantages_n.mean()) / (_std(advantages_n, 1) + self.epsilon)
+        # Their mean is 0, though not in floating point.
+        return advantages_n / (_std(advantages_n, 1) + self.epsilon)
 
     def of_group(self, rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
         """Returns the advantages of one group, not normalised over the batch."""
@@ -198,9 +199,11 @@ class BatchNormalised(Whitening):
 
     def _centred(self, outcomes: Outcomes, paid_n: np.ndarray) -> np.ndarray:
         """Returns the rewards relative to those of their groups."""
-        of_groups = GroupNormalised(
-            epsilon=self.group_epsilon, scale_by_std=self.baseline == "group_normalised"
-        )
+        options = {
+            "epsilon": self.group_epsilon,
+            "scale_by_std": self.baseline == "group_normalised",
+        }
+        of_groups = GroupNormalised.model_validate(options)
         return of_groups(Outcomes(paid_n, outcomes.lengths_n, outcomes.group_n))
 
     def _own(self, outcomes: Outcomes) -> np.ndarray:

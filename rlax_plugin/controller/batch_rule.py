@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.objective.batches import place
+from rlax_plugin.objective.placing import place
 from rlax_plugin.resume.ready_groups import UNLIMITED, ReadyGroups, Sums
 
 
@@ -36,7 +36,7 @@ class BatchRule:
       groups: groups of a batch; where ``tokens`` decide, as many as are expected to hold them.
       tokens: completion tokens of a batch, reached by its last group (Ring-lite's C3PO,
         https://arxiv.org/abs/2506.14731); 0: ``groups`` decide.
-      rows, length, sequences_per_row: see ``batches.place``.
+      rows, length, sequences_per_row: see ``placing.place``.
     """
 
     groups: int

@@ -8,7 +8,6 @@ position t concern ``targets[t]``, and are 0 where that token was given. Numpy o
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,9 @@ from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.advantages import PAID_AT_TOKENS, REWARD_PARTS
 from rlax_plugin.objective.arrays import ArraySpec
-from rlax_plugin.types import Episode, Score, ScoredGroup, TrainBatch, Trajectory
+from rlax_plugin.objective.placing import place
+from rlax_plugin.objective.spans import Spans
+from rlax_plugin.types import Episode, Sampled, Score, ScoredGroup, TrainBatch, Trajectory
 
 _INT32, _FLOAT32 = ArraySpec(np.dtype(np.int32)), ArraySpec(np.dtype(np.float32))
 
@@ -77,6 +78,22 @@ Only in a batch that has such rewards, together with ``PAID_AT_TOKENS``.
 """
 
 
+_OF_EPISODES = (
+    "rl_mask",
+    "rl_group",
+    "rl_group_size",
+    "rl_sample",
+    "rl_sample_length",
+    "rl_total_reward",
+    "rl_episode",
+    "rl_rewards",
+    PAID_AT_TOKENS,
+    TEMPERATURE,
+    "rl_truncated",
+)
+_OF_TURNS = ("rl_turn", "rl_place")
+
+
 def device_arrays(section: RlaxSection) -> dict[str, ArraySpec]:
     """Returns name -> spec of the arrays of a run's batches that the loss gets.
 
@@ -102,80 +119,6 @@ def temperature_of(data: Mapping[str, Any], only: float | None) -> Any:
 def sizes(groups: Sequence[ScoredGroup]) -> list[int]:
     """Returns the positions that each trajectory takes in a row: one less than its tokens."""
     return [t.length - 1 for g in groups for episode in g.episodes for t in episode.trajectories]
-
-
-def place(
-    sizes: Sequence[int], rows: int, length: int, sequences_per_row: int
-) -> list[tuple[int, int, int]] | None:
-    """Places every sequence undivided in a row: first-fit decreasing, equal ones in order.
-
-    The first row with room takes a sequence, the longest first. With one sequence per row the order
-    does not matter: sequence i lies in row i.
-
-    Args:
-      sizes: positions of each sequence, from 1.
-      rows: number of rows.
-      length: positions of a row.
-      sequences_per_row: largest number of sequences in one row.
-
-    Returns:
-      (row, first position, segment) of each sequence in the order of ``sizes``; segments count
-      from 1 in each row. None if they do not fit.
-    """
-    if sequences_per_row == 1:
-        if len(sizes) > rows or max(sizes, default=0) > length:
-            return None
-        return [(row, 0, 1) for row in range(len(sizes))]
-    order = sorted(range(len(sizes)), key=lambda sample: -sizes[sample])  # a stable sort
-    rooms = _Rooms(rows, length)
-    held_b = [0] * rows  # samples
-    places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(sizes)
-    for sample in order:
-        row = rooms.first(size := sizes[sample])
-        if row is None:
-            return None
-        held_b[row] += 1
-        room = rooms.of(row)
-        places[sample] = (row, length - room, held_b[row])
-        rooms.set(row, room - size if held_b[row] < sequences_per_row else _FULL)
-    return places
-
-
-_FULL = -sys.maxsize  # the room of a row with all of its samples
-
-
-class _Rooms:
-    """Free positions of rows, in a tree of maxima: the first row with room is found in log time."""
-
-    def __init__(self, rows: int, length: int):
-        self._leaves = 1 << max(0, rows - 1).bit_length()
-        self._tree = [length] * (self._leaves + rows) + [_FULL] * (self._leaves - rows)
-        for node in range(self._leaves - 1, 0, -1):
-            self._tree[node] = max(self._tree[2 * node : 2 * node + 2])
-
-    def of(self, row: int) -> int:
-        return self._tree[self._leaves + row]
-
-    def first(self, size: int) -> int | None:
-        """Returns the first row with ``size`` free positions; None if no row has them."""
-        tree, node = self._tree, 1
-        if tree[node] < size:
-            return None
-        while node < self._leaves:
-            node *= 2
-            if tree[node] < size:
-                node += 1
-        return node - self._leaves
-
-    def set(self, row: int, room: int) -> None:
-        tree, node = self._tree, self._leaves + row
-        tree[node] = room
-        while node > 1:
-            node //= 2
-            largest = max(tree[2 * node], tree[2 * node + 1])
-            if tree[node] == largest:
-                return
-            tree[node] = largest
 
 
 def arrays_of(
@@ -229,11 +172,131 @@ def build_arrays(
         in use yet, or has advantages or log-probabilities that are missing or not finite;
         trajectories that do not fit; a group without a temperature above 0.
     """
+    _check(batch, length, temperatures)
+    sizes_n = sizes(batch.groups)
+    places = place(sizes_n, rows, length, sequences_per_row)
+    if places is None:
+        raise TrainingError(
+            f"step {batch.step}: groups {[group.id for group in batch.groups]} hold {len(sizes_n)} "
+            f"sequences of {sum(sizes_n)} positions, rows: {rows} of {length} positions and "
+            f"{sequences_per_row} sequences at most"
+        )
+    arrays = {name: spec.zeros(rows, length) for name, spec in (ARRAYS | HOST_ARRAYS).items()}
+    for side in ("inputs", "targets"):
+        arrays[side].fill(pad_id)
+        arrays[f"{side}_position"][:] = np.arange(length, dtype=np.int32)
+    scores = [score for group in batch.groups for score in group.scores if isinstance(score, Score)]
+    if any(score.token_rewards for score in scores):
+        arrays |= {name: np.zeros((rows, length)) for name in (TOKEN_REWARDS, PAID_AT_TOKENS)}
+    if reward_parts:
+        arrays[REWARD_PARTS] = np.zeros((rows, length, reward_parts), np.float32)
+    if temperatures:
+        arrays[TEMPERATURE] = np.ones((rows, length), np.float32)
+    if sizes_n:
+        _write_tokens(arrays, batch.groups, sizes_n, places)
+    if scores:
+        _write_sampled(arrays, batch, places, mask_truncated)
+    return arrays
+
+
+def _write_tokens(
+    arrays: dict[str, np.ndarray],
+    groups: Sequence[ScoredGroup],
+    sizes_n: Sequence[int],
+    places: Sequence[tuple[int, int, int]],
+) -> None:
+    """Writes the tokens of all trajectories, their positions and their segments."""
+    rows_n, starts_n, segments_n = zip(*places, strict=True)
+    spans = Spans(rows_n, starts_n, sizes_n, arrays["inputs"].shape[1])
+    turns = (t for g in groups for e in g.episodes for one in e.trajectories for t in one.turns)
+    tokens = np.concatenate([part for t in turns for part in (t.given, t.sampled.tokens)])
+    end_n = np.cumsum(np.asarray(sizes_n, np.int64) + 1)
+    first_n = end_n - 1 - np.asarray(sizes_n, np.int64)
+    for side, left_out_n in (("inputs", end_n - 1), ("targets", first_n)):
+        spans.write(arrays[side], np.delete(tokens, left_out_n))
+        spans.write(arrays[f"{side}_position"], spans.within)
+        spans.write(arrays[f"{side}_segmentation"], spans.each(segments_n))
+
+
+def _write_sampled(
+    arrays: dict[str, np.ndarray],
+    batch: TrainBatch,
+    places: Sequence[tuple[int, int, int]],
+    mask_truncated: bool,
+) -> None:
+    """Writes what concerns the sampled tokens of scored episodes; a turn is a span."""
+    spans_n, values_n, parts_n = [], [], []
+    sampled: list[Sampled] = []
+    advantages, paid = list[np.ndarray](), list[np.ndarray]()
+    remaining, episodes = iter(places), itertools.count(1)
+    for number, (group, given) in enumerate(zip(batch.groups, batch.advantages, strict=True), 1):
+        group_size = sum(isinstance(score, Score) for score in group.scores)
+        for episode, score, advantage in zip(group.episodes, group.scores, given, strict=True):
+            episode_number = next(episodes)
+            own_places = [next(remaining) for _ in episode.trajectories]
+            if not isinstance(score, Score):
+                continue
+            own = list(episode.sampled)
+            counts = [s.tokens.size for s in own]
+            values = (  # in the order of ``_OF_EPISODES``
+                not (mask_truncated and episode.truncated),
+                number,
+                group_size,
+                episode.index,
+                sum(counts),
+                score.total,
+                episode_number,
+                score.at_the_end,
+                score.total - score.at_the_end,
+                group.temperature or 0.0,
+                episode.truncated,
+            )
+            values_n += [values + in_time for in_time in _in_time(episode, counts)]
+            for (row, start, _), trajectory in zip(own_places, episode.trajectories, strict=True):
+                end = start - 1  # ``targets`` are one token ahead
+                for turn in trajectory.turns:
+                    first = end + turn.given.size
+                    end = first + turn.sampled.tokens.size
+                    spans_n.append((row, first, end - first))
+            parts_n += [score.parts] * len(own)
+            sampled += own
+            whole = np.ndim(advantage) == 0
+            advantages.append(np.full(sum(counts), advantage) if whole else advantage)
+            paid += score.token_rewards or [np.zeros(sum(counts))]
+    rows_n, firsts_n, counts_n = np.array(spans_n).T
+    spans = Spans(rows_n, firsts_n, counts_n, arrays["inputs"].shape[1])
+    for name, of_turns in zip((*_OF_EPISODES, *_OF_TURNS), np.array(values_n).T, strict=True):
+        if name in arrays:
+            spans.write(arrays[name], spans.each(of_turns))
+    if REWARD_PARTS in arrays:
+        none = (0.0,) * arrays[REWARD_PARTS].shape[2]
+        spans.write(arrays[REWARD_PARTS], spans.each([parts or none for parts in parts_n]))
+    if TOKEN_REWARDS in arrays:
+        spans.write(arrays[TOKEN_REWARDS], np.concatenate(paid))
+    spans.add(arrays["rl_place"], spans.within)
+    spans.write(arrays["rl_step"], batch.step)
+    spans.write(arrays["rl_advantages"], np.concatenate(advantages))
+    spans.write(arrays["rl_behaviour_logprobs"], np.concatenate([s.logprobs for s in sampled]))
+    spans.write(arrays["rl_staleness"], batch.step - np.concatenate([s.versions for s in sampled]))
+
+
+def _in_time(episode: Episode, counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns of each turn its number in time and its first token's, both from 1."""
+    order = episode.order or range(len(counts))
+    firsts, place_t = [0] * len(counts), 1
+    for turn in sorted(range(len(counts)), key=order.__getitem__):
+        firsts[turn] = place_t
+        place_t += counts[turn]
+    return [(1 + number, first) for number, first in zip(order, firsts, strict=True)]
+
+
+def _check(batch: TrainBatch, length: int, temperatures: bool) -> None:
     step, groups = batch.step, batch.groups
     if len(batch.advantages) != len(groups):
         raise TrainingError(
             f"step {step}: {len(groups)} groups with advantages for {len(batch.advantages)}"
         )
+    trained: list[tuple[str, Episode, np.ndarray]] = []
     for group, advantages in zip(groups, batch.advantages, strict=True):
         if not len(advantages) == len(group.episodes) == len(group.scores):
             raise TrainingError(f"step {step}: group {group.id} lacks an advantage per sample")
@@ -247,80 +310,15 @@ def build_arrays(
             for trajectory in episode.trajectories:
                 _check_laid_out(where, trajectory, length)
             if isinstance(score, Score):
-                _check_trained(where, episode, advantage, step)
-    sizes_n = sizes(groups)
-    places = place(sizes_n, rows, length, sequences_per_row)
-    if places is None:
-        raise TrainingError(
-            f"step {step}: groups {[group.id for group in groups]} hold {len(sizes_n)} sequences "
-            f"of {sum(sizes_n)} positions, rows: {rows} of {length} positions and "
-            f"{sequences_per_row} sequences at most"
-        )
-
-    arrays = {name: spec.zeros(rows, length) for name, spec in (ARRAYS | HOST_ARRAYS).items()}
-    position_t = np.arange(length, dtype=np.int32)
-    for side in ("inputs", "targets"):
-        arrays[side].fill(pad_id)
-        arrays[f"{side}_position"][:] = position_t
-    if any(s.token_rewards for g in groups for s in g.scores if isinstance(s, Score)):
-        arrays |= {name: np.zeros((rows, length)) for name in (TOKEN_REWARDS, PAID_AT_TOKENS)}
-    if reward_parts:
-        arrays[REWARD_PARTS] = np.zeros((rows, length, reward_parts), np.float32)
-    if temperatures:
-        arrays[TEMPERATURE] = np.ones((rows, length), np.float32)
-    remaining, episodes = iter(places), itertools.count(1)
-    for number, (group, advantages) in enumerate(zip(groups, batch.advantages, strict=True), 1):
-        group_size = sum(isinstance(score, Score) for score in group.scores)
-        for episode, score, advantage in zip(group.episodes, group.scores, advantages, strict=True):
-            trains, episode_number = not (mask_truncated and episode.truncated), next(episodes)
-            paid, done = iter(score.token_rewards if isinstance(score, Score) else ()), 0
-            place_t = 1 + np.argsort(episode.tokens_in_time)
-            turns = iter(episode.order or range(sum(1 for _ in episode.sampled)))
-            for trajectory in episode.trajectories:
-                row, start, segment = next(remaining)
-                end = start + trajectory.length - 1
-                parts = [p for t in trajectory.turns for p in (t.given, t.sampled.tokens)]
-                sequence = np.concatenate(parts)
-                for side, tokens in (("inputs", sequence[:-1]), ("targets", sequence[1:])):
-                    arrays[side][row, start:end] = tokens
-                    arrays[f"{side}_position"][row, start:end] = position_t[: end - start]
-                    arrays[f"{side}_segmentation"][row, start:end] = segment
-                if not isinstance(score, Score):
-                    continue
-                at = start - 1  # ``targets`` are one token ahead
-                for turn in trajectory.turns:
-                    begin = at + turn.given.size
-                    count = turn.sampled.tokens.size
-                    at = begin + count
-                    if TOKEN_REWARDS in arrays:
-                        arrays[TOKEN_REWARDS][row, begin:at] = next(paid, 0.0)
-                        arrays[PAID_AT_TOKENS][row, begin:at] = score.total - score.at_the_end
-                    if temperatures:
-                        arrays[TEMPERATURE][row, begin:at] = group.temperature
-                    own = advantage if advantage.ndim == 0 else advantage[done : done + count]
-                    own_place_t = place_t[done : done + count]
-                    done += count
-                    if reward_parts and score.parts:
-                        arrays[REWARD_PARTS][row, begin:at] = score.parts
-                    for name, values in (
-                        ("rl_mask", trains),
-                        ("rl_advantages", own),
-                        ("rl_behaviour_logprobs", turn.sampled.logprobs),
-                        ("rl_staleness", step - turn.sampled.versions),
-                        ("rl_group", number),
-                        ("rl_group_size", group_size),
-                        ("rl_sample", episode.index),
-                        ("rl_sample_length", len(place_t)),
-                        ("rl_total_reward", score.total),
-                        ("rl_step", step),
-                        ("rl_episode", episode_number),
-                        ("rl_rewards", score.at_the_end),
-                        ("rl_place", own_place_t),
-                        ("rl_truncated", episode.truncated),
-                        ("rl_turn", 1 + next(turns)),
-                    ):
-                        arrays[name][row, begin:at] = values
-    return arrays
+                trained.append((where, episode, advantage))
+    sampled = [s for _, episode, _ in trained for s in episode.sampled]
+    if not sampled:
+        return
+    numbers = [*(advantage for *_, advantage in trained), *(s.logprobs for s in sampled)]
+    finite = np.isfinite(np.concatenate(numbers, axis=None)).all()
+    if not finite or np.concatenate([s.versions for s in sampled]).max() >= step:
+        for where, episode, advantage in trained:  # one after the other, to name it
+            _check_trained(where, episode, advantage, step)
 
 
 def _check_laid_out(where: str, trajectory: Trajectory, length: int) -> None:

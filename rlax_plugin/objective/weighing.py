@@ -33,9 +33,13 @@ def seen_inputs(slots: ObjectiveSlots, inputs: TokenInputs) -> TokenInputs:
         return inputs
     frozen, kept_bt = inputs.frozen(), inputs.mask_bt > 0
     for correction in slots.corrections:
-        if isinstance(correction, Rejection) and correction.rejects:
+        if _rejects(correction):
             kept_bt &= correction(frozen) > 0
     return inputs.only(kept_bt)
+
+
+def _rejects(correction: object) -> bool:
+    return isinstance(correction, Rejection) and correction.rejects
 
 
 def aggregated(slots: ObjectiveSlots, seen: TokenInputs) -> tuple[Any, Any]:

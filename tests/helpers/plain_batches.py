@@ -15,7 +15,7 @@ from rlax_plugin.types import ScoredGroup
 def first_fit(
     lengths: Sequence[int], rows: int, length: int, sequences_per_row: int
 ) -> list[tuple[int, int, int]] | None:
-    """See ``batches.place``: tries every row for every sample."""
+    """See ``placing.place``: tries every row for every sample."""
     order = list(range(len(lengths)))
     if sequences_per_row > 1:
         order.sort(key=lambda sample: -lengths[sample])

@@ -1,4 +1,4 @@
-"""Two short runs whose processes are killed and frozen at events that their seeds choose."""
+"""Short runs whose processes are killed and frozen at events that their seeds choose."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CLOCKS = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("more", "options"),
     [
-        (DETERMINISTIC, ("--seed", "1")),
+        pytest.param(DETERMINISTIC, ("--seed", "1"), marks=pytest.mark.long),
         (CONTINUED, ("--seed", "2", "--parameter-server", "--fault", "network")),
         pytest.param(
             (*DETERMINISTIC, "steps=12"),

@@ -51,6 +51,8 @@ def test_a_page_grows_with_its_run(tmp_path, monkeypatch):
 
         # Midway: nothing but the page itself loads it again.
         first.touch()
+        written = tmp_path / "watch.log"
+        run.until(lambda: "step 4, written at" in written.read_text(), "a page of step 4")
         expect(page.locator(".card dd", has_text="4").first).to_be_visible()
         page.wait_for_selector("body[data-reloading=ready]")
         assert shown_steps(page).split()[:4] == ["steps", "4", "of", "8"]

@@ -1,4 +1,4 @@
-"""A worker's engine that takes a version and generates: on one device, and on meshes of two.
+"""A worker's engine that takes a version and generates: on one device, and on a mesh of two.
 
 As a program it is a worker with two devices, in a process of its own.
 """
@@ -104,7 +104,7 @@ def of_device(arrays: Mapping[str, Any]) -> int:
     return sum(array.addressable_shards[0].data.nbytes for array in arrays.values())
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, mesh: str) -> None:
     described = json.loads((directory / "version.json").read_text())
     tensors = {n: TensorSpec(tuple(s), t, f) for n, (s, t, f) in described["tensors"].items()}
     canary = Canary(
@@ -113,14 +113,13 @@ def main(directory: Path) -> None:
         TOLERANCE,
     )
     version = make_version(0, described["path"], tensors, canary=canary)
-    for name, mesh in MESHES.items():
-        config = tiny_engine.configure(per_device_batch_size=tiny_engine.SLOTS // 2, **mesh)
-        slots = DecodeEngine(config, group_size=SAMPLES)
-        like = slots.variables_like()
-        held = of_device(OrbaxStore().load(described["path"], like))
-        found = generated(slots, version) | {"held": held, "devices": jax.device_count()}
-        (directory / f"{name}.json").write_text(json.dumps(found))
+    config = tiny_engine.configure(per_device_batch_size=tiny_engine.SLOTS // 2, **MESHES[mesh])
+    slots = DecodeEngine(config, group_size=SAMPLES)
+    like = slots.variables_like()
+    held = of_device(OrbaxStore().load(described["path"], like))
+    found = generated(slots, version) | {"held": held, "devices": jax.device_count()}
+    (directory / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

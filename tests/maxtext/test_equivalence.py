@@ -27,7 +27,7 @@ from equivalent_runs import (
 )
 
 from maxtext_overrides.trainer.model_outputs import target_logprobs_of
-from rlax_plugin.objective import batches
+from rlax_plugin.objective import batches, placing
 
 
 def distance(found, expected):
@@ -86,7 +86,7 @@ def test_four_uneven_micro_batches_give_the_gradient_of_one(tmp_path, whole):
 def sample_logprobs(logprobs_bt, data, sequences_per_row):
     """The completions' log-probs, sample by sample in the order of the groups."""
     sizes = batches.sizes(groups_of(1))
-    places = batches.place(sizes, len(logprobs_bt), LENGTH, sequences_per_row)
+    places = placing.place(sizes, len(logprobs_bt), LENGTH, sequences_per_row)
     spans = [
         (row, slice(start, start + size))
         for (row, start, _), size in zip(places, sizes, strict=True)

@@ -42,16 +42,19 @@ TINY = str(Path(__file__).with_name("tiny.yml"))
 STEPS, DEVICES = 5, 8
 ROWS = given.GROUPS * len(given.LENGTHS)
 GRPO = "rlax.objective.preset=grpo"
+PACKED = "rlax.batches.sequences_per_row=4"
+REFERENCE = "rlax.objective.kl={coefficient: 0.2, placement: loss}"
 VARIANTS: dict[str, tuple[int, tuple[str, ...]]] = {
     # Rows of a batch, and what differs from the others.
     "padded": (ROWS, (GRPO,)),
-    "packed": (ROWS // 2, (GRPO, "rlax.batches.sequences_per_row=4")),
+    "packed": (ROWS // 2, (GRPO, PACKED)),
     "accumulated": (ROWS, (GRPO, "gradient_accumulation_steps=2")),
     "proximal": (
         ROWS,
         (GRPO, "rlax.objective.old_policy=proximal", "rlax.objective.mini_batches=2"),
     ),
-    "reference": (ROWS, (GRPO, "rlax.objective.kl={coefficient: 0.2, placement: loss}")),
+    "reference": (ROWS, (GRPO, REFERENCE)),
+    "packed_reference": (ROWS // 2, (GRPO, PACKED, REFERENCE)),
 }
 
 
@@ -190,7 +193,7 @@ def led(place: HostPlace, thread: LoopThread, directory: Path) -> Leader:
 
 
 def joined(place: HostPlace, thread: LoopThread, directory: Path, deadlines: Deadlines) -> HostZero:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + 300
     while not (directory / "address").exists():
         assert time.monotonic() < end_s
         time.sleep(0.1)

@@ -12,7 +12,8 @@ import numpy as np
 from rlax_plugin.commands.audit.event_order import Alive, History
 from rlax_plugin.commands.audit.record_limits import Limits
 from rlax_plugin.commands.audit.report import Figures, Findings, Rule
-from rlax_plugin.objective.batches import place, sizes
+from rlax_plugin.objective.batches import sizes
+from rlax_plugin.objective.placing import place
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, NotKeptError, Segment

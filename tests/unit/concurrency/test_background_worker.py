@@ -51,7 +51,7 @@ def test_what_was_worked_on_is_forgotten_before_more_work_comes() -> None:
 
     worker, large = BackgroundWorker("writer", 2), Large()
     kept = weakref.ref(large)
-    worker.submit(lambda _: None, large).result(5)
+    worker.submit(lambda _: None, large).result(60)
     del large
     wait_until(lambda: kept() is None, "what was worked on lives on")
 

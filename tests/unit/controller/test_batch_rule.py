@@ -14,7 +14,8 @@ from scored_groups import scored_group
 
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.objective.batches import place, sizes
+from rlax_plugin.objective.batches import sizes
+from rlax_plugin.objective.placing import place
 from rlax_plugin.resume.ready_groups import ReadyGroups
 from rlax_plugin.types import Episode, ScoredGroup, Trajectory, Turn
 

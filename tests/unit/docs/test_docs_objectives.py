@@ -11,7 +11,7 @@ import pytest
 import yaml
 from documents import fences, sections
 from installs import on_path
-from objective_harness import PRESETS
+from objective_harness import LIBRARIES, PRESETS
 from typer.testing import CliRunner, Result
 
 from rlax_plugin.build import registry_for
@@ -126,7 +126,7 @@ def test_the_configs_are_valid() -> None:
     (example,) = fences(WRITTEN, "yaml")
     slots = slots_of(section_of(yaml.safe_load(example)["rlax"]["objective"]))
     assert len(slots.corrections) == 1 and slots.updates_per_step == 2
-    for name, written in zip(PRESETS, fences(GENERATED, "yaml"), strict=True):
+    for name, written in zip((*PRESETS, *LIBRARIES), fences(GENERATED, "yaml"), strict=True):
         as_written = effective({"preset": "grpo"} | yaml.safe_load(written))
         assert as_written == effective({"preset": name})
 

@@ -51,7 +51,7 @@ def test_a_host_waits_for_an_order_longer_than_a_call_lasts(led):
         time.sleep(0.5)  # more than two calls
         assert not waiting.done()
         led.leader.tell(1, Order("update"))
-        assert waiting.result(5).kind == "update"
+        assert waiting.result(60).kind == "update"
 
 
 def test_each_host_has_orders_of_its_own():
@@ -74,7 +74,7 @@ def test_a_decision_is_passed_on_once_it_is_made(led):
         time.sleep(0.5)
         assert not waiting.done()
         led.leader.decided(4, Decision(save=True, stop=False))
-        assert waiting.result(5) == Decision(save=True, stop=False)
+        assert waiting.result(60) == Decision(save=True, stop=False)
     led.leader.decided(5, Decision(save=True, stop=True))
     assert zero.decide(5) == Decision(save=True, stop=True)
     with pytest.raises(TrainingError, match="step 5 is decided already, not 4"):
@@ -84,8 +84,8 @@ def test_a_decision_is_passed_on_once_it_is_made(led):
 def test_a_stop_and_a_failure_reach_host_0(led):
     zero, told = led.joined(), []
     led.leader.on_stop = lambda host, failure: told.append((host, failure))
-    zero.stop().result(5)
-    zero.stop("its disk is full\x1b[31m\n").result(5)
+    zero.stop().result(60)
+    zero.stop("its disk is full\x1b[31m\n").result(60)
     assert told[0] == (1, "")
     host, failure = told[1]
     assert host == 1 and failure.startswith("its disk is full") and "\x1b" not in failure
@@ -136,7 +136,7 @@ def test_no_call_is_answered_before_a_host_has_joined(led):
     calls = (
         lambda: zero.order(0),
         lambda: zero.decide(1),
-        lambda: zero.stop("I was never here").result(5),
+        lambda: zero.stop("I was never here").result(60),
     )
     for call in calls:
         with pytest.raises(TrainingError, match="host 1 has not joined this start"):
@@ -169,7 +169,7 @@ def test_a_host_that_waits_for_a_decision_hears_of_the_end(led):
         assert not waiting.done()
         led.leader.end("interrupted")
         with pytest.raises(EndedError, match="host 0 has ended training: interrupted"):
-            waiting.result(5)
+            waiting.result(60)
     led.thread.run(led.leader.heard_the_end(30), 10)  # at once
 
 
@@ -182,7 +182,7 @@ def test_a_decision_that_was_made_before_the_end_is_still_passed_on(led):
 
 def test_host_0_does_not_wait_for_a_host_that_has_failed(led):
     zero, told = led.joined(), []
-    zero.stop("its disk is full").result(5)  # before host 0 listens
+    zero.stop("its disk is full").result(60)  # before host 0 listens
     leads = leading_start.led(led.leader, lambda *stop: told.append(stop), led.thread, 600.0)
     with pytest.raises(TrainingError, match="host 1 has failed"), leads:
         led.thread.run(asyncio.sleep(0), 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ LIMIT_S = 2.0
 
 
 @pytest.fixture
-def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
+def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
+    monkeypatch.setattr("rlax_plugin.liveness.watchdog._TICK_S", 0.1)
     with announced(tmp_path, "trainer") as mark, Watchdog(mark, LIMIT_S) as dog:
         assert mark is not None
         yield dog
@@ -57,22 +59,32 @@ def test_a_loop_that_is_blocked_is_named_with_its_stacks(tmp_path: Path, watchdo
 
 
 def test_stacks_are_not_written_each_second(tmp_path: Path, watchdog: Watchdog) -> None:
-    began_s = time.monotonic()
-    watchdog.watch("the engine", lambda: time.monotonic() - began_s)
-    stacks = Path(mark_of(tmp_path).stacks)
-    wait_until(lambda: "the engine stands still" in stacks.read_text(), "the first time")
-    time.sleep(2.5)
-    first = stacks.read_text().count("stands still")
-    assert first == 1  # the next is due when it has stood still four times as long
-    wait_until(lambda: stacks.read_text().count("stands still") == 2, "the second time")
-    assert time.monotonic() - began_s > 4 * LIMIT_S
+    still_s, looks = 2.1, 0
+
+    def engine() -> float:
+        nonlocal looks
+        looks += 1
+        return still_s
+
+    def written() -> list[str]:
+        return re.findall("stands still since (.*) s", Path(mark_of(tmp_path).stacks).read_text())
+
+    watchdog.watch("the engine", engine)
+    wait_until(lambda: written() == ["2"], "the first time")
+    still_s, before = 8.3, looks  # the next is due when it has stood still four times as long
+    wait_until(lambda: looks > before + 5, "several looks")
+    assert written() == ["2"]
+    still_s = 8.5
+    wait_until(lambda: written() == ["2", "8"], "the second time")
 
 
 def test_code_that_holds_the_interpreter_is_caught(tmp_path: Path, watchdog: Watchdog) -> None:
-    time.sleep(1.5)  # so that the watchdog has looked once
+    looks: list[float] = []
+    watchdog.watch("what moves", lambda: looks.append(0.0) or 0.0)
+    wait_until(lambda: looks, "a look")
 
     def holds_the_interpreter() -> None:
-        ctypes.PyDLL(None).usleep(int(3e6))  # unlike CDLL, it keeps all other threads waiting
+        ctypes.PyDLL(None).usleep(int(2.5e6))  # unlike CDLL, it keeps all other threads waiting
 
     holds_the_interpreter()
     assert "holds_the_interpreter" in Path(mark_of(tmp_path).stacks).read_text()

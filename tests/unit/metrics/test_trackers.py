@@ -62,10 +62,12 @@ def context(run_dir: Path) -> BuildContext:
 def build(plugin: Any, run_dir: Path, **options: Any) -> BackgroundTracker:
     """The plug-in's tracker, for one process of a run."""
     ((_, extension),) = plugin.rlax_register_tracker().items()
-    config = extension.config_class(**{"flush_s": 45.0, **options})
+    config = extension.config_class(**options)
     if library := LIBRARIES.get(plugin):
         importlib.import_module(library)  # which may take longer than the config allows
-    return extension.build(config, context(run_dir))
+    tracker = extension.build(config, context(run_dir))
+    tracker._flush_s = 240.0  # more than a config may say, for a machine that stalls
+    return tracker
 
 
 def log_steps(tracker: BackgroundTracker, steps: range, **more: float) -> None:

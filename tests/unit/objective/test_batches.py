@@ -15,9 +15,9 @@ from rlax_plugin.objective.batches import (
     HOST_ARRAYS,
     arrays_of,
     build_arrays,
-    place,
     sizes,
 )
+from rlax_plugin.objective.placing import place
 from rlax_plugin.testing import make_prompt
 from rlax_plugin.types import (
     Episode,

@@ -22,7 +22,7 @@ def advantages(rewards, lengths=None, groups=None, **options):
 
 
 def test_leave_one_out_may_divide_by_the_std_of_the_others():
-    # Of 1 the others are 2 and 4, mean 3 and std sqrt(2); of 2: 2.5, 3/sqrt(2); of 4: 1.5, 1/sqrt(2).
+    # The others of 1 are 2 and 4, mean 3, std sqrt(2); of 2: 2.5, 3/sqrt(2); of 4: 1.5, 1/sqrt(2).
     found = advantages([1, 2, 4], name="leave_one_out", scale="std_of_others", epsilon=0)
     np.testing.assert_allclose(found, [-2 / ROOT, -0.5 * ROOT / 3, 2.5 * ROOT])
     # The others of the first are equal, so that it is not divided: NeMo-RL.

@@ -184,7 +184,8 @@ SPLIT = [
 @pytest.mark.parametrize("objective", SPLIT, ids=str)
 def test_packed_and_accumulated_batches_give_the_same(objective):
     parts = PLAIN | objective
-    slots = slots_of(**parts, sequences_per_row=3, old_policy="proximal", epochs=2)
+    known = {"old_policy": "proximal", "epochs": 2, "allow_uncorrected": True}
+    slots = slots_of(**parts, **known, sequences_per_row=3)
     loss = make_loss(slots)
 
     def value(of):

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from waiting import wait_until
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.start import hosts
@@ -19,35 +20,52 @@ from rlax_plugin.start.follower import ENDED, log_file
 HOST_S = 2.0
 AT_MOST_S = 30.0  # a machine may stall; the programs that wait do so for twice as long
 WAIT = "import time; print('working', flush=True); time.sleep(60)"
+# What another host does once a host was hit.
+AFTERWARDS = "import os, sys, time\nwhile not os.path.exists('hit'): time.sleep(.05)\n"
+ABORTS = AFTERWARDS + "time.sleep(1); os.abort()"  # as JAX has it do
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """Runs programs as hosts; returns status, loss, seconds, and what was printed."""
+    """Runs programs as hosts; returns status, loss, seconds, and what was printed.
+
+    ``then`` is done to the hosts as soon as those that say so are working.
+    """
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trainer.log").write_text("step 4 of 9\n")
     started = {}
 
     def with_programs(*programs, then=lambda started: None):
-        def start(command, index, state_dir):
+        def start(_, index, state_dir):
             log = log_file(state_dir, index)
             with log.open("ab") as out:
-                process = subprocess.Popen([sys.executable, "-c", programs[index]], stdout=out)
+                command = [sys.executable, "-c", programs[index]]
+                process = subprocess.Popen(command, stdout=out, cwd=tmp_path)
             started[index] = process
             return hosts._Host(index, process, log)
 
+        def works(index):
+            if "working" not in programs[index]:
+                return True
+            log = log_file(tmp_path, index)
+            works = log.exists() and "working" in log.read_text()
+            return works or (index in started and started[index].poll() is not None)
+
+        def hit():
+            wait_until(lambda: all(works(index) for index in range(len(programs))))
+            then(started)
+            (tmp_path / "hit").touch()
+
         monkeypatch.setattr(hosts, "_start", start)
-        threading.Timer(1.0, lambda: then(started)).start()
+        hitting = threading.Thread(target=hit)
+        hitting.start()
         began_s = time.monotonic()
         found = hosts.on_all_hosts(["train"], len(programs), HOST_S, tmp_path)
+        hitting.join()
         assert all(process.poll() is not None for process in started.values())
         return *found, time.monotonic() - began_s, capfd.readouterr().err
 
     return with_programs
-
-
-# Host 0, once another host is lost: JAX aborts it.
-ABORTS = "import os, time; time.sleep(2); os.abort()"
 
 
 def test_all_hosts_succeed(run):
@@ -74,8 +92,7 @@ def test_a_killed_host_is_named_with_the_end_of_its_log(run):
 
 
 def test_a_killed_host_0_is_named(run):
-    aborted = "import os, time; time.sleep(1.3); os.abort()"
-    status, lost, _, said = run(WAIT, aborted, then=lambda s: s[0].kill())
+    status, lost, _, said = run(WAIT, ABORTS, then=lambda s: s[0].kill())
     assert (status, lost) == (1, True)
     assert "host 0 was lost" in said and "SIGKILL" in said and "trainer.log: step 4 of 9" in said
     assert "host 1" not in said
@@ -124,8 +141,8 @@ def test_a_host_that_hangs_is_killed_after_host_s(run):
 
 
 def test_signals_are_passed_on_to_host_0_alone(run):
-    stops = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(130)); time.sleep(60)"
-    follows = "import time; time.sleep(2)"
+    stops = f"import signal, sys; signal.signal(15, lambda *_: sys.exit(130)); {WAIT}"
+    follows = AFTERWARDS + "time.sleep(1)"
     status, lost, _, said = run(stops, follows, then=lambda s: os.kill(os.getpid(), signal.SIGTERM))
     assert (status, lost, said) == (130, False, "")
 

@@ -28,16 +28,15 @@ GOOD = make_request(1, seeds=(1,))
 SECTION: dict[str, Any] = {
     "rollouts": {"max_prompt_tokens": 4, "max_new_tokens": 1000, "slots": 4, "group_size": 2},
     "evaluation": {"samples": 6, "k": [1]},
-    "deadlines": {"rpc_s": 0.2},
 }
 MOST_REQUESTS = 2 * 4 + 6  # twice the slots, and one group of an evaluation
 MOST_BYTES = MOST_REQUESTS * group_bytes(1, 1000, 4, SIDE)
 
 
 @asynccontextmanager
-async def served(engine: Engine) -> AsyncIterator[tuple[Any, RolloutService]]:
+async def served(engine: Engine, rpc_s: float = 60.0) -> AsyncIterator[tuple[Any, RolloutService]]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    service = RolloutService(engine, section_with(**SECTION))
+    service = RolloutService(engine, section_with(**SECTION, deadlines={"rpc_s": rpc_s}))
     rpc.add_RolloutServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -46,12 +45,12 @@ async def served(engine: Engine) -> AsyncIterator[tuple[Any, RolloutService]]:
     await server.stop(grace=None)
 
 
-def ended(messages: Any) -> tuple[grpc.StatusCode, str]:
+def ended(messages: Any, rpc_s: float = 60.0) -> tuple[grpc.StatusCode, str]:
     """How a call ends; no engine sees it."""
 
     async def main() -> tuple[grpc.StatusCode, str]:
         engine = Engine()
-        async with served(engine) as (stub, _):
+        async with served(engine, rpc_s) as (stub, _):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 [reply async for reply in stub.Generate(messages, timeout=60)]
         assert engine.requests == []
@@ -73,7 +72,7 @@ def test_a_request_without_an_end_is_cut_off():
         while True:
             yield part(context=bytes(20_000))
 
-    code, _ = ended(endless())
+    code, _ = ended(endless(), rpc_s=0.2)
     # To a caller that is still sending, gRPC may say no more than that the call broke.
     assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
 
@@ -101,7 +100,7 @@ def test_a_caller_that_does_not_end_its_requests_does_not_hold_the_worker():
         yield part(more=False)
         await asyncio.Event().wait()
 
-    code, details = ended(silent())
+    code, details = ended(silent(), rpc_s=0.2)
     assert code == grpc.StatusCode.UNAVAILABLE
     assert details == "the call's requests did not arrive whole, rlax.deadlines.rpc_s is 0.2"
 
