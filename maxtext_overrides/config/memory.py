@@ -26,7 +26,6 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
-from maxtext_overrides.trainer import output_head
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
 
@@ -115,7 +114,7 @@ def of_critic(config: Config) -> CriticMemory:
       Exception: as ``of_training``.
     """
     model = abstract_model(config, "train")
-    state = nnx.state(output_head.without_output_layer(model), nnx.Param)
+    state = nnx.state(without_output_layer(model), nnx.Param)
     weights = _bytes(state)
     return CriticMemory(
         parameters=sum(x.size for x in jax.tree.leaves(state)) + int(config.emb_dim) + 1,
@@ -224,15 +223,27 @@ def abstract_model(config: Config, mode: str) -> Any:
     Raises:
       Exception: as ``of_training``.
     """
-    with unavailable("tensorflow", "google.cloud.aiplatform"):
-        from maxtext.utils.model_creation_utils import create_nnx_abstract_model
-
     plain = config
     if config.hardware != "cpu":
         # Kernels of accelerators do not trace on a processor; they change no shape.
         plain = config.copy()
         plain.get_keys()["attention"] = "dot_product"
-    return create_nnx_abstract_model(plain, _mesh(plain), model_mode=mode)[1]
+    return creation_of(plain, _mesh(plain), mode)[1]
+
+
+def creation_of(config: Config, mesh: jax.sharding.Mesh, mode: str) -> tuple[Any, Any]:
+    """Returns a function that makes a model, and the model with shapes, dtypes and shardings."""
+    with unavailable("tensorflow", "google.cloud.aiplatform"):
+        from maxtext.utils.model_creation_utils import create_nnx_abstract_model
+
+    return create_nnx_abstract_model(config, mesh, model_mode=mode)
+
+
+def without_output_layer(model: Any) -> Any:
+    """Removes the output layer of a model of MaxText's, if it has one of its own; returns it."""
+    if hasattr(model.decoder, "logits_dense"):
+        del model.decoder.logits_dense
+    return model
 
 
 def _logits(config: Config, graph: Any, state: nnx.State) -> int:

@@ -60,13 +60,6 @@ def hidden_states(wanted: bool, *, heads: bool = True) -> Iterator[list[jax.Arra
         NNXDecoder.apply_output_head = stock
 
 
-def without_output_layer(model: Any) -> Any:
-    """Removes the output layer of a model of MaxText's, if it has one of its own; returns it."""
-    if hasattr(model.decoder, "logits_dense"):
-        del model.decoder.logits_dense
-    return model
-
-
 def features(model: Any, hidden_bte: jax.Array) -> jax.Array:
     """Returns the factors of the output head's weights: [rows, length, features].
 

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from maxtext_overrides.config.memory import creation_of, without_output_layer
 from maxtext_overrides.trainer import kept_weights, output_head
 from maxtext_overrides.trainer.events import Loop
-from maxtext_overrides.trainer.model_outputs import padded
+from maxtext_overrides.trainer.model_outputs import input_sharding, padded
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
@@ -31,7 +32,11 @@ from rlax_plugin.signals.value_model import ValueLoss, ValueModelChoice
 if TYPE_CHECKING:
     from maxtext_overrides.config.loading import Config
 
-OVERRIDES = BY_MODULE["maxtext_overrides/trainer/value_model.py"]
+OVERRIDES = BY_MODULE["maxtext_overrides/trainer/model_outputs.py"] + tuple(
+    override
+    for override in BY_MODULE["maxtext_overrides/config/memory.py"]
+    if override.symbol.endswith(".create_nnx_abstract_model")
+)
 
 _HEAD = "head"
 
@@ -67,12 +72,10 @@ class MaxTextValueModel:
 
     def __init__(self, config: Config, loop: Loop, choice: ValueModelChoice):
         check(OVERRIDES, config.allow_untested)
-        from maxtext.utils.model_creation_utils import create_nnx_abstract_model
-
         self.rows: int = config.micro_batch_size_to_train_on
         self._config, self._mesh, self._optimizer = config, loop.mesh, choice.optimizer
-        create, like = create_nnx_abstract_model(config, loop.mesh, model_mode="train")
-        self._graph, abstract = nnx.split(output_head.without_output_layer(like))
+        create, like = creation_of(config, loop.mesh, "train")
+        self._graph, abstract = nnx.split(without_output_layer(like))
         state = self._first(create, abstract, loop, choice)
         params, self._rest = nnx.split_state(state, nnx.Param, ...)
         width = int(config.emb_dim)
@@ -103,7 +106,7 @@ class MaxTextValueModel:
         shardings = jax.tree.map(lambda like: like.sharding, abstract)
 
         def made() -> nnx.State:
-            return nnx.state(output_head.without_output_layer(create()))
+            return nnx.state(without_output_layer(create()))
 
         with self._shardings():
             state = jax.jit(made, out_shardings=shardings)()
@@ -155,9 +158,7 @@ class MaxTextValueModel:
 
     def _parts(self, batch: Mapping[str, np.ndarray], names: set[str]) -> Iterator[dict[str, Any]]:
         """Yields micro-batches on the devices; rows that are missing in the last one are empty."""
-        from maxtext.utils.sharding import get_input_data_sharding
-
-        sharding = get_input_data_sharding(self._config, self._mesh)
+        sharding = input_sharding(self._config, self._mesh)
         for start in range(0, len(batch["inputs"]), self.rows):
             part = {name: batch[name][start : start + self.rows] for name in names}
             yield jax.device_put(padded(part, self.rows), sharding)
