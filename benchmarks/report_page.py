@@ -8,6 +8,7 @@ The run is made up (``tests/helpers/long_runs.py``): 88 metrics, 4 groups of 4 s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/helpers"), str(ROOT / "tests/integration")]
 
+import psutil  # noqa: E402
 from browser import browser, executable  # noqa: E402
 from long_runs import LongRun  # noqa: E402
 from playwright.sync_api import Browser  # noqa: E402
@@ -34,14 +36,29 @@ new MutationObserver(() => {
 """
 
 
+def cpu_s_by_process() -> dict[int, float]:
+    """Returns the CPU time of each process of the browser so far."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "chrom" in process.name():
+                found[process.pid] = sum(process.cpu_times()[:2])
+    return found
+
+
 def opened(chromium: Browser, path: Path) -> dict[str, float]:
-    """Returns the seconds until the charts on the screen, and all parts of the page, are there."""
+    """Returns the seconds until the charts on the screen, and all parts of the page, are there.
+
+    ``cpu`` is the CPU time of all processes of the browser until all is there.
+    """
+    before_s = cpu_s_by_process()
     context = chromium.new_context(viewport={"width": 1400, "height": 900}, offline=True)
     page = context.new_page()
     page.add_init_script(STAMPS)
     page.goto(path.as_uri())
     page.wait_for_selector("body[data-pairs=ready]")
     found = page.evaluate("ready")
+    found["cpu"] = sum(s - before_s.get(pid, 0.0) for pid, s in cpu_s_by_process().items())
     context.close()
     return found
 
@@ -67,7 +84,12 @@ def main() -> None:
             sys.exit("no Chromium on PATH: opening the page was not measured")
         with browser() as chromium:
             found = [opened(chromium, page.path.resolve()) for _ in range(arguments.times)]
-        for part, label in (("charts", "charts on the screen"), ("pairs", "the whole page")):
+        labels = {
+            "charts": "charts on the screen",
+            "pairs": "the whole page",
+            "cpu": "CPU time of the browser for the whole page",
+        }
+        for part, label in labels.items():
             seconds = sorted(one[part] for one in found)
             median = statistics.median(seconds)
             print(f"{label}: {median:.2f} s, from {seconds[0]:.2f} to {seconds[-1]:.2f} s")

@@ -6,11 +6,13 @@ batches. So what is measured is the cost of groups on their way, per group of 16
 
     python benchmarks/scale.py --axis groups --most 1024 --label before
     python benchmarks/scale.py                               # all axes; some minutes
+    python benchmarks/scale.py --counts                      # calls and jumps of the thread as well
     python benchmarks/scale.py --table                       # of what was measured so far, and plot
 
 CPU time is that of the event loop's thread alone; a stay is one callback of the loop, during which
-no other can run. Each case is a process of its own. Results are added to
-``results/scale.jsonl``; the newest line of a case and label counts.
+no other can run. On a busy machine only calls and jumps (turns of loops) can be compared. Each case
+is a process of its own. Results are added to ``results/scale.jsonl``; the newest line of a case
+and label counts.
 """
 
 from __future__ import annotations
@@ -152,6 +154,45 @@ def in_a_process(case: Case) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def newest() -> list[dict[str, Any]]:
+    """Returns the newest line of each case and label, in the order in which they were measured."""
+    found = {}
+    for line in map(json.loads, RESULTS.read_text().splitlines()):
+        case = {name: line[name] for name in asdict(Case(""))}
+        found[line["label"], json.dumps(case)] = line
+    return list(found.values())
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Returns a table in Markdown; 0 calls: they were not counted."""
+    columns = ("axis", "groups", "workers", "batches", "tokens", "reports", "label")
+    figures = ("calls_per_group", "jumps_per_group", "cpu_ms_per_group", "longest_stay_ms")
+    names = (*columns, "calls a group", "jumps a group", "CPU ms a group", "longest stay ms")
+    rows = [names, ["---"] * len(names)]
+    for line in sorted(lines, key=lambda line: [str(line["axis"]), line["groups"], line["label"]]):
+        shown = (f"{line[name]:,.4g}" for name in figures)
+        rows.append([*(line[name] for name in columns), *shown])
+    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+
+
+def plot(lines: list[dict[str, Any]], path: Path) -> None:
+    """Draws the turns of loops per group over the groups of a step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    counted = [line for line in lines if line["axis"] == "groups" and line["counts"]]
+    for label in dict.fromkeys(line["label"] for line in counted):
+        ours = sorted((x["groups"], x["jumps_per_group"]) for x in counted if x["label"] == label)
+        axes.plot(*zip(*ours, strict=True), marker="o", label=label)
+    axes.set(xlabel="groups of a step", ylabel="turns of loops per group", ylim=(0, None))
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--axis", choices=AXES, action="append")
@@ -160,7 +201,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="that are measured, instead of the case's own")
     parser.add_argument("--counts", action="store_true", help="count calls and jumps; slower")
     parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--table", action="store_true", help="only show what was measured")
     given = parser.parse_args()
+    if given.table:
+        print(table(newest()))
+        plot(newest(), RESULTS.with_suffix(".png"))
+        return
     if given.case:
         print(json.dumps(measure(Case(**json.loads(given.case)))))
         return
@@ -169,7 +215,12 @@ def main() -> None:
             if case.groups > given.most:
                 continue
             one = replace(case, steps=given.steps or case.steps, counts=given.counts)
-            found = {"label": given.label, "machine": platform.machine(), **asdict(one)}
+            load, *_ = os.getloadavg()
+            found = {
+                "label": given.label,
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {load:.0f}",
+                **asdict(one),
+            }
             found |= in_a_process(one)
             print(json.dumps(found), flush=True)
             with RESULTS.open("a") as file:

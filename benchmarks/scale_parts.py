@@ -104,6 +104,15 @@ class AtOnce(Launcher):
             await self._process.wait()
 
 
+def _named(handle: asyncio.Handle) -> str:
+    """Returns the name of a callback; without its arguments, which may be whole batches."""
+    callback: Any = handle._callback
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return owner.get_coro().__qualname__
+    return getattr(callback, "__qualname__", type(callback).__name__)
+
+
 class LoopClockConfig(Section):
     """Measures the event loop's thread."""
 
@@ -130,7 +139,7 @@ class LoopClock(Observer):
             took_s = time.thread_time() - began_s
             self._callbacks += 1
             if took_s > self._longest_s:
-                self._longest_s, self._where = took_s, repr(handle)[:400]
+                self._longest_s, self._where = took_s, _named(handle)
 
         asyncio.Handle._run = timed
 

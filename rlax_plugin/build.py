@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlax_plugin.config import FUNCTION, SLOTS, Choice, RlaxSection, plain_name
+from rlax_plugin.config import FUNCTION, SLOTS, Algorithm, Choice, RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.functions.parts import EXTENSIONS
@@ -213,20 +213,24 @@ class Registry:
 
     def objective_uses(self, section: RlaxSection) -> Iterator[Use]:
         """Yields the preset of a config, and the parts that fill its slots."""
-        objective = section.objective
-        name = Choice(name=objective.preset)
+        name = Choice(name=section.objective.preset)
         yield Use("rlax.objective.preset", "objective", name)
+        for slot, kind, choice in choices(self.algorithm(section)):
+            yield Use(f"rlax.objective.{slot}", kind, choice)
+
+    def algorithm(self, section: RlaxSection) -> Algorithm:
+        """Returns preset and config, merged."""
+        objective, key = section.objective, "rlax.objective.preset"
         # A preset is five names and options: building it computes nothing.
         context = BuildContext.outside_run(section)
-        preset = self.part("objective", name, "rlax.objective.preset", context)
+        preset = self.part("objective", Choice(name=objective.preset), key, context)
         if not isinstance(preset, Preset):
-            plugin = self.offer("objective", objective.preset, "rlax.objective.preset").plugin
+            plugin = self.offer("objective", objective.preset, key).plugin
             raise PluginError(
                 f"plug-in {plugin!r}: objective {objective.preset!r} built {preset!r}, expected "
                 "an rlax_plugin.api.Preset"
             )
-        for slot, kind, choice in choices(algorithm_of(objective, preset)):
-            yield Use(f"rlax.objective.{slot}", kind, choice)
+        return algorithm_of(objective, preset)
 
     def validate(self, section: RlaxSection) -> None:
         """Checks the name and options of every choice of a config. Builds only the preset.

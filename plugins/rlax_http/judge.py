@@ -136,7 +136,7 @@ class LlmJudge:
         )
         self._limit_s = USABLE * section.deadlines.reward_s
         # Of a weight below 0 the highest verdict pays least.
-        negative = any(choice.weight < 0 for _, choice in choices_of(config, context))
+        negative = any(choice.lowest_weight < 0 for _, choice in choices_of(config, context))
         self._worst, self._pick = (1.0, max) if negative else (0.0, min)
 
     async def __call__(self, prompt: Prompt, completion: str) -> Score:

@@ -129,6 +129,7 @@ class _Fault(enum.Enum):
     network = "network"
     disk = "disk"
     clock = "clock"
+    store = "store"
 
 
 @command(LOOK, "rlax chaos configs/demo.yml steps=20 --seed 1 --kills 4")
@@ -158,12 +159,22 @@ def chaos(
             help="also lets this fail; may be given several times. network: delays, stalls, resets "
             "and half-open connections of a worker of its own, and of a separate parameter server. "
             "disk: the file system of base_output_directory, which must be a small one, is full "
-            "for some seconds. clock: clocks that are 90 s off, with the library libfaketime",
+            "for some seconds. clock: clocks that are 90 s off, with the library libfaketime. "
+            "store: the weight store is slow, fails now and then, or hangs",
         ),
     ] = None,
     hosts: Annotated[
         int, typer.Option(min=1, max=64, help="number of the trainer's hosts, for MaxText on cpu")
     ] = 1,
+    ray_nodes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="run the workers on this number of nodes of a Ray cluster that is started on this "
+            "machine, and kill, freeze and drain these nodes as well; 0: no Ray cluster",
+        ),
+    ] = 0,
     within_s: Annotated[
         float, typer.Option(min=1, help="seconds in which each run must end after its last blow")
     ] = 600.0,
@@ -185,7 +196,8 @@ def chaos(
     For each seed it trains a new run, named chaos-SEED. A seed decides which processes (trainer,
     workers, reward processes, and with --parameter-server that server) get SIGKILL or SIGSTOP, and
     at which events: in a commit, in a publication, in a snapshot, at a restore, between turns, in
-    an evaluation. --fault adds faults of the network, the disk and the clocks. What a supervisor
+    an evaluation. --fault adds faults of the network, the disk, the clocks and the weight store,
+    and --ray-nodes lost, frozen and drained nodes of a Ray cluster. What a supervisor
     would start again, it starts again. Then the run must be complete, rlax audit must find nothing,
     no process may be left over, and with rlax.deterministic the weights must be those of an
     undisturbed run, bit for bit. The exit status is 0 if all runs have survived, and 1 otherwise.
@@ -206,6 +218,7 @@ def chaos(
             trainer=not spare_trainer,
             faults=tuple(dict.fromkeys(one.value for one in fault or ())),
             hosts=hosts,
+            ray_nodes=ray_nodes,
             out=folder,
         )
         survived = run_chaos(settings, range(seed, seed + seeds), as_json=as_json)

@@ -18,10 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.build import NotLoadedError, Registry, registry_for
-from rlax_plugin.config import SLOTS, Algorithm, Choice, NoOptions, RlaxSection
+from rlax_plugin.config import SLOTS, Algorithm, Choice, NoOptions, RlaxSection, Schedule
 from rlax_plugin.config.loading import load_section, overridden
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.metrics.dashboard import sparkline
 from rlax_plugin.objective.loss import algorithm_of, choices
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.ports.kinds import ALL
@@ -36,6 +37,7 @@ from rlax_plugin.text.markdown import markdown_table
 
 KINDS = tuple(kind.name for kind in ALL if kind.fills_slot)
 PREFIX = "rlax.objective"
+_BARS = 24  # of a drawn schedule
 
 
 def section_for(
@@ -196,12 +198,24 @@ def _add_fields(table: Table, model: BaseModel, prefix: str) -> None:
         value = getattr(model, name)
         if isinstance(value, Choice | tuple) or (name in SLOTS):
             continue
+        if isinstance(value, Schedule):
+            table.add_row(
+                Text(f"{prefix}{name}"), _drawn(value), Text(field.description or "", "dim")
+            )
+            continue
         if isinstance(value, BaseModel):
             _add_fields(table, value, f"{prefix}{name}.")
             continue
         default = "" if field.is_required() else f"default {yaml_text(field.get_default())}"
         meaning = "; ".join(filter(None, (field.description, default)))
         table.add_row(Text(f"{prefix}{name}"), Text(yaml_text(value)), Text(meaning, "dim"))
+
+
+def _drawn(schedule: Schedule) -> Text:
+    """Returns a schedule in words, and its values from step 1 to its last one as bars."""
+    (first, _), (last, _) = schedule.corners[0], schedule.corners[-1]
+    steps = np.linspace(min(first, 1), last, _BARS).round().astype(int).tolist()
+    return Text(f"{schedule}\n{sparkline([schedule.at(step) for step in steps])}")
 
 
 # Four samples of one prompt: pi_theta/mu of each token.

@@ -49,6 +49,7 @@ _UNITS = {"s": "seconds", "tokens": "tokens", "steps": "steps", "mib": "MiB"}
 _SAID_ONCE = (INT32_MAX, YEAR_S)  # in the introduction
 # Kinds whose parts docs/objectives.md explains.
 _EXPLAINED = {"objective", *(kind.name for kind in ALL if kind.fills_slot)}
+_OR_SCHEDULE = "; or a schedule"
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -221,9 +222,13 @@ def _prose(model: type[BaseModel]) -> str:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """Returns a field's config class, or that of a mapping's values or a list's items."""
+    """Returns a field's config class, or that of a mapping's values or a list's items.
+
+    It may be the class of a field that may be null.
+    """
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    for candidate in (annotation, *(inner if origin in (dict, tuple) else ())):
+    nested = dict, tuple, typing.Union, types.UnionType
+    for candidate in (annotation, *(inner if origin in nested else ())):
         if inspect.isclass(candidate) and issubclass(candidate, Section):
             return candidate
     return None
@@ -235,7 +240,7 @@ def _words(annotation: Any, metadata: Sequence[Any], unit: str) -> str:
     if origin is typing.Annotated:
         return _words(inner[0], [*metadata, *inner[1:]], unit)
     if origin is Scheduled:
-        return f"{_words(inner[0], metadata, unit)}; or a [schedule](objectives.md#schedules)"
+        return f"{_words(inner[0], metadata, unit)}{_OR_SCHEDULE}"
     if origin in (typing.Union, types.UnionType):
         return "; or ".join(_words(each, metadata, unit) for each in inner)
     if origin is tuple:
@@ -355,6 +360,7 @@ def _markdown_keys(keys: Sequence[ConfigKey], section: str) -> str:
         if key.kind and _built_in().offers[key.kind]:
             what = _spoken(key.kind)
             words = words.replace(what, f"[{what}](#{what.replace(' ', '-')})")
+        words = words.replace(_OR_SCHEDULE, "; or a [schedule](objectives.md#schedules)")
         default = f"`{key.default}`" if key.default else ""
         meaning = key.meaning.replace("<", r"\<").replace("|", r"\|")
         rows.append([f"`{key.key.removeprefix(f'{section}.')}`", words, default, meaning])

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.commands.completions import Line, read_lines
-from rlax_plugin.config import SINGLE_TURN, Choice, RlaxSection
+from rlax_plugin.config import SINGLE_TURN, Choice, RlaxSection, last_of
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
@@ -231,7 +231,7 @@ def document(scored: ScoredFile) -> dict[str, Any]:
     """Returns the scores as a document for JSON."""
     rewards = scored.section.rewards
     return {
-        "rewards": [{"name": one.name, "weight": one.weight} for one in rewards],
+        "rewards": [{"name": one.name, "weight": last_of(one.weight)} for one in rewards],
         "samples": list(_samples(scored)),
         "scored": len(scored.totals),
         "errors": len(scored.lines) - len(scored.totals),

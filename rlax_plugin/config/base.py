@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -21,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from rlax_plugin.config.functions import function_text, named_function
-from rlax_plugin.config.schedules import Scheduled
+from rlax_plugin.config.schedules import Schedule, Scheduled, highest, lowest
 from rlax_plugin.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
@@ -198,7 +199,24 @@ class RewardChoice(FunctionChoice):
         description="factor of this reward in the reward of a sample; 0: it is only recorded",
     )
 
+    @field_validator("weight")
+    @classmethod
+    def _of_one_sign(cls, weight: Scheduled[float]) -> Scheduled[float]:
+        if lowest(weight) < 0 < highest(weight):
+            raise ValueError(
+                "must not change its sign, by which a reward decides what an answer is worth that "
+                "it cannot score"
+            )
+        return weight
+
+    @property
+    def lowest_weight(self) -> float:
+        """The lowest weight in any step."""
+        return lowest(self.weight)
+
     def __str__(self) -> str:
+        if isinstance(self.weight, Schedule):
+            return f"({self.weight}) * {self.name}"
         return self.name if self.weight == 1 else f"{self.weight:g} * {self.name}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlax_plugin.config.base import (
     Choice,
@@ -14,6 +14,7 @@ from rlax_plugin.config.base import (
     Section,
     Temperature,
 )
+from rlax_plugin.config.schedules import Schedule
 from rlax_plugin.errors import ConfigError
 
 
@@ -35,6 +36,13 @@ class EvaluationSet(Section):
     samples: PositiveInt | None = Field(
         default=None, description="number of completions per problem; null: rlax.evaluation.samples"
     )
+
+    @field_validator("rewards")
+    @classmethod
+    def _constant(cls, rewards: tuple[RewardChoice, ...]) -> tuple[RewardChoice, ...]:
+        if any(isinstance(choice.weight, Schedule) for choice in rewards):
+            raise ValueError("must have numbers as weights: an evaluation has no step")
+        return rewards
 
 
 class Evaluation(Section):

@@ -150,6 +150,14 @@ class Points[T](Schedule):
         Field(min_length=2, max_length=64),
     ] = Field(description="[step, value] of at least two steps, in their order")
 
+    @field_validator("points", mode="before")
+    @classmethod
+    def _as_tuples(cls, points: Any) -> Any:
+        # Strictly, only JSON's lists are tuples, and what another validator has read is Python's.
+        if not isinstance(points, list):
+            return points
+        return tuple(tuple(one) if isinstance(one, list) else one for one in points)
+
     @field_validator("points")
     @classmethod
     def _in_order(cls, points: tuple[tuple[int, T], ...]) -> tuple[tuple[int, T], ...]:

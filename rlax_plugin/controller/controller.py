@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rlax_plugin.concurrency.supervision import Supervision
-from rlax_plugin.config import Algorithm, RlaxSection
+from rlax_plugin.config import Algorithm, RlaxSection, Schedule
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
@@ -36,7 +37,7 @@ from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.retention import Retaining
 from rlax_plugin.resume.snapshots import snapshot, write_snapshot
 from rlax_plugin.rewards.play_jobs import PlayCounts
-from rlax_plugin.types import Descent, TrainBatch, WeightVersion
+from rlax_plugin.types import EMPTY, Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.fingerprint import digest
 
 
@@ -48,6 +49,7 @@ class RunSetup:
       argv: of the command: config file and overrides.
       origin: the run whose weights this run starts from; None: its own.
       last_step: the run's last training step.
+      schedules: dotted key -> schedule of each number of the config that changes.
     """
 
     builder: Builder
@@ -57,6 +59,7 @@ class RunSetup:
     origin: Descent | None
     last_step: int
     dashboard: Dashboard
+    schedules: Mapping[str, Schedule] = EMPTY
 
     @property
     def section(self) -> RlaxSection:
@@ -256,6 +259,7 @@ class Controller(FleetListener):
             replaced=self.generation.rewards.replaced - self._replaced_before,
             played=played if self.section.several_turns else None,
             figures=[worker.figures for worker in self.fleet.workers.values()],
+            schedules=self._setup.schedules,
         )
 
     # --- evaluation ----------------------------------------------------------------------------

@@ -287,6 +287,21 @@ STAGES: tuple[Stage, ...] = (
         OBJECTIVE_ROWS,
     ),
     Stage(
+        "schedule",
+        "Values of the numbers of the config that have a [schedule](objectives.md#schedules). The "
+        "temperature and the weights of rewards are those of groups that are issued for the "
+        "weights that the step starts from.",
+        "every step",
+        (
+            (
+                "<key>",
+                "the key's",
+                "value in this step; the key is without `rlax.`, such as `objective.grad_1.high`",
+                "if the number has a schedule",
+            ),
+        ),
+    ),
+    Stage(
         "logprob_gap",
         "Absolute difference between the log-probs that the trainer and the rollout engine compute "
         "for a token with the same weights. It is computed in the first update of a step, over "

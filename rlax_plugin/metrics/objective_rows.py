@@ -48,6 +48,18 @@ OBJECTIVE_ROWS: tuple[Row, ...] = (
     ("reference_kl_k1", "nats", "KL to the reference policy, estimator K1", _KL),
     ("reference_kl_k3", "nats", "KL to the reference policy, estimator K3", _KL),
     (
+        "kl_coefficient",
+        "1/nat",
+        "coefficient of the KL penalty in this step",
+        "if the config has `kl.adaptive`",
+    ),
+    (
+        "kl_of_target",
+        "ratio",
+        "measured KL of the sampler to the reference policy, divided by `kl.adaptive.target`",
+        "if the config has `kl.adaptive`",
+    ),
+    (
         "kl_penalty",
         "nats",
         "KL in the loss, times its coefficient, by its own aggregation",

@@ -9,13 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import RlaxSection, Schedule
 from rlax_plugin.metrics.spans import Span
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import sizes
 from rlax_plugin.records import events as ev
 from rlax_plugin.rewards.play_jobs import PlayCounts
-from rlax_plugin.types import Episode, Judged, Rejected, Score, ScoredGroup, TrainBatch, group_of
+from rlax_plugin.types import (
+    EMPTY,
+    Episode,
+    Judged,
+    Rejected,
+    Score,
+    ScoredGroup,
+    TrainBatch,
+    group_of,
+)
 
 _MOST_REWARD_METRICS = 32  # a reward may invent names
 
@@ -100,6 +109,7 @@ def step_metrics(
     wanted: int | None = None,
     played: PlayCounts | None = None,
     figures: Sequence[Mapping[str, float]] = (),
+    schedules: Mapping[str, Schedule] = EMPTY,
 ) -> dict[str, float]:
     """Returns the metrics of one step, named ``stage/name``; waits for the device's figures.
 
@@ -108,6 +118,7 @@ def step_metrics(
       replaced: number of reward processes replaced since the last step.
       played: counts of how episodes have ended since then; None: the environment is single_turn.
       figures: the newest figures of each worker.
+      schedules: dotted key -> schedule of each number of the config that changes.
     """
     scored, groups = [group_of(judged) for judged in done.stats.scored], done.batch.groups
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
@@ -181,6 +192,8 @@ def step_metrics(
         metrics |= _episodes([episode for group in scored for episode in group.episodes])
     if done.metrics:  # there are none yet when a checkpoint is about to be saved
         metrics.update(diagnostics.summarise(done.metrics))
+    for key, schedule in schedules.items():
+        metrics[f"schedule/{key.removeprefix('rlax.')}"] = schedule.at(done.step)
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
     metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith("learning/")}
     return metrics

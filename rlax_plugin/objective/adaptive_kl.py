@@ -50,14 +50,17 @@ class AdaptiveCoefficient:
         count = samples if adaptive.per == "sample" else len(log_ratio_n)
         self.measured = total / count / adaptive.target
         error = min(max(self.measured - 1, -_MOST), _MOST)
-        self.coefficient *= max(1 + error * samples / adaptive.horizon, 0.0)
+        self.coefficient *= 1 + error * samples / adaptive.horizon
 
 
-def check(kl: KL) -> None:
-    """Checks that an adaptive coefficient begins with a number that it can change.
+def check(kl: KL, most_samples: int) -> None:
+    """Checks that an adaptive coefficient begins with a number that it can change, and stays so.
+
+    Args:
+      most_samples: of a batch.
 
     Raises:
-      ConfigError: it is a schedule, or 0.
+      ConfigError: it is a schedule, or 0, or one batch could make it 0.
     """
     if kl.adaptive is None:
         return
@@ -68,3 +71,6 @@ def check(kl: KL) -> None:
     if value == 0:
         reason = "must be above 0 with kl.adaptive, which multiplies it in every step"
         raise ConfigError(key, value, reason)
+    if (horizon := kl.adaptive.horizon) < most_samples:
+        reason = f"must be at least {most_samples:,}, the samples of one batch"
+        raise ConfigError("rlax.objective.kl.adaptive.horizon", horizon, reason)

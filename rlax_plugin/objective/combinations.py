@@ -126,7 +126,7 @@ def _check_kl(algorithm: Algorithm) -> None:
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
     _check_kl(algorithm)
     rollouts = section.rollouts
-    adaptive_kl.check(algorithm.kl)
+    adaptive_kl.check(algorithm.kl, section.batch_rows * section.batches.sequences_per_row)
     names = [choice.plain_name for choice in algorithm.corrections]
     for name in names:
         if names.count(name) > 1:

@@ -26,7 +26,7 @@ class Preset(Algorithm):
       source: address of these defaults.
       covers: subject -> the library's value, and the key of a run's config where the objective
         cannot contain it.
-      lacks: what the preset cannot say, one sentence each.
+      lacks: properties of the library that the preset cannot have, one sentence each.
     """
 
     title: str = ""

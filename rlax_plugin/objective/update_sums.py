@@ -51,7 +51,7 @@ def sums_over(ids_bt: np.ndarray, x_bt: np.ndarray) -> np.ndarray:
 
     Args:
       ids_bt: int, at least 0.
-      x_bt: what is added up; where it is 0 the result is 0 too.
+      x_bt: the numbers to add up; the result is 0 where they are 0.
     """
     sums = np.bincount(ids_bt.ravel(), weights=np.asarray(x_bt, np.float64).ravel())
     return np.where(x_bt, sums[ids_bt], 0.0)

@@ -150,7 +150,7 @@ ALL = (
         name="aggregation",
         part="TokenInputs -> weight of every token, and their total",
         process=_TRAINER,
-        places=("objective.aggregation",),
+        places=("objective.aggregation", "objective.kl.aggregation"),
         contract="slots",
     ),
     Kind(

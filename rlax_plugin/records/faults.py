@@ -29,7 +29,8 @@ class FaultPoint(enum.StrEnum):
     SAMPLES_WRITTEN = "samples-written"  # its samples are, the journal does not say so yet
     SEGMENT_WRITTEN = "segment-written"  # the journal says so, the ledger does not
     COMMIT_ENDED = "commit-ended"  # the ledger does as well; the batch is not trained yet
-    STEP_TRAINED = "step-trained"  # the update is done and nowhere but in memory
+    # The update is done and nowhere but in memory; rlax_plugin.testing only.
+    STEP_TRAINED = "step-trained"
     SIGNALS_WRITTEN = "signals-written"  # their state of a step, before its snapshot
     SNAPSHOT_BEGUN = "snapshot-begun"  # the journal is complete, the snapshot not written
     SNAPSHOT_WRITTEN = "snapshot-written"  # the checkpoint it belongs to does not exist yet
@@ -45,6 +46,10 @@ class FaultPoint(enum.StrEnum):
     METRICS_COPIED = "metrics-copied"  # to the run's directory, if that is elsewhere
     RUN_FINISHED = "run-finished"  # all records are in the run's directory, but no summary
     SUMMARY_WRITTEN = "summary-written"
+    # At any time, in a weight store that is told to be unreliable (rlax_plugin.testing).
+    STORE_SLOWED = "store-slowed"  # a call was
+    STORE_FAILED = "store-failed"  # a call does
+    STORE_HUNG = "store-hung"  # a call does
 
 
 _seen: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from rlax_plugin.build import Registry
-from rlax_plugin.config import SINGLE_TURN, RlaxSection, lowest
+from rlax_plugin.config import SINGLE_TURN, RlaxSection, highest, lowest
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
@@ -70,7 +70,9 @@ def _check_learning(section: RlaxSection, slots: ObjectiveSlots) -> None:
     algorithm = slots.algorithm
     if section.signals or algorithm.grad_2.name != "none":
         return
-    if not section.several_turns and not any(choice.weight for choice in section.rewards):
+    if not section.several_turns and not any(
+        lowest(choice.weight) or highest(choice.weight) for choice in section.rewards
+    ):
         last = len(section.rewards) - 1
         reason = (
             "must not be 0 for every reward: the reward of each sample would be 0, and nothing "

@@ -54,6 +54,7 @@ from rlax_plugin.start.run_directory import (
     state_directory,
 )
 from rlax_plugin.start.running import Running, Signals
+from rlax_plugin.start.schedules import schedules_of
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console, quiet
 from rlax_plugin.types import HostPlace
@@ -122,16 +123,18 @@ def train(
         reached(FaultPoint.CONFIG_WRITTEN)
         durations = Durations.of_user(kind_of_work("train", section, maxtext))
         dashboard = Dashboard(out, last_step, durations=durations)
+        builder = Builder.of(
+            config, state_dir, run_url=files.url, progress=dashboard.reading, hosts=hosts
+        )
         setup = RunSetup(
-            builder=Builder.of(
-                config, state_dir, run_url=files.url, progress=dashboard.reading, hosts=hosts
-            ),
+            builder=builder,
             files=files,
             argv=argv,
             config_hash=digest,
             origin=origin,
             last_step=last_step,
             dashboard=dashboard,
+            schedules=schedules_of(builder.registry, section),
         )
         observed = ObservedRun(state_dir, dashboard.waiting)
         run = _Run(setup, out, began_s, observed)

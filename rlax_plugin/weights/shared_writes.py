@@ -7,6 +7,7 @@ only if they are as many as the part has.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from rlax_plugin.ports.store_abilities import SharedWriter
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
+
+log = logging.getLogger("rlax.controller")
 
 _KEY = "rlax.deadlines.weights_s"
 _MOST_CHUNKS = 1 << 40
@@ -102,7 +105,14 @@ class SharedWrites:
         finally:
             if not committed:
                 self._loop.call_soon_threadsafe(self._give_up)
-                self._store.abandon(path)
+                self._abandon(path)
+
+    def _abandon(self, path: str) -> None:
+        """Removes the remains of an attempt, whose own error decides what happens next."""
+        try:
+            self._store.abandon(path)
+        except (WeightsError, OSError) as error:
+            log.error("the remains of an attempt to write stay on disk for now: %s", error)
 
     def _on_loop[T](self, work: Coroutine[Any, Any, T], of: _Writing) -> T:
         def late(given_s: float) -> DeadlineError:

@@ -103,6 +103,7 @@ class Answers:
       playing: group and sample -> the task that plays the episode.
       begun: group -> the version with which a worker has begun it; of others nothing is known.
       oldest: version that can train, as the flow has told it.
+      steps: of each scoring, the step whose weights count.
       told: what was ever answered; what is generated with its n-th answer has log-probs of -n.
     """
 
@@ -117,6 +118,7 @@ class Answers:
         self._rewards: dict[int, tuple[int, float | None]] = {} if rewards is None else rewards
         self._play = play
         self.slow_rewards = False
+        self.steps: list[int | None] = []
         self.begun: dict[int, int] = {}
         self.oldest = 0
         self.workers: dict[str, Process] = {}  # by name, of the process that lives now
@@ -175,9 +177,10 @@ class Answers:
                 if self.playing.get(place) is task:
                     del self.playing[place]
 
-    async def score(self, prompt, episodes) -> list[Score | Unscored]:
+    async def score(self, prompt, episodes, *, step=None) -> list[Score | Unscored]:
         if not episodes:
             return []
+        self.steps.append(step)
         told = [self._rewards[next(e.sampled).seed] for e in episodes]
         if self.slow_rewards:
             future = self.unscored[told[0][0]] = asyncio.get_running_loop().create_future()
@@ -264,11 +267,17 @@ class Harness:
         rewards=None,
         play=None,
         told=None,
+        temperature=1.0,
     ):
         rlax = {
             "prompt_source": {"name": "x"},
             "rewards": [{"name": "x"}],
-            "rollouts": {"group_size": 2, "groups_per_step": groups, "max_prompt_tokens": 1},
+            "rollouts": {
+                "group_size": 2,
+                "groups_per_step": groups,
+                "max_prompt_tokens": 1,
+                "temperature": temperature,
+            },
             "batches": batches or {},
             "staleness": {"reload_every": j, "max_staleness": k},
             "curation": {

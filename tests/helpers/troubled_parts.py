@@ -1,21 +1,17 @@
 """Parts that fail when told: a file of a directory, named after the part, says how.
 
 ``engine`` has the name of the worker whose engine generates nothing. While ``environment`` exists,
-episodes block. ``store`` has ``poor``: every reading and writing of weights takes 0.2 s and one in
-twenty fails; ``hangs``: weights are not written; or ``silent``: they are not read.
+episodes block. The store is ``unreliable`` of ``rlax_plugin.testing``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import random
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,16 +26,14 @@ from rlax_plugin.api import (
     hookimpl,
 )
 from rlax_plugin.concurrency.clock import Clock
-from rlax_plugin.errors import WeightsUnreadableError
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.task import decode
 
 if "libfaketime" in os.environ.get("LD_PRELOAD", ""):
     # Its clock_nanosleep rejects the absolute times that Python's sleep gives it.
     time.sleep = lambda seconds: threading.Event().wait(seconds)
 
-_LATENCY_S, _ERRORS, _LOOK_S = 0.2, 0.05, 0.05
+_LOOK_S = 0.05
 
 
 class TroubledConfig(Section):
@@ -66,31 +60,6 @@ class Slow(Clock):
         await asyncio.sleep(seconds)
 
 
-class Poor(NpzStore):
-    def __init__(self, directory: str):
-        self._directory = directory
-
-    def _suffers(self) -> bool:
-        poor = _told(self._directory, "store") == "poor"
-        if poor:
-            time.sleep(_LATENCY_S)
-        return poor and random.random() < _ERRORS
-
-    def save(self, path: str, arrays: Any) -> None:
-        while _told(self._directory, "store") == "hangs":
-            time.sleep(_LOOK_S)
-        if self._suffers():
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        super().save(path, arrays)
-
-    def load(self, path: str, like: Any) -> dict[str, Any]:
-        while _told(self._directory, "store") == "silent":
-            time.sleep(_LOOK_S)
-        if self._suffers():
-            raise WeightsUnreadableError(f"{path} cannot be read: {os.strerror(errno.EIO)}")
-        return super().load(path, like)
-
-
 class Blocking(Environment):
     deterministic = True
 
@@ -115,11 +84,6 @@ def rlax_register_rollout_engine() -> dict[str, Extension]:
         return ScriptedEngine(scripted, store, context.section, decode, clock)
 
     return {"troubled": Extension(TroubledConfig, build)}
-
-
-@hookimpl
-def rlax_register_weight_store() -> dict[str, Extension]:
-    return {"troubled": Extension(TroubledConfig, lambda config, _: Poor(config.directory))}
 
 
 @hookimpl

@@ -71,7 +71,7 @@ class Troubled:
             self.disk,
             plugins("troubled_parts"),
             f"rlax.rollouts.engine={part}",
-            f"rlax.weights.store={part}",
+            f"rlax.weights.store={{name: unreliable, switch: {self.told / 'store'}}}",
             f"rlax.environment={part}",
             "rlax.trainer={name: bigram, learning_rate: 0.001, train_s: 0.1}",
             "rlax.evaluation.problems=0",

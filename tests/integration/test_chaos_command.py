@@ -39,6 +39,7 @@ CONTINUED = (
 CLOCKS = pytest.mark.skipif(
     importlib.util.find_spec("libfaketime") is None, reason="needs pip install libfaketime"
 )
+NODES = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
 
 
 @pytest.mark.timeout(600)
@@ -46,19 +47,27 @@ CLOCKS = pytest.mark.skipif(
     ("more", "options"),
     [
         pytest.param(DETERMINISTIC, ("--seed", "1"), marks=pytest.mark.long),
-        (CONTINUED, ("--seed", "2", "--parameter-server", "--fault", "network")),
+        (
+            CONTINUED,
+            ("--seed", "124", "--parameter-server", "--fault", "network", "--fault", "store"),
+        ),
         pytest.param(
             (*DETERMINISTIC, "steps=12"),
             ("--seed", "3", "--fault", "clock", "--spare-trainer"),
             marks=[pytest.mark.long, CLOCKS],
         ),
+        pytest.param(
+            ("rlax.deadlines.startup_s=300",),
+            ("--seed", "41", "--ray-nodes", "2", "--spare-trainer", "--patience-s", "120"),
+            marks=[pytest.mark.long, NODES],
+        ),
     ],
-    ids=["deterministic", "continued", "clocks"],
+    ids=["deterministic", "continued", "clocks", "nodes"],
 )
 def test_a_run_survives(more, options, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
-    arguments = ("chaos", CONFIG, *SETTINGS, *more, *options, "--kills", "4", "--json")
-    arguments += ("--out", str(tmp_path / "out"), "--patience-s", "30")
+    arguments = ("chaos", CONFIG, *SETTINGS, *more, "--kills", "4", "--json")
+    arguments += ("--out", str(tmp_path / "out"), "--patience-s", "30", *options)
     done = finished(*arguments, cwd=tmp_path, timeout_s=550)
     assert done.returncode == 0, done.stdout + done.stderr
     (verdict,) = json.loads(done.stdout)

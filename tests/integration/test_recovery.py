@@ -46,8 +46,12 @@ SIGNAL = (
     "rlax.curation.sampler.name=learnability",
     "rlax.curation.screening.pilots=2",
 )
-# Batches of as many groups as have so many tokens.
-PACKED = ("rlax.batches.tokens=75", "rlax.batches.rows=18", "rlax.batches.sequences_per_row=3")
+# Batches of as many groups as have so many tokens, of a temperature and a reward that change.
+PACKED = (
+    *("rlax.batches.tokens=75", "rlax.batches.rows=18", "rlax.batches.sequences_per_row=3"),
+    "rlax.rollouts.temperature={from: 1.2, to: 0.8, steps: 4}",
+    "rlax.rewards=[{name: even, weight: {points: [[2, 1.0], [6, 0.5]]}}]",
+)
 
 # Kills one after the other, each of what goes on from the last one: a point, and the time at which
 # that process reaches it.
@@ -151,7 +155,8 @@ def test_the_chains_of_kills_have_every_point():
     of_hosts = {FaultPoint.OWN_CHUNKS_WRITTEN, FaultPoint.FOLLOWER_CHUNKS_WRITTEN}  # MaxText's
     killed = {kill.partition(":")[0] for chain in CHAINS for kill in chain}
     of_episodes = {FaultPoint.TURN_SAMPLED}  # test_chaos_command.py kills there
-    assert killed == set(FaultPoint) - of_hosts - of_episodes
+    of_troubles = {FaultPoint.STORE_SLOWED, FaultPoint.STORE_FAILED, FaultPoint.STORE_HUNG}
+    assert killed == set(FaultPoint) - of_hosts - of_episodes - of_troubles
 
 
 @pytest.mark.timeout(900)
@@ -209,6 +214,15 @@ def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
     recorded = rows(Path(files.location("")))
     assert {row["step"] for row in recorded if row["state"] == "trained"} == {*range(1, STEPS + 1)}
     assert all((row["advantage"] is not None) == (row["state"] == "trained") for row in recorded)
+    assert {row["step"]: row["temperature"] for row in recorded} == pytest.approx(
+        {1: 1.2, 2: 1.1, 3: 1.0, 4: 0.9, 5: 0.8, 6: 0.8, 7: 0.8, 8: 0.8}
+    )
+    weights = {1: 1.0, 2: 1.0, 3: 0.875, 4: 0.75, 5: 0.625, 6: 0.5, 7: 0.5, 8: 0.5}
+    for row in recorded:
+        assert row["reward"] == weights[row["step"]] * row["reward_parts"][0]
+    for m in metrics:
+        assert m["schedule/rewards.0.weight"] == weights[m["step"]]
+        assert m["logprob_gap/p95"] < 1e-6
 
 
 @pytest.mark.long

@@ -41,6 +41,7 @@ def told(run: Troubled, part: str, how: str) -> Iterator[None]:
     """Has a part fail within the block."""
     beside = run.told / "beside"
     beside.write_text(how)
+    beside.chmod(0o600)
     os.replace(beside, run.told / part)
     try:
         yield
@@ -124,7 +125,7 @@ def test_an_environment_that_blocks(run: Troubled) -> None:
 
 
 def test_a_publication_that_hangs(run: Troubled) -> None:
-    with told(run, "store", "hangs"):
+    with told(run, "store", "writes-hang"):
         finding = named(run, "a publication hangs", "publishing version ", "; a step usually takes")
         assert finding.ends == "rlax.deadlines.weights_s = 20 s ends this wait"
         assert finding.try_ == "the store of weights is slow or away: look at its disk or network"
@@ -133,7 +134,7 @@ def test_a_publication_that_hangs(run: Troubled) -> None:
 
 
 def test_weights_that_cannot_be_read_for_a_while(run: Troubled) -> None:
-    with told(run, "store", "silent"):
+    with told(run, "store", "reads-hang"):
         finding = named(run, "reading weights hangs", "has been loading weights for")
         assert finding.ends.startswith("rlax.deadlines.weights_s = 20 s")
     run.goes_on()
@@ -141,7 +142,7 @@ def test_weights_that_cannot_be_read_for_a_while(run: Troubled) -> None:
 
 
 def test_a_poor_store(run: Troubled) -> None:
-    with told(run, "store", "poor"):
+    with told(run, "store", "slow faulty"):
         began_s = time.monotonic()
         run.until(lambda: run.said("weights were not written, trying again"), "a failed attempt")
         print(f"\nthe first attempt to write failed after {time.monotonic() - began_s:.1f} s")
@@ -153,7 +154,7 @@ def test_a_poor_store(run: Troubled) -> None:
 
 
 def test_a_publication_that_hangs_for_too_long(run: Troubled) -> None:
-    with told(run, "store", "hangs"):
+    with told(run, "store", "writes-hang"):
         error = ends_with_one_sentence(run, 1)
     assert error.startswith("error: writing version ") and "took longer than 20 s" in error
     assert "rlax.deadlines.weights_s" in error

@@ -40,11 +40,13 @@ pytestmark = pytest.mark.slow
 def settings(directory: Path) -> tuple[str, ...]:
     """Many parts at once: two updates of packed rows, pi_old by the trainer, a reference, a critic.
 
+    The temperature, a bound and the coefficient of the KL change from step to step.
+
     Each answer is an expression to calculate, and the policy answers once more behind its value.
     """
     corrections = (
         "{name: truncated_importance_sampling}",
-        "{name: icepop}",
+        "{name: icepop, high: {from: 5, to: 3, steps: 6, shape: cosine}}",
         "{name: sequence_mask, low: 0.99, high: 1.01}",
         "{name: veto}",
     )
@@ -64,7 +66,8 @@ def settings(directory: Path) -> tuple[str, ...]:
         "rlax.batches.sequences_per_row=2",
         "rlax.objective.old_policy=reprefill",
         f"rlax.objective.corrections=[{', '.join(corrections)}]",
-        "rlax.objective.kl.coefficient=0.04",
+        "rlax.objective.kl={coefficient: 0.04, adaptive: {target: 0.01, horizon: 64}}",
+        "rlax.rollouts.temperature={from: 1.2, to: 0.8, steps: 6}",
         "rlax.objective.advantage={name: gae, gamma: 0.99, lam: 0.9}",
         "rlax.signals=[{name: critic, epochs: 2, mini_batches: 2}]",
     )
@@ -132,6 +135,18 @@ def test_at_equal_weights_every_ratio_is_1_and_no_correction_is_active(undisturb
     assert first["objective/effective_sample_size"] == pytest.approx(1, abs=1e-6)
     assert first["objective/reference_kl_k3"] == pytest.approx(0, abs=1e-9)
     assert second["objective/reference_kl_k3"] > 1e-4
+
+
+def test_what_changes_from_step_to_step_is_reported(undisturbed):
+    steps = lines(undisturbed / "metrics.jsonl")
+    temperatures = [step["schedule/rollouts.temperature"] for step in steps]
+    assert temperatures == pytest.approx([1.2 - min(n, 6) / 15 for n in range(STEPS)])
+    assert steps[3]["schedule/objective.corrections.1.high"] == pytest.approx(4)
+    # Of 16 samples; with equal weights the KL is 0, and the coefficient falls by a fifth of 16/64.
+    first, second = (step["objective/kl_coefficient"] for step in steps[:2])
+    assert (first, second) == pytest.approx((0.04, 0.038), rel=1e-6)
+    assert steps[0]["objective/kl_of_target"] == pytest.approx(0, abs=1e-6)
+    assert len({step["objective/kl_coefficient"] for step in steps}) == STEPS
 
 
 def test_episodes_of_two_turns_are_generated_as_the_trainer_scores_them(undisturbed):

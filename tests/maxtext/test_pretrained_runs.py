@@ -1,4 +1,4 @@
-"""The configs for SmolLM2, with a tiny model of its family: converted, trained and exported."""
+"""Configs with a tiny model: those for SmolLM2, and those of pages on moving from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tiny_models
 from data_sets import write_lines
 from documents import fences, read
 from processes import finished
+from pyarrow import parquet
 from safetensors.numpy import load_file, save_file
 from small_tokenizers import byte_level
 
@@ -159,3 +161,45 @@ def test_the_other_configs_suit_the_model(home: Path, name: str) -> None:
         *("check", f"configs/smollm2_{name}.yml", "rlax.rollouts.max_new_tokens=6", *more), cwd=home
     )
     assert "number_tasks" in said
+
+
+CPU = ("hardware=cpu", "skip_jax_distributed_system=true", "attention=dot_product")
+
+
+def test_the_run_of_verl_that_was_moved_trains(home: Path) -> None:
+    """The config, the function and the data of docs/from_verl.md, in small."""
+    page = read("from_verl.md")
+    (home / "moved.yml").write_text(fences(page, "yaml")[0])
+    (home / "scores.py").write_text("".join(fences(page, "python")))
+    (home / "models" / "qwen").symlink_to("smollm2-135m-instruct")
+    (home / "data").mkdir()
+    for split, first in (("train", 0), ("test", 64)):
+        rows = [
+            {
+                "data_source": "digits",
+                "prompt": [{"role": "user", "content": f"Say {number % 9} ({number})."}],
+                "ability": "words",
+                "reward_model": {"style": "rule", "ground_truth": str(number % 9)},
+                "extra_info": {"split": split, "index": number},
+            }
+            for number in range(first, first + 32)
+        ]
+        parquet.write_table(pa.Table.from_pylist(rows), home / "data" / f"{split}.parquet")
+    small = ("steps=4", "checkpoint_period=4", "per_device_batch_size=16", "dtype=float32")
+    sizes = ("rlax.rollouts.groups_per_step=8", "rlax.rollouts.group_size=4")
+    rest = ("rlax.evaluation.every=1", "rlax.evaluation.problems=8", "rlax.launcher.workers=1")
+    done("train", "moved.yml", *CPU, *small, *sizes, *rest, "rlax.rollouts.slots=32", cwd=home)
+    run = RunFiles(home / "runs" / "run")
+    lines = [json.loads(line) for line in run.get("metrics.jsonl").splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert max(line["logprob_gap/p95"] for line in lines) < 1e-4
+    assert audit(run).clean
+
+
+def test_the_config_of_maxtext_with_one_more_key_trains(home: Path) -> None:
+    (home / "mine.yml").write_text(fences(read("from_maxtext.md"), "yaml")[0])
+    (home / "plugins").symlink_to(ROOT / "plugins")
+    done("train", "mine.yml", "run_name=moved", "steps=2", "rlax.evaluation.problems=8", cwd=home)
+    run = RunFiles(home / "runs" / "moved")
+    lines = [json.loads(line) for line in run.get("metrics.jsonl").splitlines()]
+    assert [line["step"] for line in lines] == [1, 2] and audit(run).clean

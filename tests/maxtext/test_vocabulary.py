@@ -149,6 +149,30 @@ def test_bfloat16_logits_are_summed_in_float32():
     assert gradient.dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("tiles", [0, 3])
+def test_each_token_has_its_own_temperature(tiles):
+    """In each row the outputs and gradients are those of its temperature alone."""
+    hidden_bte, table, targets_bt = inputs()
+
+    def loss(hidden_bte, temperature):
+        if tiles:
+            head = Head(tied, 0, tiles=tiles)
+            outputs = tiled_outputs(head, hidden_bte, table, targets_bt, temperature)
+        else:
+            outputs = dense_outputs(tied(hidden_bte, table), targets_bt, temperature)
+        # The gradient of a row is that of its own tokens only.
+        return (outputs.logprobs_bt - 0.3 * outputs.entropy_bt).sum(), outputs
+
+    gradient = jax.grad(loss, has_aux=True)
+    temperature_bt = jnp.array([[0.5] * LENGTH, [1.5] * LENGTH], jnp.float32)
+    slope_bte, both = jax.jit(gradient)(hidden_bte, temperature_bt)
+    for row, temperature in enumerate((0.5, 1.5)):
+        alone_bte, alone = gradient(hidden_bte, temperature)
+        np.testing.assert_allclose(slope_bte[row], alone_bte[row], atol=2e-6)
+        for found, expected in zip(both[:2], alone[:2], strict=True):
+            np.testing.assert_allclose(found[row], expected[row], rtol=2e-6)
+
+
 def test_entropy_that_is_only_reported_costs_no_backward_pass():
     hidden_bte, table, targets_bt = inputs()
     head = Head(tied, 0, tiles=2)

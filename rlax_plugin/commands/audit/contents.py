@@ -12,6 +12,7 @@ import numpy as np
 from rlax_plugin.commands.audit.event_order import Alive, History
 from rlax_plugin.commands.audit.record_limits import Limits
 from rlax_plugin.commands.audit.report import Figures, Findings, Rule
+from rlax_plugin.config import value_at
 from rlax_plugin.objective.batches import sizes
 from rlax_plugin.objective.placing import place
 from rlax_plugin.records import journal
@@ -249,6 +250,8 @@ class Contents:
             "oldest version": event.oldest_version,
             "newest version": event.newest_version,
         }
+        schedule = self._limits.temperature
+        said["temperature"] = None if schedule is None else schedule.at(one.step)
         found = {
             "prompt": group.prompt.id,
             "attempt": group.attempt,
@@ -257,6 +260,7 @@ class Contents:
             "tokens": sum(episode.tokens for episode in group.episodes),
             "oldest version": int(versions.min()) if len(versions) else None,
             "newest version": int(versions.max()) if len(versions) else None,
+            "temperature": group.temperature,
         }
         return _first_difference(said, found)
 
@@ -274,7 +278,8 @@ class Contents:
             "rewards": len(rewards),
             "passed samples": int(np.sum(rewards >= self._limits.pass_threshold)),
         }
-        return _first_difference(said, found) or _wrong_total(group, self._limits.reward_weights)
+        weights = [value_at(weight, one.step) for weight in self._limits.reward_weights]
+        return _first_difference(said, found) or _wrong_total(group, weights)
 
     def _mixed(self, group: ScoredGroup) -> str | None:
         goes_on = self._limits.on_new_weights == "continue"
@@ -365,6 +370,7 @@ def _digest(recorded: RecordedGroup) -> str:
     content = [
         (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), rejected),
         *(s.total if isinstance(s, Score) else None for s in group.scores),
+        *([] if group.temperature is None else [group.temperature]),
         *(r.tobytes() for s in group.scores if isinstance(s, Score) for r in s.token_rewards),
         *(e.order for e in group.episodes if e.order),
         *((i, n, t.sampled.seed, t.sampled.finish, t.sampled.workers) for i, n, t in turns),

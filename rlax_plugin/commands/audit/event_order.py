@@ -35,6 +35,11 @@ class Alive:
     digest: str = ""
     overtaken: bool = False
 
+    @property
+    def step(self) -> int:
+        """The RL step of its temperature and reward weights, see ``resume.run_state.Open``."""
+        return self.min_version + 1
+
 
 class History:
     """The state of a run as its events add up; keeps live groups and a few bytes for every group.

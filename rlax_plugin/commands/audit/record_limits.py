@@ -14,6 +14,8 @@ from rlax_plugin.config import (
     Episodes,
     RewardChoice,
     Rollouts,
+    Schedule,
+    Scheduled,
     Section,
     Staleness,
     plain_name,
@@ -32,6 +34,7 @@ class Limits:
       rows, row_tokens, sequences_per_row: the size of a batch.
       group_sequences: maximum number of sequences of one group.
       reward_weights: weights of ``rlax.rewards``; (): an environment gives rewards as well.
+      temperature: that of rollouts, if it is a schedule; None: groups record none.
     """
 
     max_staleness: int
@@ -44,7 +47,8 @@ class Limits:
     row_tokens: int
     sequences_per_row: int
     pass_threshold: float
-    reward_weights: tuple[float, ...]
+    reward_weights: tuple[Scheduled[float], ...]
+    temperature: Schedule | None
 
 
 def read_limits(files: RunFiles) -> Limits:
@@ -72,7 +76,8 @@ def read_limits(files: RunFiles) -> Limits:
 
     size, per_step = "group_size", "groups_per_step"
     lengths = "max_prompt_tokens", "max_new_tokens"
-    rollouts = part(Rollouts, "rollouts", "on_new_weights", size, per_step, *lengths)
+    rollouts = part(Rollouts, "rollouts", "on_new_weights", "temperature", size, per_step, *lengths)
+    temperature = rollouts.temperature
     environment = section.get("environment") or {}
     several = plain_name(str(environment.get("name", SINGLE_TURN))) != SINGLE_TURN
     episodes = part(Episodes, "episodes", "max_turns", "max_tokens")
@@ -90,10 +95,11 @@ def read_limits(files: RunFiles) -> Limits:
         row_tokens=rollouts.max_prompt_tokens + (most or rollouts.max_new_tokens),
         sequences_per_row=batches.sequences_per_row,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
+        temperature=temperature if isinstance(temperature, Schedule) else None,
         reward_weights=() if several else _weights(section.get("rewards") or []),
     )
 
 
-def _weights(rewards: list[dict[str, Any]]) -> tuple[float, ...]:
+def _weights(rewards: list[dict[str, Any]]) -> tuple[Scheduled[float], ...]:
     chosen = (validate(RewardChoice, one, f"rlax.rewards.{i}") for i, one in enumerate(rewards))
     return tuple(one.weight for one in chosen)

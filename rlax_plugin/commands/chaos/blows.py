@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from rlax_plugin.liveness.marks import Role
 from rlax_plugin.records.faults import FaultPoint
 
-Fault = Literal["network", "disk", "clock"]
-Target = Role | Fault
-Kind = Literal["kill", "freeze", "delay", "stall", "reset", "half-open", "full", "ahead", "behind"]
+Fault = Literal["network", "disk", "clock", "store"]
+Target = Role | Fault | Literal["node"]
+OfNodes = Literal["kill", "freeze", "drain"]
+OfNetwork = Literal["delay", "stall", "reset", "half-open"]
+OfStore = Literal["slow", "faulty", "slow and faulty", "hang"]
+Kind = OfNodes | OfNetwork | OfStore | Literal["full", "ahead", "behind"]
 
 KINDS: dict[Target, tuple[Kind, ...]] = {
     "network": ("delay", "stall", "reset", "half-open"),
     "disk": ("full",),
     "clock": ("ahead", "behind"),
+    "store": ("slow", "faulty", "slow and faulty", "hang"),
+    "node": ("kill", "freeze", "drain"),
 }
+AT_ONCE: tuple[Kind, ...] = ("kill", "reset")
+"""Kinds that do not last."""
+
 _WORDS: dict[Kind, str] = {
     "kill": "SIGKILL",
     "freeze": "SIGSTOP for {:.1f} s",
@@ -29,6 +38,11 @@ _WORDS: dict[Kind, str] = {
     "full": "full for {:.1f} s",
     "ahead": "90 s ahead for {:.1f} s",
     "behind": "90 s behind for {:.1f} s",
+    "slow": "each call takes 200 ms longer for {:.1f} s",
+    "faulty": "one call in twenty fails for {:.1f} s",
+    "slow and faulty": "each call takes 200 ms longer and one in twenty fails for {:.1f} s",
+    "hang": "no writing and no reading returns for {:.1f} s",
+    "drain": "drained, and killed after {:.1f} s",
 }
 
 AT_A_RESTORE = (FaultPoint.METRICS_CUT, FaultPoint.RECOVERED)
@@ -58,8 +72,15 @@ EVENTS: dict[str, tuple[FaultPoint, ...]] = {
 }
 """Moments of a run, each with the fault points that stand for it."""
 
+OF_TESTING = (FaultPoint.STEP_TRAINED, FaultPoint.CHECKPOINT_WRITTEN)
+"""Fault points that only the trainer of ``rlax_plugin.testing`` announces."""
+STEP_ENDED = FaultPoint.METRICS_WRITTEN
+"""The end of a step, which every run announces."""
+
 _MOST_TIMES = 3
-_FOR_S, _CLOCK_FOR_S = (0.5, 4.0), (2.5, 6.0)  # a clock moves within a second
+LONGEST_S = 6.0
+_FOR_S, _LONG_FOR_S = (0.5, 4.0), (2.5, LONGEST_S)
+_LONG: tuple[Target, ...] = ("clock", "store", "node")  # a clock moves within a second
 _FROZEN = 0.3  # share of the blows on processes
 
 
@@ -93,26 +114,29 @@ class Blow:
 
 
 def blows(
-    seed: int, count: int, targets: Sequence[Target], moments: Sequence[str] = tuple(EVENTS)
+    seed: int,
+    count: int,
+    targets: Sequence[Target],
+    events: Mapping[str, Sequence[FaultPoint]] = MappingProxyType(EVENTS),
 ) -> list[Blow]:
     """Returns the blows of a seed: the same for the same arguments.
 
     Args:
       targets: may be hit; one that is listed twice is hit twice as often.
-      moments: keys of ``EVENTS`` at which blows may fall.
+      events: those of ``EVENTS`` at which blows may fall.
     """
     chance = random.Random(f"rlax chaos {seed}")
     found = []
     for _ in range(count):
-        target, moment = chance.choice(targets), chance.choice(moments)
+        target, moment = chance.choice(targets), chance.choice(tuple(events))
         found.append(
             Blow(
                 target=target,
                 kind=_kind(target, chance.random()),
-                event=chance.choice(EVENTS[moment]),
+                event=chance.choice(events[moment]),
                 times=1 if moment == "at a restore" else chance.randint(1, _MOST_TIMES),
                 choice=chance.random(),
-                for_s=chance.uniform(*(_CLOCK_FOR_S if target == "clock" else _FOR_S)),
+                for_s=chance.uniform(*(_LONG_FOR_S if target in _LONG else _FOR_S)),
             )
         )
     return found

@@ -10,7 +10,15 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, Blow, blows
+from rlax_plugin.commands.chaos.blows import (
+    AT_A_RESTORE,
+    AT_ONCE,
+    EVENTS,
+    OF_TESTING,
+    STEP_ENDED,
+    Blow,
+    blows,
+)
 from rlax_plugin.commands.chaos.event_log import EventLog
 from rlax_plugin.commands.chaos.prepare import Prepared, Settings, check, prepared, targets
 from rlax_plugin.commands.chaos.supervised import SupervisedRun
@@ -45,7 +53,7 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
     """
     console = HarmlessConsole(highlight=False, soft_wrap=True, stderr=as_json)
     section = resolve(settings.config, settings.overrides).section
-    moments, expected = _moments(settings, section), None
+    events, expected = _events(settings, section), None
     calm = f"chaos-undisturbed-{seeds[0]}" if section.deterministic else ""
     for name in (*(f"chaos-{seed}" for seed in seeds), *filter(None, [calm])):
         check(settings, name)
@@ -57,7 +65,7 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
                 console.print("an undisturbed run, to compare with")
                 expected = _undisturbed(settings, calm, signals)
             for seed in seeds:
-                planned = blows(seed, settings.kills, targets(settings), moments)
+                planned = blows(seed, settings.kills, targets(settings), events)
                 verdict = _one(settings, seed, planned, expected, console, signals)
                 verdicts.append(verdict)
                 _print(console, settings, verdict, calm)
@@ -70,7 +78,7 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
 
 
 def _undisturbed(settings: Settings, name: str, signals: Signals) -> dict[int, str]:
-    with prepared(replace(settings, faults=()), name) as made:
+    with prepared(replace(settings, faults=(), ray_nodes=0), name) as made:
         try:
             made.run.start()
             status = made.run.wait(settings.within_s)
@@ -84,8 +92,8 @@ def _undisturbed(settings: Settings, name: str, signals: Signals) -> dict[int, s
     return {version: min(found) for version, found in digests(made.files).items()}
 
 
-def _moments(settings: Settings, section: RlaxSection) -> list[str]:
-    """Returns the moments that runs of the config have."""
+def _events(settings: Settings, section: RlaxSection) -> dict[str, list[FaultPoint]]:
+    """Returns the moments that runs of the config have, with the events that stand for them."""
     absent = set[str]()
     if not settings.trainer:
         absent.add("at a restore")
@@ -95,9 +103,13 @@ def _moments(settings: Settings, section: RlaxSection) -> list[str]:
         absent.add("between pilots and the rest")
     if not (section.evaluation.every and section.evaluation.problems):
         absent.add("in an evaluation")
-    if section.trainer.plain_name == "maxtext":
-        absent.add("after a checkpoint")  # whose end only trainers for tests announce
-    return [moment for moment in EVENTS if moment not in absent]
+    unknown = () if section.trainer.plain_name == "bigram" else OF_TESTING
+    known = {
+        moment: [point for point in points if point not in unknown]
+        for moment, points in EVENTS.items()
+        if moment not in absent
+    }
+    return {moment: points for moment, points in known.items() if points}
 
 
 def _one(
@@ -127,7 +139,7 @@ def _one(
             left = _close(made, signals)
     verdict.restarts, verdict.wall_s = run.restarts, time.monotonic() - began_s
     output = run.log.read_text(errors="replace")
-    if status == _BAD_CONFIG and FaultPoint.STEP_TRAINED not in EventLog(run.events).take():
+    if status == _BAD_CONFIG and STEP_ENDED not in EventLog(run.events).take():
         raise RlaxError(f"the run cannot be started: {output[-2000:]}")
     left = left if status is not None else []  # all is left of a run that has not ended in time
     verdict.findings = examine(files, status, output, left, expected) + run.crashes
@@ -156,7 +168,7 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, settings: Settings) -> Fa
 
     log.take()
     if blow.event in AT_A_RESTORE:  # which only a killed trainer has
-        if not log.wait(FaultPoint.STEP_TRAINED, 1, settings.within_s, goes_on):
+        if not log.wait(STEP_ENDED, 1, settings.within_s, goes_on):
             return fallen  # it has nothing to restore yet
         if not any([run.strike(one, signal.SIGKILL) for one in run.living("trainer")]):
             return fallen
@@ -172,7 +184,7 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, settings: Settings) -> Fa
     if not fallen.reached:
         return fallen
     log.take()
-    if log.wait(FaultPoint.STEP_TRAINED, 1, patience_s, goes_on):
+    if log.wait(STEP_ENDED, 1, patience_s, goes_on):
         fallen.recovered_s = time.monotonic() - began_s
     return fallen
 
@@ -183,7 +195,7 @@ def _fault(made: Prepared, blow: Blow, goes_on: Callable[[], bool]) -> str:
     try:
         while not (who := trouble.begin(blow)) and goes_on() and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
-        if who and blow.kind != "reset":
+        if who and blow.kind not in AT_ONCE:
             time.sleep(blow.for_s)
     finally:
         trouble.end()
@@ -233,6 +245,7 @@ def _print(console: Console, settings: Settings, verdict: Verdict, calm: str) ->
         again += () if settings.trainer else ("--spare-trainer",)
         again += tuple(word for fault in settings.faults for word in ("--fault", fault))
         again += ("--hosts", str(settings.hosts)) if settings.hosts > 1 else ()
+        again += ("--ray-nodes", str(settings.ray_nodes)) if settings.ray_nodes else ()
         again += (
             "--patience-s",
             f"{settings.patience_s:g}",

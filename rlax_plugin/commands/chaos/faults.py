@@ -1,4 +1,4 @@
-"""Faults of what a run under chaos stands on: its network, its disk, its clocks."""
+"""Faults of what a run under chaos stands on: its network, disk, clocks and weight store."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from typing import Any, Protocol
 
 import psutil
 
-from rlax_plugin.commands.chaos.blows import Blow
+from rlax_plugin.commands.chaos.blows import Blow, Kind
+from rlax_plugin.commands.chaos.event_log import EventLog
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.testing import unreliable_store as unreliable
 from rlax_plugin.testing.network import Connection, Proxy
 from rlax_plugin.testing.threaded_proxy import ThreadedProxy
 from rlax_plugin.text.amounts import in_bytes
@@ -30,11 +33,23 @@ _LIBRARIES = ("usr/lib/*/faketime/libfaketime.so.1", "usr/lib/faketime/libfaketi
 _TRY, _TRY_S = "import time; time.sleep(0.001); print(time.time())", 30.0
 
 
+_OF_STORE: dict[Kind, tuple[FaultPoint, Sequence[str]]] = {
+    "slow": (FaultPoint.STORE_SLOWED, [unreliable.SLOW]),
+    "faulty": (FaultPoint.STORE_FAILED, [unreliable.FAULTY]),
+    "slow and faulty": (FaultPoint.STORE_FAILED, [unreliable.SLOW, unreliable.FAULTY]),
+    "hang": (FaultPoint.STORE_HUNG, [unreliable.WRITES_HANG, unreliable.READS_HANG]),
+}
+"""Kind -> the event of the first call that suffers, and the words of the switch."""
+
+
 class Trouble(Protocol):
     """A fault that begins with a blow and ends with it."""
 
     def begin(self, blow: Blow) -> str:
-        """Begins the fault; returns in words what is hit, or "" if nothing was there to hit."""
+        """Begins the fault; returns in words what is hit, or "" if nothing is there to hit yet.
+
+        It is called until it returns something, or for so long that nothing will be there.
+        """
         ...
 
     def end(self) -> None:
@@ -160,6 +175,30 @@ class ClockTrouble:
         """See ``Trouble``."""
         for path in self._files.values():
             _write(path, 0)
+
+
+class StoreTrouble:
+    """A weight store that is slow, fails or hangs; see ``rlax_plugin.testing.unreliable_store``.
+
+    Args:
+      switch: path of the file that makes it so.
+      events: log of the fault points that the run reaches.
+    """
+
+    def __init__(self, switch: Path, events: Path):
+        self._switch, self._log = switch, EventLog(events)
+
+    def begin(self, blow: Blow) -> str:
+        """See ``Trouble``; a call must have suffered."""
+        point, words = _OF_STORE[blow.kind]
+        if not self._switch.exists():
+            self._log.take()
+            unreliable.switch_on(self._switch, *words)
+        return "the weight store" if point in self._log.take() else ""
+
+    def end(self) -> None:
+        """See ``Trouble``."""
+        self._switch.unlink(missing_ok=True)
 
 
 def _library(folder: Path) -> Path:

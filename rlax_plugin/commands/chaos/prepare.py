@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlax_plugin.build import registry_for
 from rlax_plugin.commands.chaos.blows import Fault, Target
-from rlax_plugin.commands.chaos.faults import ClockTrouble, DiskTrouble, NetworkTrouble, Trouble
+from rlax_plugin.commands.chaos.faults import (
+    ClockTrouble,
+    DiskTrouble,
+    NetworkTrouble,
+    StoreTrouble,
+    Trouble,
+)
+from rlax_plugin.commands.chaos.ray_nodes import RayNodes, check_nodes
 from rlax_plugin.commands.chaos.supervised import SupervisedRun
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
@@ -21,6 +30,7 @@ from rlax_plugin.testing.threaded_proxy import ThreadedProxy, threaded
 
 _END_S = 20.0  # for processes to end, besides drain_s
 _FAR, _SEEN = "127.0.0.2", "127.0.0.3"  # where the far worker listens, and where it is called
+_TESTING, _UNRELIABLE = "rlax_plugin.testing", "rlax_plugin.testing:unreliable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,8 @@ class Settings:
       trainer: False if the trainer is never hit.
       faults: kinds of faults besides those of processes.
       hosts: number of the trainer's hosts on this machine.
+      ray_nodes: number of nodes of a Ray cluster that runs the workers; 0: the config's launcher
+        runs them.
       out: folder for the logs.
     """
 
@@ -48,6 +60,7 @@ class Settings:
     trainer: bool
     faults: tuple[Fault, ...]
     hosts: int
+    ray_nodes: int
     out: Path
 
 
@@ -75,6 +88,8 @@ def targets(settings: Settings) -> list[Target]:
         found.append("parameter server")
     if settings.hosts > 1 and settings.trainer:
         found.append("host")
+    if settings.ray_nodes:
+        found.extend(("node", "node"))
     for fault in settings.faults:
         found.extend((fault, fault))
     return found
@@ -89,6 +104,10 @@ def prepared(settings: Settings, name: str) -> Iterator[Prepared]:
     """
     with ExitStack() as stack:
         made = _Preparation(settings, name, stack)
+        if "store" in settings.faults:
+            made.wrap_store()
+        if settings.ray_nodes:
+            made.add_nodes()
         if settings.own_server:
             made.add_server()
         if "network" in settings.faults:
@@ -117,6 +136,7 @@ class _Preparation:
         self.run = SupervisedRun(directory, state_dir, settings.hosts)
         self.troubles: dict[Target, Trouble] = {}
         self._proxies: dict[str, ThreadedProxy] = {}
+        self._of_trainer: dict[str, str] = {}  # variables
         self._clocks: ClockTrouble | None = None
         if "clock" in settings.faults:
             self.troubles["clock"] = self._clocks = ClockTrouble(directory)
@@ -135,6 +155,28 @@ class _Preparation:
         made = self._stack.enter_context(threaded(target, host=host, port=port))
         self._proxies[way] = made
         return made.address
+
+    def wrap_store(self) -> None:
+        """Puts a store that can be unreliable between the run and its weight store."""
+        section = resolve(self._settings.config, self._overrides).section
+        switch = self.run.directory.absolute() / "store"
+        store = section.weights.store.model_dump()
+        options = {"name": _UNRELIABLE, "store": store, "switch": str(switch)}
+        plugins = list(dict.fromkeys((*section.plugins, _TESTING)))
+        self._overrides.append(f"rlax.plugins={json.dumps(plugins)}")
+        self._overrides.append(f"rlax.weights.store={json.dumps(options)}")
+        self.troubles["store"] = StoreTrouble(switch, self.run.events)
+
+    def add_nodes(self) -> None:
+        """Starts a Ray cluster, in which the run has its workers."""
+        section = resolve(self._settings.config, self._overrides).section
+        count = self._settings.ray_nodes
+        workers = check_nodes(count, registry_for(section).workers(section))
+        nodes = RayNodes(self.run, count, self._stack)
+        nodes.start({STATE_DIR: str(self.run.state_dir)})
+        self._overrides.append(nodes.launcher(workers))
+        self._of_trainer |= nodes.environment
+        self.troubles["node"] = nodes
 
     def add_server(self) -> None:
         """Adds a separate parameter server."""
@@ -164,7 +206,8 @@ class _Preparation:
         arguments = ("train", self._settings.config, *self._overrides, "--with-parent")
         if self._settings.hosts > 1:
             arguments += ("--hosts", str(self._settings.hosts))
-        self.run.add("trainer", *arguments, environment=self._clock("trainer"))
+        environment = self._of_trainer | self._clock("trainer")
+        self.run.add("trainer", *arguments, environment=environment)
 
 
 def check(settings: Settings, name: str) -> tuple[RunFiles, Path, float]:
@@ -176,6 +219,8 @@ def check(settings: Settings, name: str) -> tuple[RunFiles, Path, float]:
     config = resolve(settings.config, [*settings.overrides, f"run_name={name}"])
     if settings.hosts > 1:
         check_processor(config.maxtext, settings.hosts)
+    if settings.ray_nodes:
+        check_nodes(settings.ray_nodes, registry_for(config.section).workers(config.section))
     if config.section.state_dir:
         reason = "must not be set: the runs of all seeds, and your own, would share it"
         raise ConfigError("rlax.state_dir", config.section.state_dir, reason)

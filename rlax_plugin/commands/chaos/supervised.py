@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +50,9 @@ class Started:
       arguments: of ``rlax``.
       environment: variables besides those of this process.
       after: a file that must exist before it is started.
+      module: of its program.
       always: True to start it again whenever it has failed, as a worker on another machine is.
+      node: True for a node of a Ray cluster, which outlives the run.
       killed: number of times it was killed here; ``ended``: by any signal.
       failed: number of times it ended with an error; ``error`` is the status of the last time.
       log_at: size of the log at its last start.
@@ -60,7 +62,9 @@ class Started:
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
     after: Path | None = None
+    module: str = "rlax_plugin"
     always: bool = False
+    node: bool = False
     failed: int = 0
     error: int = 0
     log_at: int = 0
@@ -90,6 +94,7 @@ class SupervisedRun:
     silent: int = 0
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
     _parts: dict[str, Started] = field(default_factory=dict)
+    _nodes: set[int] = field(default_factory=set)  # sessions
 
     @property
     def events(self) -> Path:
@@ -99,22 +104,30 @@ class SupervisedRun:
     @property
     def log(self) -> Path:
         """The file with the output of the trainer's processes."""
-        return self.directory / "trainer.out"
+        return self.log_of("trainer")
 
     def add(self, name: str, *arguments: str, **settings: Any) -> None:
         """Adds a process, which ``start`` starts; the trainer is the last one.
 
         Args:
           name: the trainer is ``trainer``.
-          arguments: of ``rlax``.
+          arguments: of ``rlax``, or of another ``module``.
           settings: see ``Started``.
         """
-        log = self.directory / f"{name.replace(' ', '-')}.out"
-        self._parts[name] = Started(arguments, log, **settings)
+        self._parts[name] = Started(arguments, self.log_of(name), **settings)
+
+    def log_of(self, name: str) -> Path:
+        """The file with the output of a part."""
+        return self.directory / f"{name.replace(' ', '-')}.out"
 
     def start(self) -> None:
         """Starts all processes."""
         self.go_on()
+
+    def ended(self, name: str) -> bool:
+        """True if the process of a part has ended."""
+        process = self._parts[name].process
+        return process is not None and process.poll() is not None
 
     def go_on(self) -> None:
         """Starts what was killed again, and what has failed for a reason."""
@@ -156,7 +169,7 @@ class SupervisedRun:
         with part.log.open("ab") as out:
             part.log_at = out.tell()
             part.process = subprocess.Popen(
-                [sys.executable, "-m", "rlax_plugin", *part.arguments],
+                [sys.executable, "-m", part.module, *part.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -164,6 +177,8 @@ class SupervisedRun:
                 start_new_session=True,
             )
         part.starts += 1
+        if part.node:
+            self._nodes.add(part.process.pid)
 
     @property
     def status(self) -> int | None:
@@ -203,6 +218,44 @@ class SupervisedRun:
                 self.excused.append("host")  # the others end, and say so
         return True
 
+    def below(self, name: str) -> list[psutil.Process]:
+        """Returns the processes of a part's session, and all processes below them."""
+        process = self._parts[name].process
+        return [] if process is None else _of_sessions({process.pid})
+
+    def send(self, name: str, number: signal.Signals) -> bool:
+        """Sends a signal to the process of a part; returns False if it has ended."""
+        process = self._parts[name].process
+        if process is None or process.poll() is not None:
+            return False
+        process.send_signal(number)
+        return True
+
+    def halt(self, name: str) -> list[psutil.Process]:
+        """Stops all processes of a part, as a machine that is paused; returns them."""
+        process = self._parts[name].process
+        return [] if process is None else _halted({process.pid})
+
+    def kill(self, name: str) -> None:
+        """Kills all processes of a part, as a machine that is lost."""
+        part = self._parts[name]
+        part.killed += not self.ended(name)
+        for one in self.halt(name):
+            with suppress(psutil.Error):
+                one.kill()
+        if part.process is not None:
+            part.process.wait(_END_S)
+
+    def end_nodes(self) -> None:
+        """Kills all nodes; they are not started again."""
+        for one in _halted(self._nodes):
+            with suppress(psutil.Error):
+                one.kill()
+        for name in [name for name, part in self._parts.items() if part.node]:
+            process = self._parts.pop(name).process
+            if process is not None:
+                process.wait(_END_S)
+
     @property
     def crashes(self) -> list[str]:
         """Ends of processes that nothing here explains, in words."""
@@ -233,17 +286,20 @@ class SupervisedRun:
     def close(self, within_s: float) -> list[str]:
         """Ends the parameter server; returns what has outlived the run, which is killed as well.
 
+        The nodes of a Ray cluster outlive it, but no worker on them does.
+
         Args:
           within_s: seconds in which all processes must have ended.
         """
         for part in self._parts.values():
-            if part.process is not None and part.process.poll() is None:
+            if part.process is not None and not part.node and part.process.poll() is None:
                 # The parameter server, or a trainer that has not ended in time, with its workers.
                 part.process.send_signal(signal.SIGTERM)
         until_s = time.monotonic() + within_s
         while (left := self._owned()) and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
         said = [f"{one.pid} {' '.join(_command(one))}"[:200] for one in left]
+        self.end_nodes()
         for one in left:
             with suppress(psutil.Error):
                 one.kill()
@@ -254,13 +310,38 @@ class SupervisedRun:
         return said
 
     def _owned(self) -> list[psutil.Process]:
+        """Returns the living processes of the run; those of nodes are not its own."""
         found = []
         for one in psutil.process_iter():
-            with suppress(psutil.Error):
+            with suppress(psutil.Error, ProcessLookupError):
                 mine = one.environ().get(OWNER) == self.owner
+                mine = mine and os.getsid(one.pid) not in self._nodes
                 if mine and one.pid != os.getpid() and one.status() != psutil.STATUS_ZOMBIE:
                     found.append(one)
         return found
+
+
+def _of_sessions(sessions: Set[int]) -> list[psutil.Process]:
+    """Returns the living processes of sessions, and all processes below them."""
+    found: dict[int, psutil.Process] = {}
+    for one in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(one.pid) in sessions:
+                for each in (one, *one.children(recursive=True)):
+                    if each.status() != psutil.STATUS_ZOMBIE:
+                        found[each.pid] = each
+    return list(found.values())
+
+
+def _halted(sessions: Set[int]) -> list[psutil.Process]:
+    """Stops such processes, also those that they have started meanwhile; returns them."""
+    halted: dict[int, psutil.Process] = {}
+    while new := [one for one in _of_sessions(sessions) if one.pid not in halted]:
+        for one in new:
+            halted[one.pid] = one
+            with suppress(psutil.Error):
+                one.suspend()
+    return list(halted.values())
 
 
 def _command(process: psutil.Process) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlax_plugin.commands.check.examined import Examined
 from rlax_plugin.config import Evaluation
 from rlax_plugin.objective.loss import choices
+from rlax_plugin.start.schedules import schedules_of
 
 Words = dict[str, str]
 
@@ -17,6 +18,7 @@ def words(config: Examined) -> dict[str, Words]:
         "The run": _run(config),
         "Staleness": {"staleness": _staleness(config)},
         "Objective": _objective(config),
+        **({"Schedules": scheduled} if (scheduled := _schedules(config)) else {}),
         "Files": _files(config),
         **{key: dict(facts.says) for key, facts in (config.checked or {}).items() if facts.says},
     }
@@ -179,14 +181,30 @@ def _objective(config: Examined) -> Words:
     }
     kl = algorithm.kl
     words["KL"] = "none, and no reference policy is kept"
-    if kl.coefficient:
+    if config.slots.needs_reference:
         words["KL"] = f"{kl.coefficient:g} x {kl.estimator} to the reference, in the {kl.placement}"
+    if kl.adaptive is not None:
+        words["KL"] += (
+            f"; the coefficient changes so that the KL is {kl.adaptive.target:g} nats per "
+            f"{kl.adaptive.per}"
+        )
     if algorithm.entropy_coefficient:
         words["entropy"] = f"bonus of {algorithm.entropy_coefficient:g} per nat"
     if algorithm.overlong.penalty:
         words["overlong"] = f"up to {algorithm.overlong.penalty:g} is subtracted from the reward"
     if algorithm.mask_truncated:
         words["truncated samples"] = "do not train"
+    return words
+
+
+def _schedules(config: Examined) -> Words:
+    """Returns key -> values at the first, the middle and the last step of the run."""
+    words = {}
+    for key, schedule in schedules_of(config.registry, config.section).items():
+        last = config.rl_steps or schedule.corners[-1][0]
+        steps = sorted({1, (last + 1) // 2, last})
+        values = ", ".join(f"{schedule.at(step):.4g} at step {step:,}" for step in steps)
+        words[key] = f"{schedule}: {values}"
     return words
 
 

@@ -68,7 +68,7 @@ _PACKING = Lines(
 
 _REWARD_PART = "reward_part/"
 # Beginnings of the names of other metrics, by section.
-_OBJECTIVE = ("objective/", "learning/", "logprob_gap/")
+_OBJECTIVE = ("objective/", "schedule/", "learning/", "logprob_gap/")
 _ROLLOUTS = ("reward/", "reward_metric/", "curation/", "length/", "episode/", "batch/")
 _MACHINES = ("time/", "rollout/", "train/")
 _TOGETHER = ("evaluation", _REWARD_PART, PREFIX)  # with intervals, or several in one chart

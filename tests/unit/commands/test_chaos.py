@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, Blow, blows
+from sections import section_with
+
+from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, STEP_ENDED, Blow, blows
+from rlax_plugin.commands.chaos.command import _events
 from rlax_plugin.commands.chaos.event_log import EventLog
+from rlax_plugin.commands.chaos.prepare import Settings
 from rlax_plugin.commands.chaos.verdict import Fallen, Verdict, examine
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
@@ -22,8 +27,8 @@ def test_a_seed_decides_the_blows() -> None:
     assert {one.kind for one in first} == {"kill", "freeze"}
     assert all(one.event in EVENTS[one.moment] and 0.5 <= one.for_s <= 4 for one in first)
     assert all(one.times == 1 for one in first if one.event in AT_A_RESTORE)
-    calm = blows(3, 50, ROLES, ["training"])
-    assert {one.moment for one in calm} == {"training"}
+    calm = blows(3, 50, ROLES, {"training": [STEP_ENDED]})
+    assert {(one.moment, one.event) for one in calm} == {("training", "metrics-written")}
 
 
 def test_every_moment_is_one_of_the_code() -> None:
@@ -61,3 +66,14 @@ def test_a_bad_end_is_a_finding(tmp_path: Path) -> None:
     assert str(verdict.fallen[0]) == (
         "worker: SIGKILL at step-trained:2 (training): worker w (pid 7), a step 1.2 s later"
     )
+
+
+def test_only_events_that_a_run_announces_are_waited_for(tmp_path: Path) -> None:
+    settings = Settings("c", (), 3, 60.0, 60.0, False, True, (), 1, 0, tmp_path)
+    toy = _events(settings, section_with(trainer={"name": "rlax_plugin.testing:bigram"}))
+    maxtext = _events(settings, section_with(trainer={"name": "maxtext"}))
+    assert toy["training"] == ["step-trained", "metrics-written"]
+    assert toy.keys() - maxtext.keys() == {"after a checkpoint"}
+    assert maxtext["training"] == ["metrics-written"]
+    spared = _events(replace(settings, trainer=False), section_with(trainer={"name": "maxtext"}))
+    assert maxtext.keys() - spared.keys() == {"at a restore"}

@@ -1,4 +1,4 @@
-"""The faults of rlax chaos: connections, a full disk, clocks; and what they refuse."""
+"""The faults of rlax chaos: connections, a full disk, clocks, a store; and what they refuse."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ import pytest
 from waiting import wait_until
 
 from rlax_plugin.commands.chaos.blows import KINDS, Blow, Fault, Kind, blows
-from rlax_plugin.commands.chaos.faults import ClockTrouble, DiskTrouble, NetworkTrouble
+from rlax_plugin.commands.chaos.faults import (
+    ClockTrouble,
+    DiskTrouble,
+    NetworkTrouble,
+    StoreTrouble,
+)
 from rlax_plugin.commands.chaos.supervised import SupervisedRun
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.testing.threaded_proxy import threaded
+from rlax_plugin.testing.unreliable_store import switched
 
 
 def blow(fault: Fault, kind: Kind, choice: float = 0.0) -> Blow:
@@ -27,7 +33,7 @@ def blow(fault: Fault, kind: Kind, choice: float = 0.0) -> Blow:
 
 
 def test_faults_have_kinds_of_their_own() -> None:
-    found = blows(1, 200, ["network", "disk", "clock", "worker"])
+    found = blows(1, 400, ["network", "disk", "clock", "store", "node", "worker"])
     for fault, kinds in KINDS.items():
         assert {one.kind for one in found if one.target == fault} == set(kinds)
     assert {one.kind for one in found if one.target == "worker"} == {"kill", "freeze"}
@@ -46,6 +52,28 @@ def test_the_network_fails_and_recovers() -> None:
             assert other.proxy.conditions.delay_s == 0.2 and one.proxy.conditions.delay_s == 0
             trouble.end()
             assert other.proxy.conditions.delay_s == 0 and not other.proxy.conditions.stalled
+
+
+def test_a_store_counts_as_hit_once_a_call_has_suffered(tmp_path: Path) -> None:
+    switch, events = tmp_path / "store", tmp_path / "events"
+    events.write_text("store-slowed\nstore-failed\nstore-hung\n")  # of an earlier blow
+    trouble = StoreTrouble(switch, events)
+    trouble.end()  # without a fault
+    for kind, words, point in (
+        ("slow", {"slow"}, "store-slowed"),
+        ("faulty", {"faulty"}, "store-failed"),
+        ("slow and faulty", {"slow", "faulty"}, "store-failed"),
+        ("hang", {"writes-hang", "reads-hang"}, "store-hung"),
+    ):
+        assert trouble.begin(blow("store", kind)) == "" and switched(str(switch)) == words
+        with events.open("a") as file:
+            file.write("step-trained\n")
+        assert trouble.begin(blow("store", kind)) == ""
+        with events.open("a") as file:
+            file.write(f"{point}\n")
+        assert trouble.begin(blow("store", kind)) == "the weight store"
+        trouble.end()
+        assert not switch.exists()
 
 
 def test_only_a_small_disk_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

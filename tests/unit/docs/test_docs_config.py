@@ -46,6 +46,7 @@ def test_every_key_of_the_class_is_there() -> None:
     given = {"prompt_source": {"name": "p"}, "rewards": [{"name": "r"}]}
     given["evaluation"] = {"sets": {reference.NAME: {}}}
     given["curation"] = {"stages": [{"weights": {"a": 1}}]}
+    given["objective"] = {"kl": {"adaptive": {"target": 1.0}}}
     section = validate(RlaxSection, given, "rlax")
 
     def leaves(value: Section, key: str) -> set[str]:
@@ -54,6 +55,8 @@ def test_every_key_of_the_class_is_there() -> None:
             inner, place = getattr(value, name), f"{key}.{name}"
             if isinstance(inner, Section):
                 found |= leaves(inner, place)
+                if type(value).model_fields[name].default is None:  # it may be null
+                    found.add(place)
             else:
                 found.add(place)
                 if isinstance(inner, dict):
@@ -115,7 +118,15 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
     [
         ("rlax.rollouts.group_size", ["rlax.rollouts"], ["rlax.rollouts.group_size"]),
         ("group_size", ["rlax.rollouts"], ["rlax.rollouts.group_size"]),
-        ("objective.kl", ["rlax.objective.kl"], ["coefficient", "estimator", "placement"]),
+        (
+            "objective.kl",
+            ["rlax.objective.kl", "rlax.objective.kl.adaptive"],
+            [
+                *("coefficient", "adaptive", "estimator", "placement"),
+                *("gradient", "times", "weighted", "aggregation", "clamp_log_ratio", "clamp"),
+                *("target", "horizon", "per"),
+            ],
+        ),
         ("rlax.launcher.workers", ["launcher local"], ["workers"]),
         ("rlax.rewards.0.slow_s", ["reward even"], ["slow_s"]),
         ("rlax.trainer.warm_start.steps", ["trainer maxtext"], ["warm_start.steps"]),

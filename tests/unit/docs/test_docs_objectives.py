@@ -123,7 +123,9 @@ def effective(config: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def test_the_configs_are_valid() -> None:
-    (example,) = fences(WRITTEN, "yaml")
+    example, *others = fences(WRITTEN, "yaml")
+    for one in others:
+        slots_of(section_of(yaml.safe_load(one)["rlax"]["objective"]))
     slots = slots_of(section_of(yaml.safe_load(example)["rlax"]["objective"]))
     assert len(slots.corrections) == 1 and slots.updates_per_step == 2
     for name, written in zip((*PRESETS, *LIBRARIES), fences(GENERATED, "yaml"), strict=True):
@@ -132,7 +134,7 @@ def test_the_configs_are_valid() -> None:
 
 
 def test_the_example_prints_what_its_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = fences(WRITTEN, "python")
+    (example,) = [one for one in fences(WRITTEN, "python") if "print(" in one]
     exec(example, {})
     printed = [float(number) for number in re.findall(r"-?\d+\.\d*", capsys.readouterr().out)]
     # A = +-0.5 / std = +-0.7071. Ratios 1.25 and 0.5 with A > 0 are below 1.3; weights 1/4, 1/4 and

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md are executed, and its table has the methods that there are."""
+"""The examples of docs/python.md and docs/from_trl.md are executed, and the tables are complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlax_plugin.scripting import training
 
 PAGE = read("python.md")
 SCRIPT, *CELLS = fences(PAGE, "python")
-MOVED = fences(PAGE, "diff")[0].splitlines()  # a script of TRL, which was moved
+MOVED = fences(read("from_trl.md"), "diff")[0].splitlines()  # a script of TRL, which was moved
 OF_TRL = "\n".join(line[1:] for line in MOVED if not line.startswith("+"))
 OURS = "\n".join(line[1:] for line in MOVED if not line.startswith("-"))
 
@@ -77,9 +77,9 @@ def test_the_script_of_trl_keeps_its_data_and_its_rewards(
         "learning_rate": found.maxtext["learning_rate"],
         "num_generations": rollouts.group_size,
         "max_completion_length": rollouts.max_new_tokens,
-        "loss_type": found.section.objective.preset,
         "reward_weights": [one.weight for one in rewards],
     }
+    assert found.section.objective.preset == "trl/grpo"
     assert [one.function for one in rewards] == ["rewards.py:correct", "rewards.py:digits"]
     texts = ["6", " 8 ", "x"]
     assert names["correct"](completions=texts, answer=["6", "8", "9"]) == [1.0, 1.0, 0.0]

@@ -166,7 +166,9 @@ class Pool:
             played.cut = True
         return played
 
-    async def score(self, prompt: Any, episodes: Sequence[Episode]) -> list[Score | Unscored]:
+    async def score(
+        self, prompt: Any, episodes: Sequence[Episode], *, step: int | None = None
+    ) -> list[Score | Unscored]:
         ends = [self.played[episode.index].at_the_end for episode in episodes]
         return [Unscored("it raised") if end is None else Score(end, (end,)) for end in ends]
 

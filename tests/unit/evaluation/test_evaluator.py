@@ -63,7 +63,9 @@ class Parts:
         )
         return Completed(request, samples, ())
 
-    async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score]:
+    async def score(
+        self, prompt: Prompt, episodes: Sequence[Episode], *, step: int | None = None
+    ) -> list[Score]:
         return [Score(0.0, (0.0,)) for _ in episodes]
 
 
@@ -169,7 +171,9 @@ class Long:
             assert kept <= len(request.seeds) * (self.unscored + 1)
             return Completed(request, tuple(samples), ())
 
-    async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
+    async def score(
+        self, prompt: Prompt, episodes: Sequence[Episode], *, step: int | None = None
+    ) -> list[Score | Unscored]:
         await asyncio.sleep(0.01)
         self.unscored -= 1
         scores: list[Score | Unscored] = [Score(float(e.text[-1] in "ac")) for e in episodes]
@@ -264,7 +268,9 @@ class LaterTurns(Long):
             await played.sample([1])
         return Outcome()
 
-    async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
+    async def score(
+        self, prompt: Prompt, episodes: Sequence[Episode], *, step: int | None = None
+    ) -> list[Score | Unscored]:
         self._count()
         return [Score(float(len(list(e.sampled)) == 3)) for e in episodes]
 

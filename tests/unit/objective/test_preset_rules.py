@@ -165,7 +165,7 @@ def test_options_of_a_slot_are_merged_with_the_presets_unless_it_names_another_p
 
 def test_a_slot_set_to_nothing_is_the_presets():
     found = slots_of("decoupled_ppo", aggregation=None)
-    assert found.aggregation is slots_of("dapo").aggregation
+    assert found.aggregation == slots_of("dapo").aggregation
 
 
 def test_two_ratios_that_are_two_things_are_fine():

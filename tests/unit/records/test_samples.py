@@ -149,6 +149,7 @@ def groups(draw: st.DrawFn, number: int, channels: list[str]) -> ScoredGroup:
         episodes=tuple(episodes),
         scores=tuple(draw(scores(episode)) for episode in episodes),
         pass_rate_before=draw(st.none() | st.floats(0, 1)),
+        temperature=draw(st.none() | st.floats(0.001, 1000)),
     )
 
 

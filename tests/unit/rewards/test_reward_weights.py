@@ -40,7 +40,7 @@ def _plugin(tmp_path, monkeypatch):
     write_plugin(tmp_path, monkeypatch, PLUGIN)
 
 
-def weighted(*weights: float) -> RlaxSection:
+def weighted(*weights: object) -> RlaxSection:
     names = ["paid", "size", "size"]
     rewards = [{"name": n, "weight": w} for n, w in zip(names, weights, strict=True)]
     return section(rewards=rewards)
@@ -62,6 +62,22 @@ def test_parts_are_raw_and_the_total_and_token_rewards_are_weighted():
         assert "the reward is inf: rlax.rewards.1 (size) must return" in reason(overflow)
 
     with_pool(weighted(0.5, -0.25, 0), work)
+
+
+def test_a_scheduled_weight_is_that_of_the_step_and_its_last_value_outside_of_training():
+    turns = [Turn(prompt().tokens, sampled(4, 5))]
+    weights = ({"from": 1, "to": 0, "steps": 2}, {"points": [[2, -0.5], [3, -1]]}, 0)
+
+    async def work(pool):
+        for step, of_paid, of_size in ((1, 1, -0.5), (2, 0.5, -0.5), (3, 0, -1), (None, 0, -1)):
+            (found,) = await pool.score(prompt(), [episode("abcd", 0, turns)], step=step)
+            assert isinstance(found, Score)
+            assert found.parts == (3.0, 4.0, 4.0)
+            assert found.total == of_paid * 3 + of_size * 4
+            paid = [[0.5 * of_paid, 1.5 * of_paid]] if of_paid else []
+            assert [one.tolist() for one in found.token_rewards] == paid
+
+    with_pool(weighted(*weights), work)
 
 
 def test_a_reward_that_is_only_recorded_pays_no_token():

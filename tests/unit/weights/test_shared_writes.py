@@ -127,6 +127,21 @@ def test_what_one_host_cannot_write_is_written_again_elsewhere(hosts):
     assert own.calls[-1][0] == "commit"
 
 
+def test_remains_that_cannot_be_removed_do_not_hide_the_error(hosts, monkeypatch):
+    writes, own, _, chunks = hosts
+    own.fails = 1
+
+    def stay(path):
+        raise WeightsError(f"cannot delete the remains of {path}")
+
+    monkeypatch.setattr(own, "abandon", stay)
+    chunks.write(4, {"base": ARRAYS})
+    with pytest.raises(WeightsUnwritableError, match="the disk is full"):  # so it is tried again
+        writes.write(4, "base", f"{WEIGHTS}/4", ARRAYS)
+    writes.write(4, "base", f"{WEIGHTS}/5", ARRAYS)
+    assert own.calls[-1][0] == "commit"
+
+
 def test_what_host_0_cannot_write_is_abandoned_and_written_again(hosts):
     writes, own, other, chunks = hosts
     own.fails = 1

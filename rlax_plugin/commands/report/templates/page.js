@@ -9,10 +9,22 @@ function fromBase64(text) {
   return bytes;
 }
 
-async function unpack(name) {
+async function unpack(name, kind = "text") {
   const bytes = fromBase64(document.getElementById(`data-${name}`).textContent);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).text();
+  return new Response(stream)[kind]();
+}
+
+/** Runs a script that is not part of the page's text, so that another thread compiles it. */
+function execute(source) {
+  const script = document.createElement("script");
+  script.nonce = document.querySelector("script[nonce]").nonce;
+  script.src = URL.createObjectURL(source);
+  return new Promise((resolve, reject) => {
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", () => reject(new Error("the program of the charts cannot be run")));
+    document.head.append(script);
+  });
 }
 
 /** An element with text and children; text is never read as HTML. */
@@ -244,11 +256,8 @@ async function startCharts() {
     const found = document.getElementById(id);
     if (found) found.open = open;
   }
-  const [source, packed] = await Promise.all([unpack("plotly"), unpack("charts")]);
-  const script = document.createElement("script");
-  script.nonce = document.querySelector("script[nonce]").nonce;
-  script.textContent = source;
-  document.head.append(script);
+  const [source, packed] = await Promise.all([unpack("plotly", "blob"), unpack("charts")]);
+  await execute(source);
   ({ charts, x_axes: xAxes } = JSON.parse(packed));
   await drawNear();
   for (const input of document.querySelectorAll("#smoothing input, #axis input")) {

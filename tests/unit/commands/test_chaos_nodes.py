@@ -1,0 +1,88 @@
+"""The nodes of rlax chaos: processes that are stopped, killed and started again together."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import wait_until
+
+from rlax_plugin.commands.chaos import ray_nodes
+from rlax_plugin.commands.chaos.ray_nodes import RayNodes, check_nodes
+from rlax_plugin.commands.chaos.supervised import SupervisedRun
+from rlax_plugin.errors import ConfigError, RlaxError
+
+# A process with a child in its session, and below that one with a session of its own.
+NODE = """
+import subprocess, sys
+last = [sys.executable, "-c", "import time; time.sleep(600)"]
+between = f"import subprocess; subprocess.run({last}, start_new_session=True)"
+subprocess.run([sys.executable, "-c", between])
+"""
+
+
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_node_is_stopped_killed_and_started_again_with_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made_up_node.py").write_text(NODE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = SupervisedRun(tmp_path, tmp_path)
+    try:
+        run.add("node 1", module="made_up_node", node=True, always=True)
+        run.start()
+        wait_until(lambda: len(run.below("node 1")) == 3, "three processes")
+        halted = run.halt("node 1")
+        assert [one.status() for one in halted] == [psutil.STATUS_STOPPED] * 3
+        for process in halted:
+            process.resume()
+        run.kill("node 1")
+        assert run.ended("node 1") and living(halted) == [] == run.below("node 1")
+        run.go_on()
+        assert run.restarts == {"node 1": 1} and run.crashes == []
+        wait_until(lambda: len(run.below("node 1")) == 3, "three processes again")
+        again = run.below("node 1")
+        left = run.close(0.0)  # the one in a session of its own, as a worker is
+        assert len(left) == 1 and "time.sleep(600)" in left[0]
+    finally:
+        run.end_nodes()
+    assert living(again) == []
+    run.go_on()
+    assert run.restarts == {}
+
+
+def test_nodes_need_ray_and_a_place_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert check_nodes(3, 3) == 3
+    with pytest.raises(ConfigError, match=r"--ray-nodes = 2: must be at least the 3 workers of"):
+        check_nodes(2, 3)
+    with pytest.raises(ConfigError, match="needs a launcher that says how many workers it starts"):
+        check_nodes(2, None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs the package ray, which is not installed"):
+        check_nodes(2, 2)
+
+
+def test_a_head_that_does_not_start_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_node.py").write_text("raise SystemExit('the port is taken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(ray_nodes, "_MODULE", "broken_node")
+    run = SupervisedRun(tmp_path, tmp_path)
+    with ExitStack() as stack:
+        nodes = RayNodes(run, 1, stack)
+        directory = Path(nodes.environment["RAY_TMPDIR"])
+        assert directory.is_dir() and (tmp_path / "ray-token").stat().st_mode & 0o777 == 0o600
+        with pytest.raises(
+            RlaxError,
+            match=r"the head node of Ray did not start: the port is taken \(see .*\.out\)$",
+        ):
+            nodes.start({})
+    assert not directory.exists() and run.restarts == {}
