@@ -224,8 +224,9 @@ class MaxTextValueModel:
                 )
                 for param, mean, square, grad in zip(leaves, *others, strict=True)
             ]
-            trees = (jax.tree.unflatten(structure, column) for column in zip(*found, strict=True))
-            return Trained(*trees, count)
+            columns = zip(*found, strict=True)
+            params, mean, square = (jax.tree.unflatten(structure, column) for column in columns)
+            return Trained(params, mean, square, count)
 
         return jax.jit(moved, donate_argnums=0)
 

@@ -275,7 +275,8 @@ class Gae(Whitening):
         """Returns what the critic learns, float64 [n, t]: its values plus their advantages."""
         lam = self.lam if self.critic_lam is None else self.critic_lam
         if self.over == "turns":
-            return turns.of_tokens(sum(self._of_turns(outcomes, lam)), outcomes)
+            advantages_nk, values_nk = self._of_turns(outcomes, lam)
+            return turns.of_tokens(advantages_nk + values_nk, outcomes)
         if outcomes.values_nt is None:
             return outcomes.returns_nt
         values_nt = np.where(outcomes.mask_nt, outcomes.values_nt, 0.0)

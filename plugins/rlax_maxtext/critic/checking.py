@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -50,7 +51,7 @@ def _check_learning(learning: Learning, context: BuildContext, key: str) -> None
         raise ConfigError(f"{key}.warm_up_steps", learning.warm_up_steps, reason)
 
 
-def _reads_values(slot: object) -> bool:
+def _reads_values(slot: Callable[[Outcomes], np.ndarray]) -> bool:
     rewards_n = np.array([1.0, 0.0, 1.0, 0.5])
     outcomes = Outcomes(rewards_n, np.array([2, 2, 1, 2]), np.array([0, 0, 1, 1]))
     first_nt = np.linspace(0.0, 1.0, 8).reshape(4, 2)
