@@ -55,8 +55,8 @@ def _reads_values(slot: Callable[[Outcomes], np.ndarray]) -> bool:
     rewards_n = np.array([1.0, 0.0, 1.0, 0.5])
     outcomes = Outcomes(rewards_n, np.array([2, 2, 1, 2]), np.array([0, 0, 1, 1]))
     first_nt = np.linspace(0.0, 1.0, 8).reshape(4, 2)
-    found = [slot(replace(outcomes, values_nt=nt)) for nt in (first_nt, first_nt**2)]
-    return not np.array_equal(*found)
+    first, second = (slot(replace(outcomes, values_nt=nt)) for nt in (first_nt, first_nt**2))
+    return not np.array_equal(first, second)
 
 
 def check_critic(config: CriticConfig, context: BuildContext) -> CheckResult | None:
