@@ -151,6 +151,7 @@ from rlax_plugin.signals.learner import Learner, Optimizer
 from rlax_plugin.signals.model_view import ModelView, Part
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
 from rlax_plugin.signals.state_files import SignalState
+from rlax_plugin.signals.value_model import ValueLoss, ValueModel, ValueModelChoice
 
 # Text from outside, and amounts in messages.
 from rlax_plugin.text.amounts import in_bytes
@@ -333,6 +334,9 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Unscored",
+    "ValueLoss",
+    "ValueModel",
+    "ValueModelChoice",
     "VerifiableModel",
     "WaitedFor",
     "WeightLoader",

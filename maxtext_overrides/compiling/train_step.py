@@ -38,12 +38,14 @@ def compile_train_step(
     objective: rl_loss.Objective,
     outputs: Collection[str],
     copies: Mapping[str, int],
+    frozen_updates: int = 0,
 ) -> CompiledProgram:
     """Compiles one update of an RL step.
 
     Args:
       config: loaded with the keys of ``topology.keys``.
-      arrays: see ``run_train_loop``; so are ``objective`` and ``outputs``.
+      arrays: see ``run_train_loop``; so are ``objective``, ``outputs`` and
+        ``frozen_updates``.
       update_arrays: see ``Events``.
       copies: purpose -> number of copies of the weights that a trainer holds beside its state.
 
@@ -86,7 +88,7 @@ def compile_train_step(
         raise _Compiled
 
     events = Events(batches=_no_batch, on_step_end=lambda *_: None, update_arrays=update_arrays)
-    extension = extended(config, events, arrays, objective, outputs)
+    extension = extended(config, events, arrays, objective, outputs, frozen_updates)
     with extension as (train, _), _compiler(config, measured) as train_compile:
         options = train.max_utils.parse_libtpu_flags_to_dict(config.compile_xla_flags)
         with contextlib.suppress(_Compiled):

@@ -91,6 +91,40 @@ def of_training(config: Config) -> TrainingMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class CriticMemory:
+    """The memory that a critic needs; see ``trainer.value_model``.
+
+    Attributes:
+      parameters: number of trained parameters.
+      weights: bytes of the parameters.
+      gradients: bytes; with accumulation those of a micro-batch and their sum.
+      layer_inputs: see ``TrainingMemory``.
+    """
+
+    parameters: int
+    weights: int
+    gradients: int
+    layer_inputs: int
+
+
+def of_critic(config: Config) -> CriticMemory:
+    """Returns the memory of a critic.
+
+    Raises:
+      Exception: as ``of_training``.
+    """
+    model = abstract_model(config, "train")
+    state = nnx.state(without_output_layer(model), nnx.Param)
+    weights = _bytes(state)
+    return CriticMemory(
+        parameters=sum(x.size for x in jax.tree.leaves(state)) + int(config.emb_dim) + 1,
+        weights=weights,
+        gradients=weights * (2 if config.gradient_accumulation_steps > 1 else 1),
+        layer_inputs=_layer_inputs(config),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class DecodingMemory:
     """The memory that a worker needs.
 
@@ -189,15 +223,27 @@ def abstract_model(config: Config, mode: str) -> Any:
     Raises:
       Exception: as ``of_training``.
     """
-    with unavailable("tensorflow", "google.cloud.aiplatform"):
-        from maxtext.utils.model_creation_utils import create_nnx_abstract_model
-
     plain = config
     if config.hardware != "cpu":
         # Kernels of accelerators do not trace on a processor; they change no shape.
         plain = config.copy()
         plain.get_keys()["attention"] = "dot_product"
-    return create_nnx_abstract_model(plain, _mesh(plain), model_mode=mode)[1]
+    return creation_of(plain, _mesh(plain), mode)[1]
+
+
+def creation_of(config: Config, mesh: jax.sharding.Mesh, mode: str) -> tuple[Any, Any]:
+    """Returns a function that makes a model, and the model with shapes, dtypes and shardings."""
+    with unavailable("tensorflow", "google.cloud.aiplatform"):
+        from maxtext.utils.model_creation_utils import create_nnx_abstract_model
+
+    return create_nnx_abstract_model(config, mesh, model_mode=mode)
+
+
+def without_output_layer(model: Any) -> Any:
+    """Removes the output layer of a model of MaxText's, if it has one of its own; returns it."""
+    if hasattr(model.decoder, "logits_dense"):
+        del model.decoder.logits_dense
+    return model
 
 
 def _logits(config: Config, graph: Any, state: nnx.State) -> int:

@@ -37,6 +37,26 @@ def target_logprobs_of(
     return make_outputs_fn(model.config, temperature)(model, data).logprobs_bt
 
 
+def input_sharding(config: Config, mesh: jax.sharding.Mesh) -> Any:
+    """Returns the sharding of the rows of a batch."""
+    from maxtext.utils.sharding import get_input_data_sharding
+
+    return get_input_data_sharding(config, mesh)
+
+
+def padded(arrays: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    """Returns arrays [rows, length, ...] with empty rows at their end.
+
+    Args:
+      arrays: name -> array of at most ``rows`` rows.
+    """
+    short = {name: rows - len(array) for name, array in arrays.items()}
+    return {
+        name: np.pad(a, [(0, short[name])] + [(0, 0)] * (a.ndim - 1)) if short[name] else a
+        for name, a in arrays.items()
+    }
+
+
 class BatchScores:
     """Computes outputs of the model for a batch under given weights, one micro-batch at a time.
 
@@ -75,8 +95,6 @@ class BatchScores:
           Rows, and name -> array [rows, length, ...] on the devices; with several hosts on one
           device of this host.
         """
-        from maxtext.utils.sharding import get_input_data_sharding
-
         data = {name: arrays[name] for name in self.arrays}
         if names not in self._compiled:
             self._compiled[names] = self._made(loop, names)
@@ -86,7 +104,7 @@ class BatchScores:
                 found = self._compiled[names](loop.model_state, weights, part)
             yield slice(0, self.rows), {name: local_copy(array) for name, array in found.items()}
             return
-        sharding = get_input_data_sharding(loop.config, loop.mesh)
+        sharding = input_sharding(loop.config, loop.mesh)
         for start in range(0, len(data["inputs"]), self.rows):
             rows = slice(start, start + self.rows)
             with loop.shardings():  # not around a yield: what happens there is the caller's

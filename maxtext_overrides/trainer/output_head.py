@@ -24,13 +24,14 @@ _ROWS_AND_LENGTH = ("activation_embed_and_logits_batch", "activation_length")
 
 
 @contextmanager
-def hidden_states(wanted: bool) -> Iterator[list[jax.Array]]:
+def hidden_states(wanted: bool, *, heads: bool = True) -> Iterator[list[jax.Array]]:
     """Collects what decoders give their output heads while the block is traced.
 
     MaxText keeps it only with ``num_vocab_tiling`` above 1, and then calls no output head.
 
     Args:
       wanted: False: nothing is collected, and nothing replaced.
+      heads: False: output heads are not applied, and decoders return what they would give them.
     """
     from maxtext.layers.nnx_decoders import NNXDecoder
 
@@ -47,6 +48,8 @@ def hidden_states(wanted: bool) -> Iterator[list[jax.Array]]:
     ) -> Any:
         if normalize_y:  # not of multi-token prediction, which has norms of its own
             found.append(y)
+        if not heads:
+            return y
         return stock(self, shared_embedding, y, deterministic, model_mode, normalize_y)
 
     if wanted:

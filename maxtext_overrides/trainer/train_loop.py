@@ -64,6 +64,21 @@ def fresh_weights(loop: Loop) -> Mapping[str, jax.Array]:
     return _copy(published(loop.model_state))
 
 
+def _unless_frozen(frozen_updates: int, before: Any, after: Any) -> Any:
+    """Returns the state before an update in the first updates, otherwise that after it.
+
+    Only the count of updates goes on, on which the numbers of versions and checkpoints depend. The
+    schedule of the learning rate, which the optimizer's own state counts, begins afterwards.
+    """
+    frozen = before["optimizer"]["step"].get_value() < frozen_updates
+
+    def chosen(path: Any, old: Any, new: Any) -> Any:
+        names = jax.tree_util.keystr(path, simple=True, separator=".")
+        return new if names.startswith("optimizer.step") else jnp.where(frozen, old, new)
+
+    return jax.tree_util.tree_map_with_path(chosen, before, after)
+
+
 class _NothingLeft(Exception):
     """Raised if the checkpoint is that of the last step."""
 
@@ -72,8 +87,15 @@ class _Extension:
     """The replacements of one run of the loop, and the state they share."""
 
     def __init__(
-        self, train: Any, config: Any, events: Events, arrays: Mapping[str, ArraySpec], rl: bool
+        self,
+        train: Any,
+        config: Any,
+        events: Events,
+        arrays: Mapping[str, ArraySpec],
+        rl: bool,
+        frozen_updates: int,
     ):
+        self.frozen_updates = frozen_updates
         self.train, self.config, self.events, self.arrays = train, config, events, arrays
         self.rl = rl
         chosen = config.rlax.objective
@@ -161,11 +183,17 @@ class _Extension:
         return setup
 
     def train_step(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def train_step(model: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        def train_step(
+            model: Any, config: Any, state_shardings: Any, shardings: Any, state: Any, *args: Any
+        ) -> Any:
             # Only this function sees the flag: the model's layers read their own config.
             recording = config.copy()
             recording.get_keys()["record_internal_nn_metrics"] = 1
-            return stock(model, recording, *args, **kwargs)
+            before = jax.tree.map(lambda x: x, state)  # the stock function changes its variables
+            found, metrics = stock(model, recording, state_shardings, shardings, state, *args)
+            if self.frozen_updates:
+                found = _unless_frozen(self.frozen_updates, before, found)
+            return found, metrics
 
         return train_step
 
@@ -181,6 +209,11 @@ class _Extension:
         def iteration(jax_device_state: Any, python_vars: Any, immutable_data: Any) -> Any:
             loop = self.started()
             metrics = stock(jax_device_state, python_vars, immutable_data)
+            if self.frozen_updates:
+                schedule = python_vars["metric_logger_instance"].learning_rate_schedule
+                after = python_vars["step"] - self.frozen_updates
+                rate = schedule(after) if after >= 0 else 0.0
+                metrics["scalar"]["learning/current_learning_rate"] = rate
             self.metrics.add(metrics["scalar"], metrics.get("rlax", {}))
             completed, extra = divmod(python_vars["step"] + 1, self.updates.per_step)
             if extra:
@@ -278,13 +311,15 @@ def extended(
     arrays: Mapping[str, ArraySpec],
     objective: rl_loss.Objective | None,
     outputs: Collection[str],
+    frozen_updates: int = 0,
 ) -> Iterator[tuple[Any, _Extension]]:
     """Yields MaxText's trainer with our extension points; see ``run_train_loop``."""
     train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
     tied_head.install(config.allow_untested)
     rope_scaling.install(config.allow_untested)
     folding.install(config.allow_untested)
-    extension = _Extension(train, config, events, arrays, rl=objective is not None)
+    rl = objective is not None
+    extension = _Extension(train, config, events, arrays, rl, frozen_updates)
     loss_fn = None
     if objective is not None:
         temperature = config.rlax.rollouts.only_temperature
@@ -300,6 +335,7 @@ def run_train_loop(
     arrays: Mapping[str, ArraySpec] = MAXTEXT_ARRAYS,
     objective: rl_loss.Objective | None = None,
     outputs: Collection[str] = (),
+    frozen_updates: int = 0,
 ) -> Loop:
     """Runs MaxText's ``train_loop`` from the newest checkpoint, if any, to ``config.steps``.
 
@@ -313,6 +349,8 @@ def run_train_loop(
         [rows, max_target_length, ...].
       objective: the RL objective; None trains with MaxText's own loss.
       outputs: of ``loss.OUTPUTS``, what the objective gets of the model besides log-probs.
+      frozen_updates: number of first updates after which the model and the optimizer are what they
+        were before; with an objective.
 
     Returns:
       The loop as it ended, by ``config.steps`` or because ``decide`` said so.
@@ -323,7 +361,8 @@ def run_train_loop(
         inside an RL step, because ``rlax.objective`` has changed.
       Exception: ``events`` raised it; it is passed on unchanged.
     """
-    with extended(config, events, arrays, objective, outputs) as (train, extension):
+    extensions = extended(config, events, arrays, objective, outputs, frozen_updates)
+    with extensions as (train, extension):
         recorder = train.create_goodput_recorder(config)
         train.record_goodput(recorder, train.RECORD_JOB_START_TIME)
         with (

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from rlax_maxtext.checking import check
 from rlax_maxtext.compiling import compile_programs
+from rlax_maxtext.critic.checking import check_critic, check_critic_start, check_head_start
+from rlax_maxtext.critic.options import CriticConfig, ValueHeadConfig
+from rlax_maxtext.critic.signal import Critic, ValueHead
 from rlax_maxtext.options import TrainerOptions, check_start
 from rlax_maxtext.policies import (
     OldPolicyConfig,
@@ -34,4 +37,8 @@ def rlax_register_signal() -> dict[str, Extension]:
     return {
         "reference": Extension(ReferenceConfig, build_reference),
         "old_policy": Extension(OldPolicyConfig, build_old_policy, check_start=check_old_policy),
+        "critic": Extension(
+            CriticConfig, Critic.build, check_critic, check_start=check_critic_start
+        ),
+        "value_head": Extension(ValueHeadConfig, ValueHead.build, check_start=check_head_start),
     }

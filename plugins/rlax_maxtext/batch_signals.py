@@ -105,4 +105,5 @@ class Training:
             "arrays": device_arrays(self.section) | self.signals.device_arrays,
             "objective": make_loss(self.slots, terms),
             "outputs": {name for term in terms.values() for name in term.outputs},
+            "frozen_updates": self.signals.warm_up_steps * self.slots.updates_per_step,
         }

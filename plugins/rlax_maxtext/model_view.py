@@ -10,11 +10,20 @@ import numpy as np
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.trainer import kept_weights
 from maxtext_overrides.trainer.kept_weights import KeptWeights
-from maxtext_overrides.trainer.model_outputs import BatchScores
+from maxtext_overrides.trainer.model_outputs import BatchScores, padded
 from maxtext_overrides.trainer.train_loop import Loop
 from maxtext_overrides.variables import published
 from rlax_maxtext.several_hosts import Orders
-from rlax_plugin.api import ArraySpec, ModelView, Part
+from rlax_plugin.api import (
+    ArraySpec,
+    ConfigError,
+    ModelView,
+    Part,
+    ResolvedConfig,
+    TrainingError,
+    ValueModel,
+    ValueModelChoice,
+)
 
 _FLOAT32 = ArraySpec(np.dtype(np.float32))
 
@@ -29,9 +38,17 @@ class MaxTextView(ModelView):
       config: MaxText's, of the RL loop.
       temperature: the config's ``only_temperature``.
       orders: has the other hosts of the trainer do the same; None: there are none.
+      given: the keys from which ``config`` was made, for other models; None: there are no others.
     """
 
-    def __init__(self, config: Config, temperature: float | None, orders: Orders | None = None):
+    def __init__(
+        self,
+        config: Config,
+        temperature: float | None,
+        orders: Orders | None = None,
+        given: ResolvedConfig | None = None,
+    ):
+        self._given = given
         self._scores, self._orders = BatchScores(config, temperature), orders or Orders()
         self._loop: Loop | None = None
         self.resumable = config.enable_checkpointing
@@ -56,11 +73,14 @@ class MaxTextView(ModelView):
         for start in range(0, len(batch["inputs"]), count):
             rows = slice(start, start + count)
             part = {name: array[rows] for name, array in batch.items()}
-            given = {name: part[name] for name in self._scores.arrays}
+            given = padded({name: part[name] for name in self._scores.arrays}, count)
             if orders.any:
                 said = {"names": " ".join(names), "weights": orders.number_of(weights)}
                 given = orders.divided(loop, "forward", given, **said)
             for _, outputs in self._scores.parts(loop, current, given, names):
+                present = len(part["inputs"])
+                if present < count:
+                    outputs = {name: array[:present] for name, array in outputs.items()}
                 yield Part(rows, part, outputs)
 
     def keep(self, *, offload: bool = False) -> KeptWeights:
@@ -83,3 +103,16 @@ class MaxTextView(ModelView):
         loaded = kept_weights.load(path, self._shown, offload, key)
         self._orders.know(loaded, number)
         return loaded
+
+    def value_model(self, choice: ValueModelChoice) -> ValueModel:
+        """See ``ModelView``: a model of MaxText's on the policy's mesh."""
+        from maxtext_overrides.trainer.value_model import MaxTextValueModel
+        from rlax_maxtext.critic.model_config import critic_config
+
+        if self._given is None:
+            raise TrainingError("this trainer builds no models for signals")
+        if self._orders.any:
+            reason = "must be 1 with signal critic, which learns on one host; value_head can learn"
+            raise ConfigError("--hosts", None, f"{reason} on several")
+        config = critic_config(self._given, choice.keys, choice.keys_key)
+        return MaxTextValueModel(config, self._shown, choice)

@@ -103,7 +103,8 @@ class MaxTextTrainer(Trainer):
         publish = self._publisher(port)
         training = self._training(config)
         signals = training.signals
-        model = MaxTextView(config, self._section.rollouts.only_temperature, orders)
+        given = given_config(self._context)
+        model = MaxTextView(config, self._section.rollouts.only_temperature, orders, given)
         running: Loop | None = None
 
         def on_start(loop: Loop) -> None:

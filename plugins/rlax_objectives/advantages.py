@@ -220,17 +220,21 @@ class BatchNormalised(Whitening):
 class Gae(Whitening):
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = R_t + gamma V_{t+1} - V_t, then whitened.
 
-    GAE, https://arxiv.org/abs/1506.02438. R_t is the reward of token t, and V_t its value, which a
-    critic estimates. The reward of the sample is added to its last token, and the value after that
-    token is 0. A critic is a signal of a plug-in, which rlax.signals lists. Without one, the
-    advantage of a token before whitening is the reward of the sample plus all rewards of this and
-    all later tokens, those of turns and of KL included, and gamma and lam must be 1.
-    ``evaluate_objective`` takes values as an argument.
+    GAE, https://arxiv.org/abs/1506.02438. R_t is the reward of token t, and V_t the value of the
+    state before it, which a critic estimates. Tokens are the sampled ones of a sample in the order
+    in which they were answered, over all its turns and trajectories. The reward of the sample is
+    added to its last token. The value after that token is 0; for a truncated sample, unless
+    ``truncated`` is end, it is the critic's. A critic is a signal, which rlax.signals lists, such
+    as critic or value_head. It learns the returns A_t + V_t, before whitening, with critic_lam as
+    lambda. Without a critic, the advantage of a token before whitening is the reward of the sample
+    plus all rewards of this and all later tokens, those of turns and of KL included, and gamma and
+    lam must be 1. ``evaluate_objective`` takes values as an argument.
 
     With ``over: turns`` the steps are the turns of an episode, in the order in which they were
     answered: R is the reward of a turn, V the value before its first token, and all tokens of a
-    turn have its advantage. It is the utterance-level credit of ArCHer,
-    https://arxiv.org/abs/2402.19446. Then gamma may be below 1 without a critic.
+    turn have its advantage; a critic learns the return of the turn at all of them. It is the
+    utterance-level credit of ArCHer, https://arxiv.org/abs/2402.19446. Then gamma may be below 1
+    without a critic.
     """
 
     gamma: Fraction = Field(1.0, description="discount factor per token")
@@ -242,10 +246,21 @@ class Gae(Whitening):
     over: Literal["tokens", "turns"] = Field(
         "tokens", description="steps to which gamma and lam apply: tokens, or turns of an episode"
     )
+    critic_lam: Fraction | None = Field(
+        None,
+        description="lambda of the returns that the critic learns; with 1, they are the rewards "
+        "to come; null: lam",
+    )
+    truncated: Literal["bootstrap", "end"] = Field(
+        "bootstrap",
+        description="value after the last token of a truncated sample: bootstrap: the critic's, "
+        "as if the sample went on; end: 0, as after any other sample",
+    )
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:
         if self.over == "turns":
-            return self.whitened(self._of_turns(outcomes), outcomes)
+            advantages_nk, _ = self._of_turns(outcomes, self.lam)
+            return self.whitened(turns.of_tokens(advantages_nk, outcomes), outcomes)
         if outcomes.values_nt is None:
             for name, value in (("gamma", self.gamma), ("lam", self.lam)):
                 if value != 1:
@@ -253,30 +268,50 @@ class Gae(Whitening):
                     raise ConfigError(key, value, "must be 1 without the values of a critic")
             advantages_nt = outcomes.returns_nt
         else:
-            advantages_nt = self._estimated(outcomes, outcomes.values_nt)
+            advantages_nt = self._estimated(outcomes, outcomes.values_nt, self.lam)
         return self.whitened(advantages_nt, outcomes)
 
-    def _of_turns(self, outcomes: Outcomes) -> np.ndarray:
+    def returns(self, outcomes: Outcomes) -> np.ndarray:
+        """Returns what the critic learns, float64 [n, t]: its values plus their advantages."""
+        lam = self.lam if self.critic_lam is None else self.critic_lam
+        if self.over == "turns":
+            advantages_nk, values_nk = self._of_turns(outcomes, lam)
+            return turns.of_tokens(advantages_nk + values_nk, outcomes)
+        if outcomes.values_nt is None:
+            return outcomes.returns_nt
+        values_nt = np.where(outcomes.mask_nt, outcomes.values_nt, 0.0)
+        return values_nt + self._estimated(outcomes, values_nt, lam)
+
+    def _final_values(self, outcomes: Outcomes) -> np.ndarray:
+        """Returns the value after the last token of each sample, float64 [n]."""
+        if self.truncated == "end" or outcomes.final_values_n is None:
+            return np.zeros(outcomes.lengths_n.size)
+        return outcomes.final_values_n
+
+    def _of_turns(self, outcomes: Outcomes, lam: float) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the advantages of turns, and the values of the states before them."""
         if (values_nt := outcomes.values_nt) is None:
             if self.lam != 1:
                 key, reason = "rlax.objective.advantage.lam", "must be 1 without a critic's values"
                 raise ConfigError(key, self.lam, reason)
             values_nt = np.zeros(outcomes.mask_nt.shape)
         values_nk = turns.first_values(outcomes, values_nt)
-        found_nk = turns.advantages_of(outcomes, values_nk, self.gamma, self.lam)
-        return turns.of_tokens(found_nk, outcomes)
+        final_n = self._final_values(outcomes)
+        return turns.advantages_of(outcomes, values_nk, self.gamma, lam, final_n), values_nk
 
-    def _estimated(self, outcomes: Outcomes, values_nt: np.ndarray) -> np.ndarray:
+    def _estimated(self, outcomes: Outcomes, values_nt: np.ndarray, lam: float) -> np.ndarray:
         mask_nt = outcomes.mask_nt
         samples, longest = mask_nt.shape
+        every_n = np.arange(samples)
         rewards_nt = np.zeros(mask_nt.shape)
         if outcomes.token_rewards_nt is not None:
             rewards_nt += outcomes.token_rewards_nt
-        rewards_nt[np.arange(samples), outcomes.lengths_n - 1] += outcomes.rewards_n
+        rewards_nt[every_n, outcomes.lengths_n - 1] += outcomes.rewards_n
         values_nt = np.pad(np.where(mask_nt, values_nt, 0.0), ((0, 0), (0, 1)))
+        values_nt[every_n, outcomes.lengths_n] = self._final_values(outcomes)
         advantages_nt, running_n = np.zeros(mask_nt.shape), np.zeros(samples)
         for t in reversed(range(longest)):
             delta_n = rewards_nt[:, t] + self.gamma * values_nt[:, t + 1] - values_nt[:, t]
-            running_n = np.where(mask_nt[:, t], delta_n + self.gamma * self.lam * running_n, 0.0)
+            running_n = np.where(mask_nt[:, t], delta_n + self.gamma * lam * running_n, 0.0)
             advantages_nt[:, t] = running_n
         return advantages_nt

@@ -39,11 +39,20 @@ def rewards_of(outcomes: Outcomes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def advantages_of(
-    outcomes: Outcomes, values_nk: np.ndarray, gamma: float, lam: float
+    outcomes: Outcomes,
+    values_nk: np.ndarray,
+    gamma: float,
+    lam: float,
+    final_n: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Returns generalised advantages of turns, float64 [n, k]; the value after the last is 0."""
+    """Returns generalised advantages of turns, float64 [n, k].
+
+    Args:
+      final_n: the value after the last turn of each sample.
+    """
     rewards_nk, there_nk = rewards_of(outcomes)
     values_nk = np.pad(np.where(there_nk, values_nk, 0.0), ((0, 0), (0, 1)))
+    values_nk[np.arange(len(values_nk)), there_nk.sum(axis=1)] = final_n
     found_nk, running_n = np.zeros(rewards_nk.shape), np.zeros(len(rewards_nk))
     for k in reversed(range(rewards_nk.shape[1])):
         delta_n = rewards_nk[:, k] + gamma * values_nk[:, k + 1] - values_nk[:, k]

@@ -7,6 +7,7 @@ _CLIP = (
     "if grad_1 is `clipped_ratio`, `sequence_ratio`, `sequence_ratio_token` or "
     "`clipped_geometric_mean`"
 )
+_CRITIC = "if `rlax.signals` has a critic"
 _TIS = "if corrections has `truncated_importance_sampling` with `above_cap: truncate`"
 
 Row = tuple[str, str, str] | tuple[str, str, str, str]
@@ -179,6 +180,33 @@ OBJECTIVE_ROWS: tuple[Row, ...] = (
         "reward",
         "mean of the value that a prompt had before the batch",
         "if `rlax.signals` has `running_value`, or trainer `bigram` its option of this name",
+    ),
+    ("value", "reward", "mean value that a critic gave a token, before it learned", _CRITIC),
+    (
+        "returns",
+        "reward",
+        "mean of what these values should have been: the advantage of `gae` before whitening, with "
+        "`critic_lam`, plus the value",
+        _CRITIC,
+    ),
+    (
+        "explained_variance",
+        "1",
+        "share of the variance of the returns that the values explain, 1 - Var(returns - values) / "
+        "Var(returns), over the trained tokens of the step; below 0: their mean would do better",
+        f"{_CRITIC}, and the returns of the step differ",
+    ),
+    (
+        "value_loss",
+        "reward squared",
+        "loss of the critic, mean over its updates of the step",
+        "if `rlax.signals` has `critic` or `value_head`",
+    ),
+    (
+        "value_clipped",
+        "fraction",
+        "tokens whose clipped value counts in the critic's loss, so that they give no gradient",
+        "if `rlax.signals` has `critic` or `value_head`",
     ),
     (
         "<name>",

@@ -11,8 +11,8 @@ samples of one group, ``_bt`` [rows, length] of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class Outcomes:
       paid_at_tokens_n: sum of the token rewards that rewards and the environment gave, without KL
         rewards; None if there are none.
       values_nt: a critic's value of the state before each token; None without a critic.
+      final_values_n: a critic's value of the state in which a truncated sample was cut, 0 for all
+        others; None if there are none.
       turns_nt: the turn of each token, from 1, in the order in which turns were answered; None:
         every sample is one turn.
       parts_np: the value of each of ``rlax.rewards``, not weighted; None if they are not known.
@@ -51,6 +53,7 @@ class Outcomes:
     token_rewards_nt: np.ndarray | None = None
     values_nt: np.ndarray | None = None
     paid_at_tokens_n: np.ndarray | None = None
+    final_values_n: np.ndarray | None = None
     turns_nt: np.ndarray | None = None
     parts_np: np.ndarray | None = None
     step: int = 1
@@ -85,6 +88,50 @@ class Outcomes:
 
 AdvantageSlot = Callable[[Outcomes], np.ndarray]  # -> float64 [n] or [n, t]
 GroupAdvantage = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rewards_g, lengths_g) -> [g]
+
+
+@runtime_checkable
+class ReturnsEstimate(Protocol):
+    """An advantage slot that says what a critic is to predict."""
+
+    def returns(self, outcomes: Outcomes) -> np.ndarray:
+        """Returns the target of each token's value, float64 [n, t]; ``outcomes`` has values."""
+        ...
+
+
+def returns_of(slot: AdvantageSlot, outcomes: Outcomes) -> np.ndarray:
+    """Returns what a critic learns, [n, t]: the slot's own estimate, or the return-to-go."""
+    if isinstance(slot, ReturnsEstimate):
+        return slot.returns(outcomes)
+    return outcomes.returns_nt
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPenalised:
+    """An advantage slot that sees rewards after the length penalty.
+
+    Attributes:
+      slot: the slot.
+      overlong: the penalty.
+      max_tokens: largest number of sampled tokens of an episode.
+    """
+
+    slot: AdvantageSlot
+    overlong: Overlong
+    max_tokens: int
+
+    def __call__(self, outcomes: Outcomes) -> np.ndarray:
+        return self.slot(self._penalised(outcomes))
+
+    def returns(self, outcomes: Outcomes) -> np.ndarray:
+        """See ``ReturnsEstimate``."""
+        return returns_of(self.slot, self._penalised(outcomes))
+
+    def _penalised(self, outcomes: Outcomes) -> Outcomes:
+        rewards_n, lengths_n = outcomes.rewards_n, outcomes.lengths_n
+        return replace(
+            outcomes, rewards_n=shaped(rewards_n, lengths_n, self.overlong, self.max_tokens)
+        )
 
 
 def per_group(function: GroupAdvantage) -> AdvantageSlot:
@@ -240,15 +287,17 @@ def of_batch(
     arrays: Mapping[str, np.ndarray],
     token_rewards_bt: np.ndarray | None = None,
     values_bt: np.ndarray | None = None,
+    final_values_bt: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns advantages of a laid-out batch, float64 [rows, length], 0 outside of completions.
 
     Args:
       slot: the advantage slot.
       arrays: of ``objective/batches.py``: ``rl_rewards``, ``rl_group``, ``rl_episode`` and
-        ``rl_place`` are read, and ``rl_paid_at_tokens``, ``rl_turn``, ``rl_step`` and
-        ``rl_reward_parts`` if present.
+        ``rl_place`` are read, ``rl_truncated`` with final values, and ``rl_paid_at_tokens``,
+        ``rl_turn``, ``rl_step`` and ``rl_reward_parts`` if present.
       token_rewards_bt, values_bt: see ``Outcomes``; read at the tokens of completions.
+      final_values_bt: see ``Outcomes``; read at the last token of truncated episodes.
 
     Raises:
       TrainingError: see ``of_groups``.
@@ -264,6 +313,12 @@ def of_batch(
             result_nt[index, : len(t)] = source_bt[rows, t]
         return result_nt
 
+    final_values_n = None
+    if final_values_bt is not None:
+        last = [(b[-1], t[-1]) for b, t in places]
+        cut_n = np.array([arrays["rl_truncated"][at] for at in last], bool)
+        final_values_n = np.where(cut_n, [final_values_bt[at] for at in last], 0.0)
+
     def of_samples(source: np.ndarray | None, dtype: type = float) -> Any:
         return None if source is None else np.array([source[b[0], t[0]] for b, t in places], dtype)
 
@@ -277,6 +332,7 @@ def of_batch(
         turns_nt=spread(arrays.get("rl_turn")),
         parts_np=of_samples(arrays.get(REWARD_PARTS)),
         step=int(np.max(arrays.get("rl_step", 1), initial=1)),
+        final_values_n=final_values_n,
     )
     advantages_bt = np.zeros(arrays["rl_rewards"].shape)
     for (rows, t), advantages_t in zip(places, _computed(slot, outcomes), strict=True):

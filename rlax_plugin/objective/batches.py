@@ -61,6 +61,8 @@ HOST_ARRAYS: dict[str, ArraySpec] = {
     # The token's place in time among the sampled tokens of its episode, from 1: trajectories lie in
     # different rows, in any order, and an environment may go from one to another and back.
     "rl_place": _INT32,
+    # 1 on these tokens if their episode was cut at a limit.
+    "rl_truncated": _INT32,
     # The turn that the token belongs to, in the order in which turns were answered, from 1.
     "rl_turn": _INT32,
 }
@@ -87,6 +89,7 @@ _OF_EPISODES = (
     "rl_rewards",
     PAID_AT_TOKENS,
     TEMPERATURE,
+    "rl_truncated",
 )
 _OF_TURNS = ("rl_turn", "rl_place")
 
@@ -246,6 +249,7 @@ def _write_sampled(
                 score.at_the_end,
                 score.total - score.at_the_end,
                 group.temperature or 0.0,
+                episode.truncated,
             )
             values_n += [values + in_time for in_time in _in_time(episode, counts)]
             for (row, start, _), trajectory in zip(own_places, episode.trajectories, strict=True):

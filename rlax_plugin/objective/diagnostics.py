@@ -27,7 +27,10 @@ GAP_EDGES = np.append(np.logspace(-8, 2, GAP_BINS - 1), np.inf)
 # What ``summarise`` makes of sums, beside their means: no slot may report one of these names.
 DERIVED = frozenset(
     f"objective/{name}"
-    for name in ("tokens", "sequences", "chi_squared", "effective_sample_size", "perplexity_gap")
+    for name in (
+        *("tokens", "sequences", "chi_squared", "effective_sample_size", "perplexity_gap"),
+        "explained_variance",
+    )
 )
 
 # Sums that are not reported as their mean.
@@ -75,6 +78,29 @@ def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
     return found
 
 
+_ROUNDING = 1e-24  # relative, of squares of float64
+_RETURNS_SPREAD, _ERROR_SPREAD = "values/returns_spread", "values/error_spread"
+
+
+def spread_of(value_n: np.ndarray, returns_n: np.ndarray) -> dict[str, float]:
+    """Returns the sums of which ``summarise`` makes ``objective/explained_variance``.
+
+    They are sums of squared deviations from the mean, of returns and of returns less values.
+
+    Args:
+      value_n: values of all trained tokens of a step, before the critic learns from them.
+      returns_n: their targets.
+    """
+    spread = _spread(returns_n)
+    if spread <= _ROUNDING * float((returns_n**2).sum()):
+        spread = 0.0  # equal returns
+    return {_RETURNS_SPREAD: spread, _ERROR_SPREAD: _spread(returns_n - value_n)}
+
+
+def _spread(x_n: np.ndarray) -> float:
+    return float(((x_n - x_n.mean()) ** 2).sum()) if x_n.size else 0.0
+
+
 def gap_quantile(hist: np.ndarray, q: float) -> float:
     """Returns the upper edge, in nats, of the bin that holds the quantile ``q``; q = 1 is the max.
 
@@ -107,6 +133,8 @@ def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
       ``objective/effective_sample_size`` = (sum w)^2 / (n sum w^2), in (0, 1], and
       ``objective/perplexity_gap``, the trainer's perplexity over the sampler's, less 1;
       ``objective/<name>`` of each further term of the loss, its sum over its weight;
+      ``objective/explained_variance`` of the returns by the values of a critic, 1 - Var(returns -
+      values) / Var(returns), if returns differ;
       ``logprob_gap/{mean,p95,max,tokens}`` (nats, over tokens of staleness 1). Means over nothing
       are left out.
     """
@@ -119,6 +147,8 @@ def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
         report["objective/chi_squared"] = w2 - 1.0
         report["objective/effective_sample_size"] = w**2 / w2 if w2 > 0 else float("nan")
         report["objective/perplexity_gap"] = float(np.expm1(behaviour_logprob - logprob))
+    if (spread := float(totals.get(_RETURNS_SPREAD, 0.0))) > 0:
+        report["objective/explained_variance"] = 1.0 - float(totals[_ERROR_SPREAD]) / spread
     fresh = float(totals["gap_count"])
     report["logprob_gap/tokens"] = fresh
     if fresh > 0:

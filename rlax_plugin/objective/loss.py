@@ -16,14 +16,13 @@ Suffixes name axes: ``_bt`` is [rows, length]. A row holds one sequence, or seve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.objective import combinations, diagnostics, terms, weighing
 from rlax_plugin.objective.adaptive_kl import KL_COEFFICIENT
-from rlax_plugin.objective.advantages import Outcomes, shaped
+from rlax_plugin.objective.advantages import LengthPenalised
 from rlax_plugin.objective.batches import REWARD_PARTS
 from rlax_plugin.objective.inputs import Ratio, SlotMetrics, TokenInputs, TokenOutputs
 from rlax_plugin.objective.penalty import KL_TERM, kl_of_tokens
@@ -137,12 +136,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Ob
         key: part(kind, choice, f"rlax.objective.{key}") for key, kind, choice in choices(algorithm)
     }
     combinations.check(section, algorithm, built)
-    advantage, most = built["advantage"], section.sampled_tokens
-
-    def advantages(outcomes: Outcomes) -> Any:
-        rewards_n = shaped(outcomes.rewards_n, outcomes.lengths_n, algorithm.overlong, most)
-        return advantage(replace(outcomes, rewards_n=rewards_n))
-
+    advantages = LengthPenalised(built["advantage"], algorithm.overlong, section.sampled_tokens)
     return ObjectiveSlots(
         built["aggregation"],
         advantages,

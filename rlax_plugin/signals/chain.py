@@ -5,19 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.objective.advantages import AdvantageSlot, of_batch
+from rlax_plugin.objective.advantages import AdvantageSlot, of_batch, returns_of
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, TOKEN_REWARDS
+from rlax_plugin.objective.diagnostics import spread_of
 from rlax_plugin.objective.terms import LossTerm
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.signals.model_view import ModelView
-from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, VALUES, BatchSignal
+from rlax_plugin.signals.signal import (
+    ADVANTAGE_INPUTS,
+    FINAL_VALUES,
+    RETURNS,
+    VALUES,
+    BatchSignal,
+)
 from rlax_plugin.signals.state_files import SignalState, prune
 
 _METRICS = "objective/"
@@ -41,8 +49,10 @@ class SignalChain:
       device_arrays: name -> spec of each array that ``complete`` adds for the loss.
       terms: name -> term that the signals add to the loss.
       metrics: of the latest batch, sums over tokens as the loss's, added up over all epochs: those
-        of the signals, and where advantages were computed here ``objective/advantage`` and
-        ``objective/advantage_abs``.
+        of the signals; where advantages were computed here ``objective/advantage`` and
+        ``objective/advantage_abs``; and with values ``objective/value``, ``objective/returns``, and
+        the sums of ``diagnostics.spread_of``.
+      warm_up_steps: number of first steps in which the trainer leaves the policy as it is.
 
     Raises:
       TrainingError: two signals add the same array or term, or one adds an array that the batch
@@ -66,6 +76,7 @@ class SignalChain:
         self.device_arrays = {n: s for n, s in added.items() if n not in ADVANTAGE_INPUTS}
         self._computes = bool(added.keys() & ADVANTAGE_INPUTS.keys())
         self.terms = _terms(self._signals)
+        self.warm_up_steps = max((s.warm_up_steps for s in self._signals.values()), default=0)
 
     def start(self, model: ModelView, step: int) -> None:
         """Starts the signals, and restores their states; to be called before the first step.
@@ -114,11 +125,19 @@ class SignalChain:
 
     def _with_advantages(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
         """Replaces the advantages of a batch; returns their metrics."""
-        found_bt = of_batch(self._advantages, batch, batch.get(TOKEN_REWARDS), batch.get(VALUES))
+        given = (batch, batch.get(TOKEN_REWARDS), batch.get(VALUES), batch.get(FINAL_VALUES))
+        found_bt = of_batch(self._advantages, *given)
         batch["rl_advantages"] = found_bt.astype(ARRAYS["rl_advantages"].dtype)
-        trained_n = found_bt[batch["rl_mask"] > 0]
-        sums = {"advantage": trained_n.sum(), "advantage_abs": np.abs(trained_n).sum()}
-        return {f"objective/{name}": float(total) for name, total in sums.items()}
+        trained_bt = batch["rl_mask"] > 0
+        trained_n = found_bt[trained_bt]
+        means = {"advantage": trained_n, "advantage_abs": np.abs(trained_n)}
+        spread: dict[str, float] = {}
+        if VALUES in batch:
+            batch[RETURNS] = of_batch(partial(returns_of, self._advantages), *given)
+            value_n, returns_n = batch[VALUES][trained_bt], batch[RETURNS][trained_bt]
+            means |= {"value": value_n, "returns": returns_n}
+            spread = spread_of(value_n, returns_n)
+        return {f"objective/{name}": float(n.sum()) for name, n in means.items()} | spread
 
     def save(self, step: int) -> None:
         """Writes the state of all signals; to be called before the trainer's checkpoint of a step.

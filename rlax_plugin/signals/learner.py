@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -40,6 +41,31 @@ class Optimizer(Section):
         description="largest norm of the gradient of all parameters together; a larger gradient "
         "is scaled down to it. 0: no limit",
     )
+
+    def moved(
+        self, count: Any, param: Any, mean: Any, square: Any, slope: Any, sqrt: Callable[[Any], Any]
+    ) -> tuple[Any, Any, Any]:
+        """Takes one step for one parameter, in numpy or JAX.
+
+        Args:
+          count: number of this step, from 1.
+          param, mean, square: the parameter, and the decaying means of its gradients and their
+            squares.
+          slope: its gradient, of the same dtype, after ``scale``.
+          sqrt: of the library of the arrays.
+
+        Returns:
+          The new parameter, mean and square.
+        """
+        first, second = 1 - self.b1**count, 1 - self.b2**count
+        mean = self.b1 * mean + (1 - self.b1) * slope
+        square = self.b2 * square + (1 - self.b2) * slope**2
+        move = (mean / first) / (sqrt(square / second) + self.epsilon)
+        return param - self.learning_rate * (move + self.weight_decay * param), mean, square
+
+    def scale(self, norm: float) -> float:
+        """Returns the factor of a gradient whose norm is ``norm``; see ``max_norm``."""
+        return self.max_norm / max(norm, self.max_norm) if self.max_norm else 1.0
 
 
 class Learner:
@@ -85,18 +111,17 @@ class Learner:
                 of = f"{wrong} of {slope.size} values of the gradient of {name!r}"
                 raise TrainingError(f"{of} are NaN or infinite")
         given = self._optimizer
-        count, scale = self._count + 1, 1.0
+        norm = 0.0
         if given.max_norm:
             norm = float(sum((slope.astype(np.float64) ** 2).sum() for slope in slopes.values()))
-            scale = given.max_norm / max(norm**0.5, given.max_norm)
-        first, second = 1 - given.b1**count, 1 - given.b2**count
+        count, scale = self._count + 1, given.scale(norm**0.5)
         params, means, squares = {}, {}, {}
         for name, param in self.params.items():
             slope = slopes[name].astype(param.dtype) * scale
-            means[name] = mean = given.b1 * self._mean[name] + (1 - given.b1) * slope
-            squares[name] = square = given.b2 * self._square[name] + (1 - given.b2) * slope**2
-            move = (mean / first) / (np.sqrt(square / second) + given.epsilon)
-            params[name] = param - given.learning_rate * (move + given.weight_decay * param)
+            params[name], means[name], squares[name] = given.moved(
+                count, param, self._mean[name], self._square[name], slope, np.sqrt
+            )
+            square = squares[name]
             # With an infinite square the parameter would never change again.
             if not (np.isfinite(square).all() and np.isfinite(params[name]).all()):
                 largest = np.abs(slope).max()

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlax_plugin.errors import TrainingError, alternatives
 from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.signals.value_model import ValueModel, ValueModelChoice
 
 
 class Part(NamedTuple):
@@ -51,7 +52,7 @@ class ModelView:
         Only one part's outputs need to be in memory at a time, so this suits large outputs.
 
         Args:
-          batch: whole, of ``objective.batches``.
+          batch: of ``objective.batches``, or other rows with MaxText's six arrays.
           names: of ``outputs``.
           weights: of ``keep`` or ``load``; None: the present ones.
 
@@ -113,3 +114,11 @@ class ModelView:
           ConfigError: there are none, or they are another model's.
         """
         raise TrainingError("this trainer reads no weights for signals")
+
+    def value_model(self, choice: ValueModelChoice) -> ValueModel:
+        """Builds a model with a value head and an optimizer, whose weights are its own.
+
+        Raises:
+          ConfigError: the choice does not suit the trainer's model.
+        """
+        raise TrainingError("this trainer builds no models for signals")

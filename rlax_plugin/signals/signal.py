@@ -15,12 +15,18 @@ from rlax_plugin.signals.model_view import ModelView
 from rlax_plugin.signals.state_files import SignalState
 
 VALUES = "rl_values"
+FINAL_VALUES = "rl_final_values"
+RETURNS = "rl_returns"
+"""float64: what the values of a batch should have been, 0 outside of completions; see ``learn``."""
 
 ADVANTAGE_INPUTS: dict[str, ArraySpec] = {
     # Read at the completion tokens of scored samples; they need not reach a device. The token
     # rewards of several signals add up.
     TOKEN_REWARDS: ArraySpec(np.dtype(np.float64)),
     VALUES: ArraySpec(np.dtype(np.float64)),
+    # The value of the state after a token; read at the last token of truncated episodes, together
+    # with values.
+    FINAL_VALUES: ArraySpec(np.dtype(np.float64)),
 }
 """The inputs of advantages beside rewards, as in ``Outcomes``.
 
@@ -44,11 +50,14 @@ class BatchSignal:
         reported as ``objective/<name>``.
       metrics: of the latest batch: ``objective/<name>`` -> sum over its trained tokens. The mean is
         reported.
+      warm_up_steps: number of first steps in which only signals learn: the weights of the policy,
+        and the state of its optimizer, stay as they are.
     """
 
     arrays: Mapping[str, ArraySpec] = MappingProxyType({})
     terms: Mapping[str, LossTerm] = MappingProxyType({})
     metrics: Mapping[str, float] = MappingProxyType({})
+    warm_up_steps: int = 0
 
     def start(self, model: ModelView) -> None:
         """Called once, before the first step.
@@ -72,7 +81,11 @@ class BatchSignal:
         return {}
 
     def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:
-        """Learns from a batch, which now has its final advantages."""
+        """Learns from a batch, which now has its final advantages.
+
+        If a signal has added ``rl_values``, the batch also has ``rl_returns``, float64: what these
+        values should have been, according to the advantage of the objective.
+        """
 
     def save(self, step: int, state: SignalState) -> None:
         """Writes the state for ``restore``, before the trainer's checkpoint of ``step``."""

@@ -13,7 +13,9 @@ from rlax_plugin.objective.batches import temperature_of
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import pack, unpack
 from rlax_plugin.signals.model_view import ModelView, Part
+from rlax_plugin.signals.value_model import ValueModelChoice
 from rlax_plugin.testing import policy
+from rlax_plugin.testing.value_model import BigramValueModel
 
 _FLOAT32 = np.dtype(np.float32)
 _FILE = "weights.npz"
@@ -101,3 +103,13 @@ class BigramView(ModelView):
             reason = f"holds another model's weights: {shapes}, expected {policy.SHAPES}"
             raise ConfigError(key, path, reason)
         return found
+
+    def value_model(self, choice: ValueModelChoice) -> BigramValueModel:
+        """See ``ModelView``."""
+        if choice.start == "scratch":
+            weights: policy.Weights = policy.initial_weights(0)
+        else:
+            weights = self._weights
+            if choice.start != "policy":
+                weights = self.load(choice.start, choice.key)
+        return BigramValueModel(weights["table"], choice)

@@ -192,7 +192,9 @@ class BigramTrainer(Trainer):
             batch = self._signals.complete(model, step, port.next_batch(step))
             if step == self._config.fail_at:
                 raise RuntimeError("the trainer broke")
-            weights, metrics = self._update(weights, batch)
+            updated, metrics = self._update(weights, batch)
+            if step > self._signals.warm_up_steps:
+                weights = updated
             reached(FaultPoint.STEP_TRAINED)
             due = step % self._config.checkpoint_every == 0 or step == self._steps
             if due:

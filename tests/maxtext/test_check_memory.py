@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import rlax_jetstream
 from command_line import rlax
+from rlax_maxtext.critic.checking import check_critic
+from rlax_maxtext.critic.options import CriticConfig
 
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
@@ -109,3 +111,17 @@ def test_copies_on_a_mesh() -> None:
     assert memory["weights"] == weights
     memory = of_worker(TINY, data=-1, tensor=2)
     assert memory["weights, a copy for every 2 devices"] == weights
+
+
+def test_a_critic_has_no_output_layer_and_two_moments() -> None:
+    # A layer has 4 x 1,024 parameters of attention, 3 x 2,048 of the MLP and two norms of 32;
+    # beside them an embedding of 64 x 32 and a norm, and the head of 32 and a bias.
+    given = resolve(TINY, ["logits_via_embedding=false", "rlax.trainer.name=maxtext"])
+    context = BuildContext.outside_run(given.section, given)
+    for layers, model in ((2, {}), (1, {"base_num_decoder_layers": 1})):
+        parameters = layers * (4 * 1024 + 3 * 2048 + 2 * 32) + 64 * 32 + 32
+        found = check_critic(CriticConfig(model=model), context)
+        assert found is not None and found.says["critic"].startswith(f"{parameters + 33:,} para")
+        first, second, third, inputs = found.memory.values()
+        assert (first, second, third) == (4 * parameters, 8 * parameters, 4 * parameters)
+        assert inputs == layers * 8 * 16 * 32 * 4

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 
 def settings(directory: Path) -> tuple[str, ...]:
-    """Many parts at once: two updates of packed rows, pi_old by the trainer, a reference policy.
+    """Many parts at once: two updates of packed rows, pi_old by the trainer, a reference, a critic.
 
     The temperature, a bound and the coefficient of the KL change from step to step.
 
@@ -68,6 +68,8 @@ def settings(directory: Path) -> tuple[str, ...]:
         f"rlax.objective.corrections=[{', '.join(corrections)}]",
         "rlax.objective.kl={coefficient: 0.04, adaptive: {target: 0.01, horizon: 64}}",
         "rlax.rollouts.temperature={from: 1.2, to: 0.8, steps: 6}",
+        "rlax.objective.advantage={name: gae, gamma: 0.99, lam: 0.9}",
+        "rlax.signals=[{name: critic, epochs: 2, mini_batches: 2}]",
     )
 
 
@@ -151,6 +153,14 @@ def test_episodes_of_two_turns_are_generated_as_the_trainer_scores_them(undistur
     steps = lines(undisturbed / "metrics.jsonl")
     assert {step["episode/turns_mean"] for step in steps} == {2.0}
     assert max(step["logprob_gap/p95"] for step in steps) < 1e-4
+
+
+def test_the_critic_learns_from_step_to_step(undisturbed):
+    steps = lines(undisturbed / "metrics.jsonl")
+    assert steps[0]["objective/value"] == 0 and steps[0]["objective/explained_variance"] == 0
+    values = [step["objective/value"] for step in steps]
+    assert len(set(values)) == STEPS
+    assert all(step["objective/value_loss"] > 0 for step in steps)
 
 
 def test_what_the_calculator_gave_does_not_train(undisturbed):

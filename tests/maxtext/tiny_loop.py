@@ -88,9 +88,15 @@ class Recorder:
         self.metrics[loop.completed] = jax.device_get(metrics)
 
 
-def train(tmp_path, *argv, recorder=None, **overrides):
+def train(tmp_path, *argv, recorder=None, frozen_updates=0, **overrides):
     recorder = recorder or Recorder()
     config = configure(tmp_path, *argv, **overrides)
     events = recorder.events()
-    recorder.loop = run_train_loop(config, events, arrays=ARRAYS, objective=policy_gradient)
+    recorder.loop = run_train_loop(
+        config,
+        events,
+        arrays=ARRAYS,
+        objective=policy_gradient,
+        frozen_updates=frozen_updates,
+    )
     return recorder

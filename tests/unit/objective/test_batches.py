@@ -97,6 +97,7 @@ def test_rows_are_shifted_masked_and_stamped_as_worked_out_by_hand():
         "rl_episode": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
         "rl_rewards": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
         "rl_place": [[0, 0, 1, 2, 0, 0], [0] * 6, [0] * 6],
+        "rl_truncated": [[0] * 6] * 3,
         "rl_turn": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
         # One of the two samples has a score.
         "rl_group_size": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
@@ -139,6 +140,7 @@ def test_packed_samples_restart_positions_and_count_segments_as_worked_out_by_ha
         "rl_episode": [[0, 0, 1, 1, 3, 0], [0] * 6, [0] * 6],  # the second one is not scored
         "rl_rewards": [[0, 0, 1.0, 1.0, 0.25, 0], [0] * 6, [0] * 6],
         "rl_place": [[0, 0, 1, 2, 1, 0], [0] * 6, [0] * 6],
+        "rl_truncated": [[0] * 6] * 3,
         "rl_turn": [[0, 0, 1, 1, 1, 0], [0] * 6, [0] * 6],
         "rl_group_size": [[0, 0, 1, 1, 1, 0], [0] * 6, [0] * 6],
         "rl_sample": np.zeros((3, 6)),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from toy_context import toy_context
 
 from rlax_plugin.api import (
     ADVANTAGE_INPUTS,
     ArraySpec,
     BatchSignal,
-    BuildContext,
     ConfigError,
     Extension,
     Learner,
@@ -34,9 +34,6 @@ from rlax_plugin.api import (
     resolve,
 )
 from rlax_plugin.build import registry_for
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import resolved
-from rlax_plugin.config.validation import validate
 from rlax_plugin.testing import FakeTrainerPort, make_arrays, make_batch, make_group, policy
 from rlax_plugin.testing.model import BigramView
 
@@ -122,30 +119,7 @@ def plugin(monkeypatch):
     monkeypatch.setitem(sys.modules, PLUGIN, module)
 
 
-def context_of(directory: Path, *signals, objective, steps=4, made=True):
-    section = {
-        "plugins": [PLUGIN, "rlax_plugin.testing"],
-        "prompt_source": {"name": "numbers"},
-        "rewards": [{"name": "even"}],
-        "rollouts": {"engine": {"name": "scripted"}, "group_size": 2, "groups_per_step": 2},
-        "trainer": {"name": "bigram", "checkpoint_every": 2},
-        "objective": {"preset": "grpo", **objective},
-        "signals": [one if isinstance(one, dict) else {"name": one} for one in signals],
-    }
-    content = {"steps": steps, "base_output_directory": str(directory), "run_name": "run"}
-    config = resolved(content | {"rlax": section})
-    found = validate(RlaxSection, section, "rlax")
-    registry = registry_for(found)
-    registry.validate(found)
-    run_dir = directory / "run"
-    if made:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    context = BuildContext(run_dir, found.seed, found, config, run_url=str(run_dir))
-
-    def part(kind, choice, key):
-        return registry.part(kind, choice, key, context)
-
-    return replace(context, part=part)
+context_of = partial(toy_context, plugins=(PLUGIN,))
 
 
 def trainer_of(directory: Path, *signals, steps=4, **options):

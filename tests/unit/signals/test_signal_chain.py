@@ -90,9 +90,16 @@ def test_every_signal_sees_what_came_before_and_learns_after_the_advantages(tmp_
         np.testing.assert_array_equal(entry[4], expected_bt)
     np.testing.assert_array_equal(completed["rl_advantages"], expected_bt)
     assert completed["rl_advantages"].dtype == np.float32
-    assert completed.keys() == PLAIN | {"flags", "rl_values"}
-    # 8 tokens, three times: 4 of 0.75 and 4 of -0.25.
+    assert completed.keys() == PLAIN | {"flags", "rl_values", "rl_returns"}
+    returns_bt = np.where(COMPLETION, np.array([1.0, 0.0] * 2)[:, None], 0.0)
+    np.testing.assert_array_equal(completed["rl_returns"], returns_bt)
+    # 8 tokens, three times: 4 of 0.75 and 4 of -0.25. Returns 1 and 0 are 0.5 from their mean, and
+    # so they are less the values, which are all equal: these explain nothing.
     assert chain.metrics == {
+        "objective/value": 3 * 2.0,
+        "objective/returns": 3 * 4.0,
+        "values/returns_spread": 3 * 2.0,
+        "values/error_spread": 3 * 2.0,
         "objective/advantage": 3 * 2.0,
         "objective/advantage_abs": 3 * 4.0,
         "objective/first": 3.0,
