@@ -1,8 +1,7 @@
 """Everything that a plug-in may import, beside ``rlax_plugin.testing``.
 
-These two modules are kept stable: a name listed here is renamed or removed only with a line in
-CHANGELOG.md. The modules in which names are defined may change at any time. Importing this module
-imports no JAX; docs/plugin_hooks.md says which hook takes and returns what.
+Both are kept stable: a name is renamed or removed only with a line in CHANGELOG.md. Importing this
+module imports no JAX; docs/plugin_hooks.md says which hook takes and returns what.
 """
 
 from __future__ import annotations

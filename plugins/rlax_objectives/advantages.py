@@ -223,12 +223,12 @@ class Gae(Whitening):
     GAE, https://arxiv.org/abs/1506.02438. R_t is the reward of token t, and V_t the value of the
     state before it, which a critic estimates. Tokens are the sampled ones of a sample in the order
     in which they were answered, over all its turns and trajectories. The reward of the sample is
-    added to its last token. The value after that token is 0; for a truncated sample, unless
-    ``truncated`` is end, it is the critic's. A critic is a signal, which rlax.signals lists, such
-    as critic or value_head. It learns the returns A_t + V_t, before whitening, with critic_lam as
-    lambda. Without a critic, the advantage of a token before whitening is the reward of the sample
-    plus all rewards of this and all later tokens, those of turns and of KL included, and gamma and
-    lam must be 1. ``evaluate_objective`` takes values as an argument.
+    added to its last token. The value after that token is 0; for a truncated sample, with
+    ``truncated: bootstrap``, it is the critic's. A critic is a signal, which rlax.signals lists,
+    such as critic or value_head. It learns the returns A_t + V_t, before whitening, with critic_lam
+    as lambda. Without a critic, the advantage of a token before whitening is the reward of the
+    sample plus all rewards of this and all later tokens, those of turns and of KL included, and
+    gamma and lam must be 1. ``evaluate_objective`` takes values as an argument.
 
     With ``over: turns`` the steps are the turns of an episode, in the order in which they were
     answered: R is the reward of a turn, V the value before its first token, and all tokens of a
@@ -252,9 +252,9 @@ class Gae(Whitening):
         "to come; null: lam",
     )
     truncated: Literal["bootstrap", "end"] = Field(
-        "bootstrap",
-        description="value after the last token of a truncated sample: bootstrap: the critic's, "
-        "as if the sample went on; end: 0, as after any other sample",
+        "end",
+        description="value after the last token of a truncated sample: end: 0, as after any other "
+        "sample; bootstrap: the critic's, as if the sample went on",
     )
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:

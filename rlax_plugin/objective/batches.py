@@ -261,7 +261,8 @@ def _write_sampled(
             parts_n += [score.parts] * len(own)
             sampled += own
             whole = np.ndim(advantage) == 0
-            advantages.append(np.full(sum(counts), advantage) if whole else advantage)
+            count = sum(counts)
+            advantages.append(np.full(count, advantage) if whole else advantage[:count])
             paid += score.token_rewards or [np.zeros(sum(counts))]
     rows_n, firsts_n, counts_n = np.array(spans_n).T
     spans = Spans(rows_n, firsts_n, counts_n, arrays["inputs"].shape[1])

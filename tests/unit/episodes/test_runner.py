@@ -65,7 +65,9 @@ class Pool:
         except EpisodeLimit:
             return Outcome(ended="cut")
 
-    async def score(self, prompt: Any, episodes: Sequence[Episode]) -> list[Score | Unscored]:
+    async def score(
+        self, prompt: Any, episodes: Sequence[Episode], step: int
+    ) -> list[Score | Unscored]:
         self.scored += [episode.index for episode in episodes]
         return [
             Score(

@@ -15,7 +15,8 @@ from rlax_plugin.testing import make_group, make_prompt, make_sampled
 from rlax_plugin.types import Episode, Score, ScoredGroup, TrainBatch, Trajectory, Turn
 
 PROMPT = make_prompt(tokens=np.array([11, 12], np.int32))
-HALVES = {"gamma": 0.5, "lam": 0.5, "whiten_over": "none"}
+ENDED = {"gamma": 0.5, "lam": 0.5, "whiten_over": "none"}
+HALVES = ENDED | {"truncated": "bootstrap"}
 
 
 def turn(given, *tokens):
@@ -57,7 +58,7 @@ def test_a_truncated_episode_goes_on_behind_its_last_turn_and_a_done_one_does_no
     assert computed(partial(returns_of, slot), cut) == [2.0, 6.0, 20.0, 2.0]
     # 16 - 4 = 12 without what would have followed.
     assert computed(slot, done) == [0.75, 3.0, 12.0, 1.5]
-    assert computed(Gae(**HALVES, truncated="end"), cut) == [0.75, 3.0, 12.0, 1.5]
+    assert computed(Gae(**ENDED), cut) == [0.75, 3.0, 12.0, 1.5]
 
 
 def test_over_turns_all_tokens_of_a_turn_have_its_advantage_and_return():
@@ -73,7 +74,7 @@ def test_over_turns_all_tokens_of_a_turn_have_its_advantage_and_return():
     # 16 + 8/2 - 4 = 16 of the second turn; 4/2 - 1 = 1 and a quarter of 16 of the first.
     np.testing.assert_array_equal(slot(outcomes), [[5, 5, 16, 16]])
     np.testing.assert_array_equal(slot.returns(outcomes), [[6, 6, 20, 20]])
-    ended = Gae(**HALVES, over="turns", truncated="end")
+    ended = Gae(**ENDED, over="turns")
     np.testing.assert_array_equal(ended(outcomes), [[4, 4, 12, 12]])
 
 
@@ -86,7 +87,7 @@ def test_the_critic_may_learn_with_another_lambda():
 
 
 def test_whitening_does_not_reach_the_returns_and_the_length_penalty_does():
-    slot = Gae(gamma=0.5, lam=0.5)
+    slot = Gae(gamma=0.5, lam=0.5, truncated="bootstrap")
     assert computed(partial(returns_of, slot), arrays_of("cut")) == [2.0, 6.0, 20.0, 2.0]
     assert computed(slot, arrays_of("cut"))[0] < 0
     # 3 of at most 4 tokens are half of the way into the buffer of 2.

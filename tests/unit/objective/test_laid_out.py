@@ -135,6 +135,7 @@ def test_every_token_has_the_values_of_its_turn(batch, mask_truncated, per_row) 
                             "rl_episode": sample,
                             "rl_rewards": score.at_the_end,
                             "rl_place": 1 + in_time.index(done),
+                            "rl_truncated": episode.truncated,
                             "rl_turn": 1 + (episode.order[at[0]] if episode.order else at[0]),
                             "rl_temperature": group.temperature,
                             "rl_reward_parts": score.parts,

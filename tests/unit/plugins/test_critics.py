@@ -29,7 +29,7 @@ from rlax_plugin.testing import (
 from rlax_plugin.testing.model import BigramView
 from rlax_plugin.types import Score, ScoredGroup
 
-PLAIN = Gae(whiten_over="none")
+PLAIN = Gae(whiten_over="none", truncated="bootstrap")
 
 
 # --- the loss ------------------------------------------------------------------------------------

@@ -284,6 +284,7 @@ OPTIONAL = {
     "token_rewards": changed(scores=(Score(1.0, token_rewards=(np.ones(2),)), Score(0.0))),
     "reward_error": changed(scores=(Unscored("it raised"), Score(0.0))),
     "pass_rate_before": changed(pass_rate_before=0.5),
+    "temperature": changed(temperature=0.75),
     "rejected": Rejected(make_group(id=0), "too easy"),
 }
 
