@@ -66,7 +66,7 @@ class Flow:
         self._advantage_slot, self._observers = advantage_slot, observers
         self._supervision = supervision
         self._under_way: dict[int, asyncio.Task[None]] = {}  # group id -> its trip
-        self._left_open: dict[int, None] = {}  # in flight when an earlier process ended
+        self._left_open: list[int] = []  # in flight when an earlier process ended, oldest first
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
         self.live, self._ended = False, False
@@ -94,7 +94,7 @@ class Flow:
 
     async def _go_live(self, recorded: RecordedBatches) -> None:
         self._tell_again(await recorded.apply_rest())
-        self.live, self._left_open = True, dict.fromkeys(self._history.open)
+        self.live, self._left_open = True, sorted(self._history.open)
         for worker in self._distrusted:  # it outlived an earlier process, and has failed since
             self._turns.distrust(worker)
             self._buffer.drop_samples_of(worker)
@@ -141,9 +141,13 @@ class Flow:
         if not self.live or self._ended or self._supervision.failed or self._supervision.closing:
             return
         try:
-            for group_id in self._left_open.copy():
-                if (request := self._issuing.left_open(group_id)) is not None:
-                    del self._left_open[group_id]
+            left, self._left_open = self._left_open, []
+            for group_id in left:
+                if group_id not in self._history.open:
+                    continue
+                if (request := self._issuing.left_open(group_id)) is None:
+                    self._left_open.append(group_id)
+                else:
                     self._begin(request)
             for request in self._issuing.new():
                 self._begin(request)
