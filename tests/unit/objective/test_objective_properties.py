@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from objective_harness import jit
 
+from rlax_plugin.api import loss_weight, own_terms, whole_update
 from rlax_plugin.build import registry_for
 from rlax_plugin.commands.explain import presets_of
 from rlax_plugin.config import Batches, Rollouts
@@ -22,10 +23,13 @@ from rlax_plugin.objective.loss import TokenOutputs, kl_token_rewards, make_loss
 from rlax_plugin.testing.objectives import section_of, slots_of
 
 PRESETS = presets_of(registry_for(section_of({})))
-# Advantages that look at the batch: a group of equal rewards may train.
-OF_THE_BATCH = ("reinforce_plus_plus", "ppo", "decoupled_ppo")
+ADVANTAGES = {name: preset.advantage for name, preset in PRESETS.items()}
 # In the mean over tokens even rewards less their group's mean are not centred.
-OF_GROUPS = tuple(p for p in PRESETS if p not in {*OF_THE_BATCH, "reinforce_plus_plus_baseline"})
+WHITENED = tuple(n for n, a in ADVANTAGES.items() if a.name in ("batch_normalised", "gae"))
+OF_GROUPS = tuple(n for n in PRESETS if n not in WHITENED)
+# Advantages that look at the batch: a group of equal rewards may train.
+OF_THE_BATCH = tuple(n for n in WHITENED if ADVANTAGES[n].options.get("baseline", "none") == "none")
+BY_GROUP = tuple(n for n in PRESETS if n not in OF_THE_BATCH)
 
 CORRECTIONS = ("truncated_importance_sampling", "icepop", "sequence_mask", "veto")
 CONFIGS: dict[str, dict[str, Any]] = {name: {"preset": name} for name in PRESETS} | {
@@ -41,6 +45,16 @@ CONFIGS: dict[str, dict[str, Any]] = {name: {"preset": name} for name in PRESETS
     },
     "kl_in_the_reward": {"preset": "ppo", "kl": {"coefficient": 0.1, "placement": "reward"}},
     "with_a_critic": {"preset": "ppo", "advantage": {"name": "gae", "lam": 0.9}},
+}
+# Presets with terms that train whatever the rewards are -> their configs without these terms.
+REWARDS_ONLY = {
+    name: f"{name}, rewards only"
+    for name, preset in PRESETS.items()
+    if preset.kl.penalises or preset.grad_2.name != "none" or preset.entropy_coefficient
+}
+UNPENALISED = {"kl": {"coefficient": 0}, "grad_2": {"name": "none"}, "entropy_coefficient": 0}
+OBJECTIVES = CONFIGS | {
+    config: {"preset": name, **UNPENALISED} for name, config in REWARDS_ONLY.items()
 }
 
 ROWS, LENGTH, SEQUENCES, GROUP = 8, 16, 3, 4
@@ -130,7 +144,7 @@ def parts(name: str, sequences: int = 1):
     """The slots, and the compiled (scores, data) -> ((sum, (weight, metrics)), gradient)."""
     slots = slots_of(
         section_of(
-            {**CONFIGS[name], "epochs": 2, "allow_uncorrected": True},
+            {**OBJECTIVES[name], "epochs": 2, "allow_uncorrected": True},
             rollouts=Rollouts(
                 group_size=GROUP, groups_per_step=ROWS // GROUP, max_new_tokens=MAX_NEW_TOKENS
             ),
@@ -179,21 +193,26 @@ def gradient(name: str, s: Samples) -> tuple[np.ndarray, np.ndarray, dict[str, f
     return where(arrays["rl_advantages"]), where(grad_bt) / weight, summarise(metrics)
 
 
+def of_rewards(name: str, s: Samples) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    """``gradient`` without the terms that train whatever the rewards are."""
+    return gradient(REWARDS_ONLY.get(name, name), s)
+
+
 @every(PRESETS)
 @some
 @given(samples())
 def test_a_batch_of_equal_rewards_teaches_nothing(name, s):
     for reward in (0.7, s.rewards_n[0]):
-        advantages_k, grad_k, _ = gradient(name, s._replace(rewards_n=np.full(ROWS, reward)))
+        advantages_k, grad_k, _ = of_rewards(name, s._replace(rewards_n=np.full(ROWS, reward)))
         assert not advantages_k.any() and not grad_k.any()
 
 
-@every([*OF_GROUPS, "reinforce_plus_plus_baseline"])
+@every(BY_GROUP)
 @some
 @given(samples())
 def test_groups_of_equal_rewards_teach_nothing(name, s):
     rewards_n = np.repeat([0.7, 0.1], GROUP)
-    advantages_k, grad_k, _ = gradient(name, s._replace(rewards_n=rewards_n))
+    advantages_k, grad_k, _ = of_rewards(name, s._replace(rewards_n=rewards_n))
     assert not advantages_k.any() and not grad_k.any()
 
 
@@ -202,7 +221,7 @@ def test_groups_of_equal_rewards_teach_nothing(name, s):
 @given(samples())
 def test_a_group_of_equal_rewards_teaches_nothing_beside_another(name, s):
     rewards_n = np.array([0.7] * GROUP + [1, 0, 0, 1])
-    advantages_k, grad_k, _ = gradient(name, s._replace(rewards_n=rewards_n))
+    advantages_k, grad_k, _ = of_rewards(name, s._replace(rewards_n=rewards_n))
     equal_k = np.repeat(np.arange(ROWS) < GROUP, s.lengths_n)
     assert not advantages_k[equal_k].any() and not grad_k[equal_k].any()
     assert advantages_k[~equal_k].any() and np.isfinite(grad_k).all()
@@ -224,18 +243,26 @@ def test_a_constant_added_to_rewards_changes_nothing(name, s, first, second):
 @some
 @given(samples())
 def test_at_equal_policies_it_is_the_policy_gradient(name, s):
-    # d loss / d log pi = -agg A, and nothing is clipped, truncated or masked.
+    # d loss / d log pi = -agg A, and nothing is clipped, truncated or masked. Of the penalties, the
+    # gradient is 0, except that of K1, which is beta.
     mu = s.tokens["rl_behaviour_logprobs"]
-    equal = s._replace(tokens=s.tokens | {"logprobs": mu, "rl_old_logprobs": mu})
+    policies = ("logprobs", "rl_old_logprobs", "rl_reference_logprobs")
+    equal = s._replace(tokens=s.tokens | dict.fromkeys(policies, mu))
     advantages_k, grad_k, metrics = gradient(name, equal)
-    length_k = np.repeat(s.lengths_n, s.lengths_n)
+    preset, length_k = PRESETS[name], np.repeat(s.lengths_n, s.lengths_n)
     agg_k = {
         "sequence_mean": 1 / (ROWS * length_k),
         "token_mean": 1 / length_k.size,
         "constant_length": 1 / (ROWS * MAX_NEW_TOKENS),
         "sequence_sum": 1 / ROWS,
-    }[PRESETS[name].aggregation.name]
-    np.testing.assert_allclose(grad_k, -agg_k * advantages_k, rtol=1e-5, atol=1e-8)
+    }[preset.aggregation.name]
+    expected_k = -agg_k * advantages_k
+    if preset.grad_1.options.get("per") == "sequence":  # each token's term is the whole product
+        expected_k *= length_k
+    if preset.kl.estimator == "k1" and preset.kl.placement == "loss":
+        assert preset.kl.aggregation is None
+        expected_k += agg_k * preset.kl.coefficient
+    np.testing.assert_allclose(grad_k, expected_k, rtol=1e-5, atol=1e-8)
     assert metrics["objective/ratio"] == 1
     assert {v for k, v in metrics.items() if k.endswith(("_fraction", "_high", "_low"))} <= {0.0}
 
@@ -290,6 +317,8 @@ def test_uneven_micro_batches_add_up_to_the_whole(name, x64, s):
     with jax.enable_x64(x64):
         whole = with_advantages(name, laid_out(s, ONE_PER_ROW).arrays)
         loss_sum, weight, grad_bt, metrics = computed(name, whole)
+        slots, _ = parts(name)
+        whole = whole_update(own_terms(slots), whole, functools.partial(loss_weight, slots))
         pieces = []
         for rows in UNEVEN:
             here_bt = np.isin(np.arange(ROWS), rows)[:, None]
