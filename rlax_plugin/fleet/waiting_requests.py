@@ -20,9 +20,11 @@ class WaitingRequests:
     StreamRL, https://arxiv.org/abs/2504.15930). Equals keep the order in which they were issued.
     """
 
+    # Of all queues together: a ticket keeps its number, and may come back to another queue.
+    _numbers = itertools.count()
+
     def __init__(self) -> None:
         self._heap: list[tuple[bool, int, float, int, Ticket]] = []
-        self._number = itertools.count()  # of each ticket that came
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -34,7 +36,7 @@ class WaitingRequests:
     def add(self, ticket: Ticket) -> None:
         """Puts a ticket in its place; one that is put back gets the place that it had."""
         if ticket.number < 0:
-            ticket.number = next(self._number)
+            ticket.number = next(self._numbers)
         request = ticket.request
         expected = math.inf if request.key.sample is not None else ticket.expected_tokens
         place = (ticket.losses == 0, request.min_version, -expected, ticket.number, ticket)

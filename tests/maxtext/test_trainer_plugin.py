@@ -11,7 +11,7 @@ import pytest
 import rlax_jetstream
 import rlax_maxtext
 from command_line import rlax
-from tiny_loop import TINY, batch
+from tiny_loop import LENGTH, ROWS, TINY, batch
 
 from maxtext_overrides.config import loading as rlax_config
 from rlax_plugin.build import registry_for
@@ -39,7 +39,7 @@ class FakePort:
     def next_batch(self, step):
         assert ("publish", step - 1) in self.calls  # or no worker could have generated it
         self.calls.append(("batch", step))
-        return batch(step)
+        return batch(step) | {"rl_reward_parts": np.zeros((ROWS, LENGTH, 1), np.float32)}
 
     def publish(self, step, arrays, canary):
         assert all(isinstance(a, jax.Array) for a in arrays.values())

@@ -59,6 +59,16 @@ def test_one_that_is_put_back_has_the_place_that_it_had() -> None:
     assert order(waiting) == [0, 1, 2]
 
 
+def test_one_that_comes_back_to_another_queue_is_before_later_ones() -> None:
+    first, later = WaitingRequests(), WaitingRequests()
+    lost = ticket(0)
+    first.add(lost)
+    assert first.take() is lost
+    later.add(ticket(1))
+    later.add(lost)  # the queue that it came from is gone, and all else is equal
+    assert order(later) == [0, 1]
+
+
 def heartbeat(*unfinished: int | None) -> pb.HeartbeatRequest:
     """Reports the unfinished samples of groups 0, 1, ..."""
     progress = [
