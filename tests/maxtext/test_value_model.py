@@ -54,7 +54,7 @@ def model_of(loop, choice=POLICY, *argv):
 
 
 def gradients(before, after):
-    """What the steps of ``TELLING`` tell, as name -> array."""
+    """Returns the arrays that the steps of ``TELLING`` report, by name."""
     flat = [
         jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0] for tree in (before, after)
     ]

@@ -27,7 +27,7 @@ def loss_at(function, step, **arrays):
 
 @modes
 def test_a_clip_bound_is_that_of_the_step(mode) -> None:
-    """Of A = 1, the loss is -(min(1.2, 1 + high) + 0.7)."""
+    """Returns the loss for A = 1: -(min(1.2, 1 + high) + 0.7)."""
     function = mode(differentiated(slots_of("grpo", grad_1={"high": FALLS})))
     for step, first, slope in ((1, 1.2, 1.2), (2, 1.2, 1.2), (4, 1.1, 0), (9, 1.1, 0)):
         found = loss_at(function, step)
