@@ -16,16 +16,22 @@ from rlax_plugin.commands.chaos.supervised import SupervisedRun
 from rlax_plugin.errors import ConfigError, RlaxError
 
 # A process with a child in its session, and below that one with a session of its own.
-NODE = """
+LAST = "import time; time.sleep(600)"
+NODE = f"""
 import subprocess, sys
-last = [sys.executable, "-c", "import time; time.sleep(600)"]
-between = f"import subprocess; subprocess.run({last}, start_new_session=True)"
+last = [sys.executable, "-c", "{LAST}"]
+between = f"import subprocess; subprocess.run({{last}}, start_new_session=True)"
 subprocess.run([sys.executable, "-c", between])
 """
 
 
 def living(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def has_begun(run: SupervisedRun) -> bool:
+    """True once no process of the node waits for another one to execute its program."""
+    return any(one.cmdline()[-1:] == [LAST] for one in run.below("node 1"))
 
 
 def test_a_node_is_stopped_killed_and_started_again_with_all_its_processes(
@@ -37,22 +43,28 @@ def test_a_node_is_stopped_killed_and_started_again_with_all_its_processes(
     try:
         run.add("node 1", module="made_up_node", node=True, always=True)
         run.start()
-        wait_until(lambda: len(run.below("node 1")) == 3, "three processes")
+        wait_until(lambda: has_begun(run), "all processes of the node")
         halted = run.halt("node 1")
-        assert [one.status() for one in halted] == [psutil.STATUS_STOPPED] * 3
+        assert len(halted) == 3
+        wait_until(  # a signal takes effect when the process is next scheduled
+            lambda: all(one.status() == psutil.STATUS_STOPPED for one in halted), "all stopped"
+        )
         for process in halted:
             process.resume()
         run.kill("node 1")
-        assert run.ended("node 1") and living(halted) == [] == run.below("node 1")
+        assert run.ended("node 1")
+        wait_until(lambda: not living(halted), "all killed")
+        assert not living(run.below("node 1"))
         run.go_on()
         assert run.restarts == {"node 1": 1} and run.crashes == []
-        wait_until(lambda: len(run.below("node 1")) == 3, "three processes again")
+        wait_until(lambda: has_begun(run), "all processes of the node again")
         again = run.below("node 1")
+        assert len(again) == 3
         left = run.close(0.0)  # the one in a session of its own, as a worker is
         assert len(left) == 1 and "time.sleep(600)" in left[0]
     finally:
         run.end_nodes()
-    assert living(again) == []
+    wait_until(lambda: not living(again), "all killed at the end")
     run.go_on()
     assert run.restarts == {}
 

@@ -139,12 +139,15 @@ def test_one_that_ends_the_process_is_found_out_and_those_beside_it_are_scored()
 
     async def work(pool):
         assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
-        for before, how, code in ((0, "dies", 3), (2, "thread", 4)):
+        # A thread may end the process just as another one takes its turn: a third try finds out.
+        for how, code, tries in (("dies", 3, {2}), ("thread", 4, {2, 3})):
+            before = pool.replaced
             found = await pool.score(prompt(), episodes("good died", how, "good died", "good died"))
             assert totals(found) == [1.0, None, 1.0, 1.0]
             said = f"the reward process of rlax.rewards.0 (wild) ended with exit code {code}"
             assert reason(found[1]) == said
-            assert pool.replaced == before + 2 == before + len(Path("died").read_text())
+            ends = pool.replaced - before
+            assert ends in tries and ends == len(Path("died").read_text())
             Path("died").unlink()
 
     with_pool(section("wild"), work, notes.append)
