@@ -222,7 +222,7 @@ class JetstreamEngine(RolloutEngine):
 
     @property
     def ready(self) -> bool:
-        """True if requests can be generated: the engine is built, compiled, and holds weights."""
+        """True if requests can be generated: it is built, compiled, and holds weights."""
         return self._error is None and self.version >= 0
 
     @property
@@ -258,6 +258,7 @@ class JetstreamEngine(RolloutEngine):
             job.deliver(job.samples)
 
     services = (SERVICE,)
+    reads_memory = True  # by ``read_weights``
 
     @staticmethod
     def add_services(server: Any, engine: JetstreamEngine) -> Future[None]:

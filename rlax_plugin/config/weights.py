@@ -10,6 +10,7 @@ from rlax_plugin.config.addresses import is_address
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
+    NonNegativeInt,
     PathText,
     PositiveInt,
     Section,
@@ -32,6 +33,13 @@ class Weights(Section):
         default=2,
         description="number of newest versions that are kept; older versions are deleted as soon "
         "as no worker uses them",
+    )
+    memory_mib: NonNegativeInt = Field(
+        default=2048,
+        description="largest version, in MiB, that the trainer also hands over in memory to "
+        "workers on its own machine. They need not wait until it is on the disk, and share one "
+        "copy of it; the trainer's host needs memory for it. Not used with a separate parameter "
+        "server, a trainer on several hosts, or transfer: stream. 0: never",
     )
     parameter_server: str = Field(
         default="embedded",

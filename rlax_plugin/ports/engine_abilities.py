@@ -72,6 +72,20 @@ class GreedyDecoder(Protocol):
 
 
 @runtime_checkable
+class MemoryReader(Protocol):
+    """An engine whose ``load`` can read a version in memory, as ``read_weights`` does.
+
+    A worker on the trainer's machine then need not wait until a version is on the disk: the parts
+    that it is given have a copy in memory, and perhaps no files yet.
+    """
+
+    @property
+    def reads_memory(self) -> bool:
+        """True if ``load`` reads the copies in memory of a version's parts."""
+        ...
+
+
+@runtime_checkable
 class ProgressReporter(Protocol):
     """An engine that reports the progress of each request.
 
@@ -204,6 +218,7 @@ class ExampleProvider(Protocol):
 ENGINE_ABILITIES = (
     TokenScorer,
     GreedyDecoder,
+    MemoryReader,
     ProgressReporter,
     SampleCounter,
     RequestCanceller,

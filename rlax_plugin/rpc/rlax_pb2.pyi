@@ -366,7 +366,7 @@ class Tensor(_message.Message):
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., fingerprint: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("name", "path", "format", "tensors")
+    __slots__ = ("name", "path", "format", "tensors", "memory")
     class TensorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -378,11 +378,23 @@ class Part(_message.Message):
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     format: str
     tensors: _containers.MessageMap[str, Tensor]
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[str] = ..., tensors: _Optional[_Mapping[str, Tensor]] = ...) -> None: ...
+    memory: MemoryCopy
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[str] = ..., tensors: _Optional[_Mapping[str, Tensor]] = ..., memory: _Optional[_Union[MemoryCopy, _Mapping]] = ...) -> None: ...
+
+class MemoryCopy(_message.Message):
+    __slots__ = ("pid", "descriptor", "token")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    descriptor: int
+    token: bytes
+    def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("version", "step", "canary", "parts")
@@ -471,10 +483,12 @@ class ReleaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("after",)
+    __slots__ = ("after", "machine")
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     after: int
-    def __init__(self, after: _Optional[int] = ...) -> None: ...
+    machine: str
+    def __init__(self, after: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class FilesRequest(_message.Message):
     __slots__ = ("lease", "part")

@@ -53,6 +53,7 @@ from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept_versions import listed_versions, record_versions
 from rlax_plugin.weights.parameter_server import ParameterServer
+from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.publisher import PartWriter, Publisher, by_one_host
 from rlax_plugin.weights.shared_writes import SharedWrites, shared_writer
 
@@ -209,6 +210,7 @@ class _Assembly:
             failures=self._supervision,
             deadline_s=s.deadlines.weights_s,
             pace=generation.pace,
+            copies=memory_copies(s) if leader is None else None,
             on_published=controller.published,
         )
         return Assembled(controller, publisher, leader)
@@ -316,3 +318,10 @@ async def assemble(
       RlaxError: a part did not start.
     """
     return await _Assembly(setup, trainer, observers, running, prompts, observed).controller()
+
+
+def memory_copies(section: RlaxSection) -> MemoryCopies | None:
+    """Makes copies of weights in memory, which only the parameter server in this process offers."""
+    most_mib = section.weights.memory_mib
+    embedded = section.weights.parameter_server == "embedded"
+    return MemoryCopies(most_mib << 20) if embedded and most_mib else None

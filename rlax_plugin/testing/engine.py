@@ -61,6 +61,11 @@ class ScriptedConfig(Section):
         default=True,
         description="false: behave like an engine that does not end samples at stop strings",
     )
+    reads_memory: bool = Field(
+        default=False,
+        description="true: load copies of weights in memory, where the trainer offers them, rather "
+        "than wait for the files",
+    )
     context_tokens: NonNegativeInt = Field(
         default=0,
         description="maximum number of tokens of one sequence, prompt and completion together; 0: "
@@ -163,6 +168,10 @@ class ScriptedEngine(RolloutEngine):
     def paused(self) -> bool:
         """True while no group may start, because new weights wait for running ones to end."""
         return self._swaps > 0
+
+    @property
+    def reads_memory(self) -> bool:
+        return self._config.reads_memory
 
     def health(self) -> dict[str, float]:
         return {

@@ -58,6 +58,27 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryCopy:
+    """A copy of a part in the memory of the machine, see ``weights/memory_copies.py``.
+
+    Attributes:
+      pid: the process that has it; descriptor: its file descriptor there.
+      token: 16 bytes at its beginning. A descriptor is used again, and the token is not.
+
+    Raises:
+      ValueError: these are not a process id, a descriptor and 16 bytes.
+    """
+
+    pid: int
+    descriptor: int
+    token: bytes
+
+    def __post_init__(self) -> None:
+        if not (0 < self.pid < 2**31 and 0 <= self.descriptor < 2**31 and len(self.token) == 16):
+            raise ValueError(f"a copy of weights in memory is {self}"[:200])
+
+
+@dataclass(frozen=True, slots=True)
 class VersionPart:
     """Some variables of a version, which are written and read together.
 
@@ -68,6 +89,8 @@ class VersionPart:
       path: location of the bytes, which every worker can read.
       tensors: variable name -> spec.
       format: convention of the variables' names and shapes; ``native``: the trainer's.
+      memory: a copy for readers on the trainer's machine, which may be there before the path is;
+        None: there is none.
 
     Raises:
       ValueError: name or format is not of at most 32 letters a to z and underscores.
@@ -77,6 +100,7 @@ class VersionPart:
     path: str
     tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
     format: str = NATIVE
+    memory: MemoryCopy | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for word in (self.name, self.format):
@@ -138,6 +162,11 @@ class WeightVersion:
             raise ValueError(f"parts {', '.join(names)} share a name or a path")
         if variables != len(self.tensors):
             raise ValueError(f"parts {', '.join(names)} share variables")
+
+    @property
+    def in_memory(self) -> bool:
+        """True if readers on the trainer's machine can read all of it in memory."""
+        return all(part.memory is not None for part in self.parts)
 
     @property
     def paths(self) -> tuple[str, ...]:

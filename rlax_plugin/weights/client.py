@@ -26,6 +26,7 @@ from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 log = logging.getLogger("rlax.parameter_server")
 
 _WATCH_S = 300.0  # one Watch stream; it is opened again when this is over
+_ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked for a lease again
 # First and longest pause before a broken Watch is opened again, or a lease renewed that was not.
 # Other calls have the same longest one: to ask in vain costs nothing, unlike writing weights.
 _BACKOFF_S = (0.1, 2.0)
@@ -147,6 +148,29 @@ class ParameterServerClient:
                 why = describe(error, (self._rpc_s, "rlax.deadlines.rpc_s"))
                 log.info("a lease was left to expire: %s", why)
 
+    @contextlib.asynccontextmanager
+    async def hold_patiently(
+        self, version: int | None, deadline_s: float, key: str
+    ) -> AsyncIterator[Held]:
+        """Like ``hold``, but asks again while it fails: a server that is away may come back.
+
+        Raises:
+          DeadlineError: there was no lease for ``deadline_s``, which ``key`` sets.
+        """
+        end_s = time.monotonic() + deadline_s
+        async with contextlib.AsyncExitStack() as lease:
+            while True:
+                try:
+                    held = await lease.enter_async_context(self.hold(version))
+                    break
+                except (WeightsError, DeadlineError) as error:
+                    if time.monotonic() > end_s:
+                        what = f"learning from the parameter server which version to load ({error})"
+                        raise DeadlineError(what, deadline_s, key) from error
+                    log.warning("no weights yet, asking again in %g s: %s", _ACQUIRE_PAUSE_S, error)
+                await asyncio.sleep(_ACQUIRE_PAUSE_S)
+            yield held
+
     async def files(self, held: Held, part: str) -> pb.FilesReply:
         """The files of a part of a held version, as the server lists them; one call.
 
@@ -172,15 +196,18 @@ class ParameterServerClient:
         async with held.renewing:
             return await self._renew_once(held)
 
-    async def watch(self, after: int = -1) -> AsyncIterator[WeightVersion]:
+    async def watch(self, after: int = -1, machine: str = "") -> AsyncIterator[WeightVersion]:
         """Yields versions newer than ``after``, in order, until ``close``.
+
+        With ``machine``, of ``this_machine``, a version of which there is a copy in memory comes
+        twice: first with the copy, and without it once it can be leased.
 
         After a restart of the trainer the next one may have a lower number, or the same one again.
         A slow consumer gets the newest version next and skips those between. A broken connection is
         opened again, with a growing pause.
         """
         newest: asyncio.Queue[WeightVersion] = asyncio.Queue(1)
-        reader = asyncio.ensure_future(self._read_versions(after, newest))
+        reader = asyncio.ensure_future(self._read_versions(after, machine, newest))
         closed = asyncio.ensure_future(self._closed.wait())
         taken = asyncio.ensure_future(newest.get())
         try:
@@ -203,17 +230,19 @@ class ParameterServerClient:
         self._closed.set()
         await self._connection.close()
 
-    async def _read_versions(self, after: int, newest: asyncio.Queue[WeightVersion]) -> None:
+    async def _read_versions(
+        self, after: int, machine: str, newest: asyncio.Queue[WeightVersion]
+    ) -> None:
         pause_s = _BACKOFF_S[0]
         while not self._closed.is_set():
             try:
                 # Not wait_for_ready: a refused connection is reported, and the pause grows.
-                async for message in self._stub.Watch(
-                    pb.WatchRequest(after=after), timeout=_WATCH_S
-                ):
+                request = pb.WatchRequest(after=after, machine=machine)
+                async for message in self._stub.Watch(request, timeout=_WATCH_S):
                     pause_s = _BACKOFF_S[0]
                     version = version_from_proto(message)
-                    after = version.version
+                    if not version.in_memory:
+                        after = version.version
                     if newest.full():
                         newest.get_nowait()
                     newest.put_nowait(version)

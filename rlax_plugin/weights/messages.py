@@ -8,7 +8,14 @@ from rlax_plugin.config import INT32_MAX
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import MOST_PARTS, Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.types import (
+    MOST_PARTS,
+    Canary,
+    MemoryCopy,
+    TensorSpec,
+    VersionPart,
+    WeightVersion,
+)
 
 _LONGEST_PATH = 4096  # characters
 _I32, _F32 = np.dtype("<i4"), np.dtype("<f4")
@@ -59,10 +66,16 @@ def _part_to_proto(part: VersionPart) -> pb.Part:
             name: pb.Tensor(shape=spec.shape, dtype=spec.dtype, fingerprint=spec.fingerprint)
             for name, spec in part.tensors.items()
         },
+        memory=None if (copy := part.memory) is None else _copy_to_proto(copy),
     )
 
 
+def _copy_to_proto(copy: MemoryCopy) -> pb.MemoryCopy:
+    return pb.MemoryCopy(pid=copy.pid, descriptor=copy.descriptor, token=copy.token)
+
+
 def _part_from_proto(message: pb.Part) -> VersionPart:
+    copy = message.memory
     return VersionPart(
         name=message.name,
         path=message.path,
@@ -71,6 +84,9 @@ def _part_from_proto(message: pb.Part) -> VersionPart:
             for name, tensor in message.tensors.items()
         },
         format=message.format,
+        memory=MemoryCopy(copy.pid, copy.descriptor, copy.token)
+        if message.HasField("memory")
+        else None,
     )
 
 

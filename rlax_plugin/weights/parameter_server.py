@@ -26,6 +26,7 @@ from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept_versions import Listed, is_in, listed_in_index, write_index
 from rlax_plugin.weights.leased_versions import TooManyLeasesError, VersionTable
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
+from rlax_plugin.weights.memory_copies import this_machine
 from rlax_plugin.weights.part_streams import PartStreams
 from rlax_plugin.weights.version_index import versions_to_json
 
@@ -91,6 +92,8 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
         self._closed = False
         self._watches = 0  # that are open
+        self._machine = this_machine()
+        self._offered: WeightVersion | None = None  # in memory; perhaps not published yet
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers this service with ``server``; call before the server starts."""
@@ -110,6 +113,14 @@ class ParameterServer(rpc.ParameterServerServicer):
         if (noting := self._note_versions()) is not None:
             await noting
 
+    async def offer(self, version: WeightVersion) -> None:
+        """Shows the next version, of which there is a copy in memory, to readers on this machine.
+
+        It takes no part in anything else until it is published.
+        """
+        self._offered = version
+        self._wake()
+
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Makes a version visible whose bytes are already in place.
 
@@ -125,6 +136,8 @@ class ParameterServer(rpc.ParameterServerServicer):
         """
         retired = self._table.publish(version, restart)
         self._restarts += restart
+        if self._offered is not None and (restart or self._offered.version < version.version):
+            self._offered = None
         for path in version.paths:
             self._doomed.pop(path, None)
         self._doomed |= dict.fromkeys(retired)
@@ -172,6 +185,8 @@ class ParameterServer(rpc.ParameterServerServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         try:
             version = version_from_proto(request.version)
+            if version.in_memory:
+                raise WeightsError(f"version {version.version} is one in memory of this machine")
         except WeightsError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
@@ -222,7 +237,8 @@ class ParameterServer(rpc.ParameterServerServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         self._watches += 1
         try:
-            async for version in self._news(request.after):
+            here = bool(self._machine) and request.machine == self._machine
+            async for version in self._news(request.after, here):
                 yield version
         finally:
             self._watches -= 1
@@ -235,15 +251,18 @@ class ParameterServer(rpc.ParameterServerServicer):
             async for chunk in chunks:
                 yield chunk
 
-    async def _news(self, after: int) -> AsyncIterator[pb.Version]:
+    async def _news(self, after: int, here: bool) -> AsyncIterator[pb.Version]:
         # Numbers grow except over a restart, so another number than the reader's is news to it.
-        seen = (self._restarts, after)
+        seen = offer = (self._restarts, after)
         while not self._closed:
-            changed, latest = self._changed, self._table.latest
+            changed, latest, offered = self._changed, self._table.latest, self._offered
             if latest is not None and (self._restarts, latest.version) != seen:
                 seen = (self._restarts, latest.version)
                 # Returns once the reader has room; what was published meanwhile is skipped.
                 yield version_to_proto(latest)
+            elif here and offered and (self._restarts, offered.version) not in (seen, offer):
+                offer = (self._restarts, offered.version)
+                yield version_to_proto(offered)
             else:
                 await changed.wait()
 

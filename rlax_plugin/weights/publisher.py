@@ -26,6 +26,7 @@ from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
+from rlax_plugin.weights.memory_copies import MemoryCopies
 
 log = logging.getLogger("rlax.controller")
 
@@ -59,6 +60,12 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
 class Announcer(Protocol):
     """The part of a parameter server that a publisher calls, on the event loop."""
 
+    async def offer(self, version: WeightVersion) -> None:
+        """Shows a version that has copies in memory to workers on this machine, before it is
+        written; only called if the publisher makes such copies.
+        """
+        ...
+
     async def writing(self, path: str) -> None:
         """Announces that a part of a version is about to be written to this path."""
         ...
@@ -84,9 +91,10 @@ class Publisher:
       directory: parent of the parts' paths.
       announcer: makes written versions visible to workers.
       failures: receives errors.
-      on_published: called on the event loop once a version is visible.
+      on_published: called on the event loop once a version is visible to a worker.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
+      copies: makes copies of versions in memory, for workers on this machine; None: there are none.
 
     Attributes:
       last_s: seconds that writing the last version took.
@@ -105,11 +113,12 @@ class Publisher:
         failures: Supervision,
         deadline_s: float,
         pace: Pace | None = None,
+        copies: MemoryCopies | None = None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
         self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
-        self._deadline_s, self._pace = deadline_s, pace
+        self._deadline_s, self._pace, self._copies = deadline_s, pace, copies
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
         self._closed, self._hung = threading.Event(), False
@@ -160,32 +169,64 @@ class Publisher:
             held = (self._newest[name] for name, arrays in given.items() if arrays is None)
             size = sum(tensor.nbytes for part in held for tensor in part.tensors.values())
             self._pace.weighs(size + sum(map(_nbytes, given.values())))
+        new = {
+            name: self._described(step, name, arrays, prints[name])
+            for name, arrays in given.items()
+            if arrays is not None
+        }
+        offered = self._offer(step, weights, new)
         parts = tuple(
-            self._newest[name] if arrays is None else self._part(step, name, arrays, prints[name])
+            self._newest[name]
+            if arrays is None
+            else dataclasses.replace(new[name], path=self._save(step, new[name], arrays))
             for name, arrays in given.items()
         )
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         self._doing = f"announcing to the parameter server version {step}"
-        self._on_loop(self._make_visible(WeightVersion(step, step, parts, canary)))
+        self._on_loop(self._make_visible(WeightVersion(step, step, parts, canary), offered))
         self._newest = {part.name: part for part in parts}
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
 
-    def _part(self, step: int, name: str, arrays: Arrays, prints: Mapping[str, Any]) -> VersionPart:
-        """Writes a part."""
+    def _described(
+        self, step: int, name: str, arrays: Arrays, prints: Mapping[str, Any]
+    ) -> VersionPart:
+        """A part, with the path at which it is written if the first attempt succeeds."""
         tensors = {
             n: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[n]))
             for n, a in arrays.items()
         }
-        part = VersionPart(name, "", tensors)
-        return dataclasses.replace(part, path=self._save(step, name, arrays))
+        return VersionPart(name, self._new_path(step, name), tensors)
 
-    def _save(self, step: int, name: str, arrays: Arrays) -> str:
+    def _new_path(self, step: int, name: str) -> str:
+        # A run that is continued writes the version it starts from once more.
+        path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
+        return path if name == BASE else f"{path}-{name}"
+
+    def _offer(self, step: int, weights: NewWeights, new: Mapping[str, VersionPart]) -> bool:
+        """Hands a version over in memory; False if it is too large, or has unchanged parts.
+
+        The first one of a process is not: it takes the place of versions of an earlier process.
+        """
+        if self._copies is None or self._restart or len(weights.parts) != 1 or not new:
+            return False
+        ((name, part),) = new.items()
+        arrays = weights.parts[name]
+        if arrays is None or (copy := self._copies.add(arrays)) is None:
+            return False
+        part = dataclasses.replace(part, memory=copy)
+        self._doing = f"offering version {step} in memory"
+        self._on_loop(self._offered(WeightVersion(step, step, (part,), weights.canary)))
+        return True
+
+    async def _offered(self, version: WeightVersion) -> None:
+        await self._announcer.offer(version)
+        self._on_published(version)
+
+    def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:
         """Saves arrays; returns their path."""
-        pauses, tries = Pauses(self._deadline_s), 0
+        pauses, tries, name = Pauses(self._deadline_s), 0, part.name
         while True:
-            # A run that is continued writes the version it starts from once more.
-            path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
-            path += "" if name == BASE else f"-{name}"
+            path = self._new_path(step, name) if tries else part.path
             self._doing = f"listing the path of version {step}"
             self._on_loop(self._announcer.writing(path))
             faults.reached(FaultPoint.WEIGHTS_LISTED)
@@ -233,10 +274,11 @@ class Publisher:
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
         result_within(work, self._loop, self._deadline_s, lambda _: self._late())
 
-    async def _make_visible(self, version: WeightVersion) -> None:
+    async def _make_visible(self, version: WeightVersion, offered: bool) -> None:
         await self._announcer.publish(version, self._restart)
         self._restart = False
-        self._on_published(version)
+        if not offered:
+            self._on_published(version)
 
     def _late(self) -> DeadlineError:
         needed_s = self._pace and self._pace.needed_s("weights_s")
@@ -260,6 +302,8 @@ class Publisher:
         """
         self._closed.set()
         self._worker.end(0.0 if self._hung else self._deadline_s)
+        if self._copies is not None and not self._hung:
+            self._copies.close()
 
 
 def _nbytes(arrays: Arrays | None) -> int:

@@ -26,6 +26,7 @@ from rlax_plugin.errors import (
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion
+from rlax_plugin.weights import memory_copies
 
 _CANARY_TOKENS = 16
 # Nats. Logits of that size are rounded by more than a tolerance for small ones, so log-probs of a
@@ -88,6 +89,8 @@ def _read_part(
             f"version {version.version}: its part {part.name} has format {part.format}, and only "
             f"{NATIVE} can be read"
         )
+    if part.memory is not None:
+        return memory_copies.on_devices(memory_copies.read(part.memory, part.tensors), like)
     try:
         return store.load(part.path, like)
     except RlaxError:

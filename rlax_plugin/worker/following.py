@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from rlax_plugin.types import WeightVersion
+
 log = logging.getLogger("rlax.worker")
 
 
@@ -28,6 +30,7 @@ class Following:
         self.held = -1
         self.pin: int | None = None
         self._newest = -1  # on the parameter server, perhaps of an earlier trainer process
+        self._in_memory: WeightVersion | None = None
         self._wanted = -1  # by a request
         self.confirmed = False  # whether the controller has published any
 
@@ -37,9 +40,26 @@ class Following:
         self.confirmed |= first
         return first
 
-    def seen(self, version: int) -> None:
-        """Takes the newest version of the parameter server."""
-        self._newest = version
+    def seen(self, version: WeightVersion) -> None:
+        """Takes the newest version of the parameter server, or one that has a copy in memory."""
+        if version.in_memory:
+            self._in_memory = version
+            return
+        self._newest = version.version
+        if self._in_memory is not None and self._in_memory.version < version.version:
+            self._in_memory = None
+
+    @property
+    def offered(self) -> WeightVersion | None:
+        """The version that should be loaded from memory; None: it must be another one."""
+        found = self._in_memory
+        if found is None or self.pin not in (None, found.version):
+            return None
+        return found
+
+    def decline(self) -> None:
+        """Takes note that the copy in memory cannot be used: the version is seen once more."""
+        self._in_memory = None
 
     def want(self, version: int) -> bool:
         """Notes that a request needs at least this version; False if an earlier one needed it."""
@@ -65,7 +85,8 @@ class Following:
             return self.held != self.pin
         if self.held < 0:
             return True
-        behind = self._newest - self.held
+        newest = self._newest if self._in_memory is None else self._in_memory.version
+        behind = newest - self.held
         return behind > 0 and (behind >= self._reload_every or self._wanted > self.held)
 
     @property

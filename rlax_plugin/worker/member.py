@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import grpc
 
@@ -25,6 +25,7 @@ from rlax_plugin.fleet.deadlines import while_loading
 from rlax_plugin.fleet.package_versions import own_versions
 from rlax_plugin.liveness.machine import own_figures
 from rlax_plugin.ports.capabilities import capabilities_of
+from rlax_plugin.ports.engine_abilities import MemoryReader
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -32,8 +33,9 @@ from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.client import Held, ParameterServerClient
+from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.local_copies import LocalCopies, unseen
+from rlax_plugin.weights.memory_copies import this_machine
 from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.following import Following
 from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
@@ -43,7 +45,6 @@ from rlax_plugin.worker.progress import load_within
 log = logging.getLogger("rlax.worker")
 
 _MAX_DAMAGED = 3  # times that weights may be found damaged, before the fault is this worker's
-_ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked again
 
 PROCESS = uuid.uuid4().hex
 """Distinguishes this process from all others that may ever have its name, or its pid."""
@@ -268,8 +269,11 @@ class Member:
             await client.close()
 
     async def _watch(self, client: ParameterServerClient) -> None:
-        async for version in client.watch():
-            self._versions.seen(version.version)
+        engine = self._engine
+        in_memory = isinstance(engine, MemoryReader) and engine.reads_memory
+        machine = this_machine() if in_memory and self._copies is None else ""
+        async for version in client.watch(machine=machine):
+            self._versions.seen(version)
             self._newer.set()
             if not self._versions.confirmed:
                 self._beat.set()  # whether it is this trainer's, only the controller knows
@@ -284,7 +288,12 @@ class Member:
             incarnation = self._incarnation
             self.loading = True
             try:
-                version = await self._load(client)
+                offered = self._versions.offered
+                if offered is not None and not await self._load_from_memory(offered):
+                    self._versions.decline()
+                    self._newer.set()
+                    continue
+                version = await self._load(client) if offered is None else offered.version
             except DeadlineError as error:
                 if not self._versions.can_go_on:
                     raise
@@ -300,6 +309,15 @@ class Member:
             self._loaded_log.add(version)
             self._beat.set()  # groups go to those that hold the version they need
 
+    async def _load_from_memory(self, version: WeightVersion) -> bool:
+        """Loads a version that has a copy in memory; False if it must be loaded from its path."""
+        try:
+            await self._load_once(version)
+            return True
+        except WeightsError as error:  # whether the weights are damaged, the files will tell
+            log.warning("the copy of version %d in memory is not used: %s", version.version, error)
+            return False
+
     async def _load(self, client: ParameterServerClient) -> int:
         """Loads the newest version, or the pinned one, under a lease.
 
@@ -312,8 +330,10 @@ class Member:
             that this worker is at fault.
         """
         pauses, tries, damaged = Pauses(self._deadlines.weights_s), 0, 0
+        keys = ("startup_s", "weights_s")
+        deadline_s, key = max((getattr(self._deadlines, k), f"rlax.deadlines.{k}") for k in keys)
         while True:
-            async with self._acquire(client) as held:
+            async with client.hold_patiently(self._versions.pin, deadline_s, key) as held:
                 tries += 1
                 version = held.version
                 try:
@@ -367,28 +387,6 @@ class Member:
                 await load_within(self._engine, loading, deadline_s, while_generating=finishes)
             except TimeoutError:
                 raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
-
-    @contextlib.asynccontextmanager
-    async def _acquire(self, client: ParameterServerClient) -> AsyncIterator[Held]:
-        """The newest version, or the pinned one, under a lease.
-
-        A server that is away may come back by itself, or with its trainer.
-        """
-        keys = ("startup_s", "weights_s")
-        deadline_s, key = max((getattr(self._deadlines, key), key) for key in keys)
-        end_s = time.monotonic() + deadline_s
-        async with contextlib.AsyncExitStack() as lease:
-            while True:
-                try:
-                    held = await lease.enter_async_context(client.hold(self._versions.pin))
-                    break
-                except (WeightsError, DeadlineError) as error:
-                    if time.monotonic() > end_s:
-                        what = f"learning from the parameter server which version to load ({error})"
-                        raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from error
-                    log.warning("no weights yet, asking again in %g s: %s", _ACQUIRE_PAUSE_S, error)
-                await asyncio.sleep(_ACQUIRE_PAUSE_S)
-            yield held
 
     async def leave(self) -> None:
         """Leaves the run if it is a member; repeats a quarantine until it is received."""
