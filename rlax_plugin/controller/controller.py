@@ -216,7 +216,7 @@ class Controller(FleetListener):
             await self._supervision.unless_failed(_ended(self._begun))
 
     async def next_batch(self, step: int) -> tuple[TrainBatch, StepStats]:
-        """Waits for the batch of a step; it is on disk when this returns."""
+        """Waits for the batch of a step; see ``Flow.batch``."""
         with self.generation.dispatcher.backlog.waited_for():
             return await self._flow.batch(step)
 

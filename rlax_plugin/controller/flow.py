@@ -7,8 +7,10 @@ make the decisions, which ``RunHistory`` applies and records.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.controller.buffer import Buffer
@@ -178,7 +180,8 @@ class Flow:
         """Returns the batch of ``step``, oldest issued group first, and the step's statistics.
 
         A batch that an earlier process committed is returned unchanged. A new one gets its
-        advantages, which may depend on all of its groups, and is committed before it is returned.
+        advantages, which may depend on all of its groups, and is committed while it trains: what
+        the step makes must not be shown to anyone before ``StepStats.committed`` is done.
 
         Raises:
           RlaxError: the error that made the flow fail.
@@ -210,9 +213,8 @@ class Flow:
         self._trips.end_older(self._issuing.oldest_version)
         self.wake()
         began_s = time.perf_counter()
-        await self._history.commit(batch)
-        stats.commit_s = (ended_s := time.perf_counter()) - began_s
-        stats.spans.append(Span("controller", "writes the batch", began_s, ended_s))
+        stats.committed = self._history.commit(batch)
+        stats.committed.add_done_callback(functools.partial(_note_commit, stats, began_s))
         return batch, stats
 
     async def _change(self) -> None:
@@ -232,3 +234,10 @@ class Flow:
         # Recorded batches are trained again, or the trainer has published nothing: nothing is new.
         position = Commit(0, START, ()) if self._recorded is None else self._recorded.position
         return position, self.run_state.state()
+
+
+def _note_commit(stats: StepStats, began_s: float, committed: Future[Commit]) -> None:
+    """Notes how long a commit took; called on the recorder's thread."""
+    del committed
+    stats.commit_s = (ended_s := time.perf_counter()) - began_s
+    stats.spans.append(Span("controller", "writes the batch", began_s, ended_s))

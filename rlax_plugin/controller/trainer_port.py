@@ -109,10 +109,24 @@ class ControllerPort(TrainerPort):
     def canary_tokens(self) -> np.ndarray:
         return self._canary_tokens
 
+    def _committed(self) -> None:
+        """Returns once the batch is on disk: nobody may see what comes of it before."""
+        if self._current is None or (committed := self._current[1].committed) is None:
+            return
+        weights_s = self._section.deadlines.weights_s
+        try:
+            committed.result(weights_s)
+        except TimeoutError:
+            if committed.done():
+                raise
+            what = f"writing the batch of step {self._current[0].step}"
+            raise DeadlineError(what, weights_s, "rlax.deadlines.weights_s") from None
+
     def take(self, weights: NewWeights) -> None:
         started = time.perf_counter()
         weights_s = self._section.deadlines.weights_s
         ends = ends_at("rlax.deadlines.weights_s", weights_s)
+        self._committed()
         self.activity.begins(f"handing over version {weights.step} to the publisher", ends)
         self._publisher.publish(weights)
         self._times.publish_s = (ended := time.perf_counter()) - started
@@ -143,6 +157,7 @@ class ControllerPort(TrainerPort):
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._current is None:
             raise TrainingError(f"step {step} ended without a batch")
+        self._committed()
         now = time.perf_counter()
         self.activity.begins(f"ending step {step}")
         self._times.train_s = now - self._batch_at_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ class StepStats:
     last_generated_s: float = -math.inf
     reward_s: float = 0.0  # summed over groups, which are scored side by side
     commit_s: float = 0.0  # until the batch was on disk
+    committed: Future[Any] | None = None  # done then; None: it was on disk before
     spans: list[Span] = field(default_factory=list)  # of time.perf_counter
     stage: int | None = None  # stages of rlax.curation.stages that are over; None: there are none
 

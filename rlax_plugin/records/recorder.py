@@ -109,20 +109,20 @@ class Recorder:
         self._flush_now()
         await self.call(lambda: None)
 
-    async def commit(self, step: int, batch: TrainBatch | None) -> Commit:
-        """Writes a segment with everything that was added so far to disk, before it returns.
+    def commit(self, step: int, batch: TrainBatch | None) -> Future[Commit]:
+        """Begins to write a segment with everything that was added so far.
+
+        It cannot be cancelled: what comes after it must be written after it. An error is given to
+        ``on_error`` as well.
 
         Args:
           step: step of the batch; without a batch, the next step.
           batch: the batch that trains at ``step``; None commits no batch.
 
-        Raises:
-          RlaxError: the segment cannot be written.
+        Returns:
+          Done once the segment is on disk; its error is an RlaxError if it cannot be written.
         """
-        taken = self._taken()
-        # Whoever waits may give up; what was taken must be written before what comes after it.
-        work = self._submit(self._commit, taken, step, batch)
-        return await asyncio.shield(asyncio.wrap_future(work))
+        return self._submit(self._commit, self._taken(), step, batch)
 
     async def call[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a function on the recorder's thread, after everything that was added or committed.

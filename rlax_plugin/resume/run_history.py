@@ -5,7 +5,9 @@ So the run state is always the sum of the recorded events.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records import events as ev
@@ -25,6 +27,7 @@ class RunHistory:
     def __init__(self, run_state: RunState, recorder: Recorder):
         self.run_state, self._recorder = run_state, recorder
         self.stats = StepStats()
+        self._committing: list[Future[Commit]] = []  # whose groups have no segment yet
 
     @property
     def open(self) -> Mapping[int, Open]:
@@ -72,13 +75,19 @@ class RunHistory:
         stats.stage = self.run_state.stage
         return stats
 
-    async def commit(self, batch: TrainBatch) -> None:
-        """Commits a batch with all events before it; on disk when it returns.
+    def commit(self, batch: TrainBatch) -> Future[Commit]:
+        """Begins to commit a batch with all events before it; see ``Recorder.commit``."""
+        committed = self._recorder.commit(batch.step, batch)
+        self._committing.append(committed)
+        asyncio.wrap_future(committed).add_done_callback(
+            lambda done: self._committed(committed, done)
+        )
+        return committed
 
-        Raises:
-          RlaxError: it cannot be written.
-        """
-        self._remember(await self._recorder.commit(batch.step, batch))
+    def _committed(self, committed: Future[Commit], done: asyncio.Future[Commit]) -> None:
+        self._committing.remove(committed)
+        if not done.cancelled() and done.exception() is None:
+            self._remember(done.result())
 
     async def commit_state(self) -> tuple[Commit, Saved]:
         """Commits all events so far, without a batch.
@@ -87,9 +96,13 @@ class RunHistory:
           The segment, and the run state at its end.
         """
         saved = self.run_state.state()  # now: while the segment is written, more may happen
-        commit = await self._recorder.commit(self.next_step, None)
+        earlier = list(self._committing)
+        committed = self._recorder.commit(self.next_step, None)
+        commit = await asyncio.shield(asyncio.wrap_future(committed))
         self._remember(commit)
-        kept = dict.fromkeys(map(str, commit.kept), commit.number)
+        # The recorder writes one after another: those before are on disk as well.
+        written = [*(one.result(0) for one in earlier), commit]
+        kept = {str(group): one.number for one in written for group in one.kept}
         ready = saved.document["ready"]
         saved.document["ready"] = {g: segment or kept[g] for g, segment in ready.items()}
         return commit, saved

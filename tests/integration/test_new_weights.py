@@ -19,6 +19,7 @@ SETTINGS = (
     "rlax.objective.old_policy=proximal",
     "rlax.rollouts.max_new_tokens=12",
     "rlax.rollouts.engine.token_s=0.02",
+    "rlax.rollouts.engine.reads_memory=true",
     "rlax.rollouts.progress_s=0.02",
     "rlax.evaluation.problems=2",
 )

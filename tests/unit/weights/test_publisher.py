@@ -11,12 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.errors import (
+    DeadlineError,
+    WeightsError,
+    WeightsUnreadableError,
+    WeightsUnwritableError,
+)
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import BASE, Canary, WeightVersion
+from rlax_plugin.weights.memory_copies import MemoryCopies, read
 from rlax_plugin.weights.publisher import Publisher, by_one_host
 
 ARRAYS = {"w": np.arange(4, dtype=np.float32)}
@@ -42,7 +49,10 @@ class Announcer:
     """A parameter server that does what a test wants when a version is to become visible."""
 
     def __init__(self, announce):
-        self._announce, self.paths = announce, []
+        self._announce, self.paths, self.offered = announce, [], []
+
+    async def offer(self, version):
+        self.offered.append(version)
 
     async def writing(self, path):
         self.paths.append(path)
@@ -68,7 +78,7 @@ def make(loop):
     """Makes publishers, which are closed at the end: their threads wait for work until then."""
     made: list[Publisher] = []
 
-    def make(store, announce=None, deadline_s=60.0):
+    def make(store, announce=None, deadline_s=60.0, copies=None):
         seen: list[WeightVersion] = []
         failures = Failures()
         publisher = Publisher(
@@ -79,6 +89,7 @@ def make(loop):
             on_published=seen.append,
             failures=failures,
             deadline_s=deadline_s,
+            copies=copies,
         )
         made.append(publisher)
         return publisher, seen, failures.errors, failures.told
@@ -289,3 +300,42 @@ def test_closing_repeats_no_save(make, monkeypatch):
     publisher.publish(weights(7))
     publisher.close()  # returns long before the first pause is over
     assert len(store.tried) == 1
+
+
+def test_a_version_is_offered_in_memory_before_it_is_written_but_for_the_first(make):
+    gate, announcer = threading.Event(), Announcer(None)
+    publisher, seen, errors, _ = make(store := Store(), announcer, copies=MemoryCopies(100))
+    publisher.publish(weights(3))
+    publisher.wait()
+    assert announcer.offered == [] and [v.version for v in seen] == [3]
+    store.gate = gate
+    publisher.publish(weights(4))
+    wait_until(lambda: len(seen) == 2, "version 4 is told")
+    assert len(store.paths) == 1  # that of version 3: this one is not written yet
+    (offered,) = announcer.offered
+    (part,) = offered.parts
+    assert offered.version == 4 and offered.in_memory and not seen[0].in_memory
+    assert read(part.memory, part.tensors)["w"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    gate.set()
+    publisher.wait()
+    assert store.paths[1] == part.path and len(seen) == 2 and not errors
+    publisher.publish(NewWeights(5, {BASE: np_arrays(26)}, None))  # too large
+    publisher.wait()
+    assert len(announcer.offered) == 1 and [v.version for v in seen] == [3, 4, 5]
+    with pytest.raises(WeightsUnreadableError, match="cannot be read"):
+        read(part.memory, part.tensors)
+
+
+def np_arrays(count):
+    return {"w": np.arange(count, dtype=np.float32)}
+
+
+def test_a_version_that_was_offered_and_cannot_be_written_ends_the_run(make):
+    publisher, seen, errors, told = make(store := Store(), copies=MemoryCopies(100))
+    publisher.publish(weights(0))
+    publisher.wait()
+    store.error = WeightsError("no space left")
+    publisher.publish(weights(1))
+    assert told.wait(60) and [v.version for v in seen] == [0, 1] and str(errors[0]) == "no space left"
+    with pytest.raises(WeightsError, match="no space left"):
+        publisher.wait()
