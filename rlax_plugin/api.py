@@ -29,8 +29,6 @@ from rlax_plugin.errors import (
     WorkerError,
     alternatives,
 )
-
-# Trackers.
 from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig, require
 
 # Objectives.
@@ -61,6 +59,7 @@ from rlax_plugin.ports.engine_abilities import (
     ClosableEngine,
     ExampleProvider,
     GreedyDecoder,
+    MemoryReader,
     PreparableEngine,
     PreparationReporter,
     ProgressReporter,
@@ -251,6 +250,7 @@ __all__ = [
     "Limits",
     "Loaded",
     "LossTerm",
+    "MemoryReader",
     "MessageEncoder",
     "ModelConverter",
     "ModelExporter",

@@ -257,8 +257,7 @@ class JetstreamEngine(RolloutEngine):
         for job in complete:
             job.deliver(job.samples)
 
-    services = (SERVICE,)
-    reads_memory = True  # by ``read_weights``
+    services, reads_memory = (SERVICE,), True
 
     @staticmethod
     def add_services(server: Any, engine: JetstreamEngine) -> Future[None]:
@@ -284,14 +283,14 @@ class JetstreamEngine(RolloutEngine):
         if self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
 
-    # ----------------------------------- on other threads; what is above, on the event loop
+    # --- on other threads; what is above, on the event loop
 
     def _read(self, version: WeightVersion) -> Loaded:
         from rlax_plugin.api import fingerprint
 
         slots, made_by = self._ready.result(), self._fingerprint or fingerprint
-        used, like = self._swaps.used, slots.variables_like()
-        loaded = read_weights(version, self._store, like, fingerprint=None, held=used)
+        like, held = slots.variables_like(), self._swaps.used
+        loaded = read_weights(version, self._store, like, fingerprint=None, held=held)
         return laid_out(loaded, slots, made_by, self._discard)
 
     def _discard(self, arrays: Arrays) -> None:

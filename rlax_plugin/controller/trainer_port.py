@@ -110,7 +110,7 @@ class ControllerPort(TrainerPort):
         return self._canary_tokens
 
     def _committed(self) -> None:
-        """Returns once the batch is on disk: nobody may see what comes of it before."""
+        """Returns once the batch is on disk; the results of its step must not be seen before."""
         if self._current is None or (committed := self._current[1].committed) is None:
             return
         weights_s = self._section.deadlines.weights_s

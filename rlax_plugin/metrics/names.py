@@ -261,7 +261,7 @@ STAGES: tuple[Stage, ...] = (
                 "time to write the last weight version that is in the store, in parallel to "
                 "training; it may be that of an earlier step",
             ),
-            ("commit_s", "s", "time to write the batch and its events to the journal on disk"),
+            ("commit_s", "s", "time to write the batch and its events to disk, beside training"),
             (
                 "generate_s",
                 "s",

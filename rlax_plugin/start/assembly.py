@@ -52,8 +52,8 @@ from rlax_plugin.start.running import Running
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept_versions import listed_versions, record_versions
-from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.memory_copies import MemoryCopies
+from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.publisher import PartWriter, Publisher, by_one_host
 from rlax_plugin.weights.shared_writes import SharedWrites, shared_writer
 
@@ -210,10 +210,16 @@ class _Assembly:
             failures=self._supervision,
             deadline_s=s.deadlines.weights_s,
             pace=generation.pace,
-            copies=memory_copies(s) if leader is None else None,
+            copies=self._memory_copies() if leader is None else None,
             on_published=controller.published,
         )
         return Assembled(controller, publisher, leader)
+
+    def _memory_copies(self) -> MemoryCopies | None:
+        """Makes copies of weights in memory, if this process has the parameter server."""
+        weights = self._section.weights
+        embedded = weights.parameter_server == "embedded"
+        return MemoryCopies(weights.memory_mib << 20) if embedded and weights.memory_mib else None
 
     def _leader(self) -> Leader | None:
         s, place = self._section, self._builder.context.hosts
@@ -318,10 +324,3 @@ async def assemble(
       RlaxError: a part did not start.
     """
     return await _Assembly(setup, trainer, observers, running, prompts, observed).controller()
-
-
-def memory_copies(section: RlaxSection) -> MemoryCopies | None:
-    """Makes copies of weights in memory, which only the parameter server in this process offers."""
-    most_mib = section.weights.memory_mib
-    embedded = section.weights.parameter_server == "embedded"
-    return MemoryCopies(most_mib << 20) if embedded and most_mib else None

@@ -3,7 +3,7 @@
 A part of a version is copied into a file that exists in memory only (``memfd_create``), whose
 content is sealed. A reader opens it through the descriptor of the process that has it, and maps it:
 all readers of a machine share the same memory, and on CPUs JAX's arrays use it without a copy. The
-system frees it when nobody has it any more, so a killed process leaves nothing behind. The bytes
+system frees it when no process has it any more, so a killed one leaves nothing behind. The bytes
 have no checksum: they passed no disk and no network, and the fingerprints cover all of them.
 """
 
@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -57,7 +57,7 @@ class MemoryCopies:
     def add(self, arrays: Mapping[str, Any]) -> MemoryCopy | None:
         """Copies arrays, in place of those before; copies from devices.
 
-        A process that has begun to read the former copy can read it to its end.
+        A process that has begun to read the copy before can read it to its end.
 
         Args:
           arrays: name -> array of this process's host or devices.
@@ -89,13 +89,13 @@ def _write(descriptor: int, arrays: Mapping[str, Any]) -> MemoryCopy:
     token = secrets.token_bytes(16)
     os.pwrite(descriptor, token, 0)
     hosted = {name: np.asarray(array) for name, array in arrays.items()}
-    end = _ALIGNED
-    for name, start, end in _places({name: array.nbytes for name, array in hosted.items()}):
+    places = list(_places({name: array.nbytes for name, array in hosted.items()}))
+    for name, start, _ in places:
         raw = memoryview(np.ascontiguousarray(hosted[name]).reshape(-1).view(np.uint8))
         while raw:
             written = os.pwrite(descriptor, raw[:_MOST_WRITTEN], start)
             raw, start = raw[written:], start + written
-    os.ftruncate(descriptor, end)
+    os.ftruncate(descriptor, _size(places))
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals() | fcntl.F_SEAL_SEAL)
     return MemoryCopy(os.getpid(), descriptor, token)
 
@@ -107,6 +107,10 @@ def _places(sizes: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
         start = -(-end // _ALIGNED) * _ALIGNED
         end = start + sizes[name]
         yield name, start, end
+
+
+def _size(places: Sequence[tuple[str, int, int]]) -> int:
+    return places[-1][2] if places else _ALIGNED
 
 
 def _seals() -> int:
@@ -128,7 +132,7 @@ def read(copy: MemoryCopy, tensors: Mapping[str, TensorSpec]) -> dict[str, np.nd
     """
     path = f"/proc/{copy.pid}/fd/{copy.descriptor}"
     places = list(_places({name: spec.nbytes for name, spec in tensors.items()}))
-    size = places[-1][2] if places else _ALIGNED
+    size = _size(places)
     try:
         # Whatever a message calls a copy: opening it must neither wait nor do anything.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

@@ -61,8 +61,9 @@ class Announcer(Protocol):
     """The part of a parameter server that a publisher calls, on the event loop."""
 
     async def offer(self, version: WeightVersion) -> None:
-        """Shows a version that has copies in memory to workers on this machine, before it is
-        written; only called if the publisher makes such copies.
+        """Shows an unwritten version that has a copy in memory to workers on this machine.
+
+        It is only called if the publisher makes such copies.
         """
         ...
 

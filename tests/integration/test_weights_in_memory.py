@@ -32,31 +32,32 @@ def offer(copies: MemoryCopies, written: WeightVersion) -> WeightVersion:
 def test_only_readers_on_this_machine_are_told_of_a_version_before_it_is_written():
     async def main():
         copies = MemoryCopies(1000)
-        async with serving(Deleted(), published_in=None) as (service, address):
-            async with client_of(address) as near, client_of(address) as far:
-                async with (
-                    aclosing(near.watch(machine=this_machine())) as here,
-                    aclosing(far.watch(machine=this_machine() + "0")) as there,
-                ):
-                    await service.publish(version(0), restart=True)
-                    assert await anext(here) == await anext(there) == version(0)
-                    offered = offer(copies, version(1))
-                    await service.offer(offered)
-                    told = await anext(here)
-                    assert told.in_memory and told.parts[0].memory == offered.parts[0].memory
-                    assert await near.latest() == version(0)
-                    with pytest.raises(WeightsError, match="requested version 1; available: 0"):
-                        async with near.acquire(1):
-                            pass
-                    news = asyncio.ensure_future(anext(there))
-                    await asyncio.sleep(0.05)
-                    assert not news.done()
-                    await service.publish(version(1))
-                    written = await anext(here)
-                    assert written == await news == version(1) and not written.in_memory
-                    # One that is written already is not told again.
-                    await service.publish(version(2))
-                    assert (await anext(here)).version == (await anext(there)).version == 2
+        async with (
+            serving(Deleted(), published_in=None) as (service, address),
+            client_of(address) as near,
+            client_of(address) as far,
+            aclosing(near.watch(machine=this_machine())) as here,
+            aclosing(far.watch(machine=this_machine() + "0")) as there,
+        ):
+            await service.publish(version(0), restart=True)
+            assert await anext(here) == await anext(there) == version(0)
+            offered = offer(copies, version(1))
+            await service.offer(offered)
+            told = await anext(here)
+            assert told.in_memory and told.parts[0].memory == offered.parts[0].memory
+            assert await near.latest() == version(0)
+            with pytest.raises(WeightsError, match="requested version 1; available: 0"):
+                async with near.acquire(1):
+                    pass
+            news = asyncio.ensure_future(anext(there))
+            await asyncio.sleep(0.05)
+            assert not news.done()
+            await service.publish(version(1))
+            written = await anext(here)
+            assert written == await news == version(1) and not written.in_memory
+            # One that is written already is not told again.
+            await service.publish(version(2))
+            assert (await anext(here)).version == (await anext(there)).version == 2
         copies.close()
 
     run(main())
@@ -69,11 +70,13 @@ def test_an_offer_of_an_earlier_trainer_process_is_void():
             await service.publish(version(0), restart=True)
             await service.offer(offer(copies, version(5)))
             await service.publish(version(3), restart=True)
-            async with client_of(address) as client:
-                async with aclosing(client.watch(machine=this_machine())) as news:
-                    assert await anext(news) == version(3)
-                    await service.publish(version(4))
-                    assert await anext(news) == version(4)
+            async with (
+                client_of(address) as client,
+                aclosing(client.watch(machine=this_machine())) as news,
+            ):
+                assert await anext(news) == version(3)
+                await service.publish(version(4))
+                assert await anext(news) == version(4)
         copies.close()
 
     run(main())

@@ -336,6 +336,8 @@ def test_a_version_that_was_offered_and_cannot_be_written_ends_the_run(make):
     publisher.wait()
     store.error = WeightsError("no space left")
     publisher.publish(weights(1))
-    assert told.wait(60) and [v.version for v in seen] == [0, 1] and str(errors[0]) == "no space left"
+    assert (
+        told.wait(60) and [v.version for v in seen] == [0, 1] and str(errors[0]) == "no space left"
+    )
     with pytest.raises(WeightsError, match="no space left"):
         publisher.wait()
