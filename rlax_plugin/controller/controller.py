@@ -34,6 +34,8 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.resume.past_steps import past_steps
+from rlax_plugin.resume.past_steps import saved as saved_steps
 from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.retention import Retaining
 from rlax_plugin.resume.snapshots import snapshot, write_snapshot
@@ -128,7 +130,8 @@ class Controller(FleetListener):
         self._timeline = Timeline(generation.fleet, records.spans)
         self._results = Results(records.recorder, setup.files)
         self._figures = StepFigures(self.section, generation, setup.schedules)
-        self.stats = RunStats({GAP: self.section.objective.max_gap_steps})
+        self._kept = {GAP: self.section.objective.max_gap_steps}
+        self.stats = RunStats(self._kept)
         self.before: Evaluated | None = None
         self.machine: dict[str, float] = {}
         self._begun: asyncio.Task[None] | None = None  # once there are weights
@@ -314,6 +317,7 @@ class Controller(FleetListener):
     async def snapshot(self, unfinished: FinishedStep) -> None:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
         observers = self._observers.state()  # of the same moment as the run state
+        earlier = saved_steps(self.stats, self._metrics)
         commit, saved = await self._flow.commit()
         metrics = await self._figures.so_far(unfinished)
         step = unfinished.step
@@ -323,7 +327,7 @@ class Controller(FleetListener):
                 f"{saved.document['next_step'] - 1} was the last: no run could be resumed from it"
             )
         where = (step, commit.number, commit.checksum)
-        document = snapshot(*where, saved.document, metrics, observers)
+        document = snapshot(*where, saved.document, metrics, observers, earlier)
         reached(FaultPoint.SNAPSHOT_BEGUN)
         await self._recorder.call(self._save, document, saved.rates)
         self._supervision.spawn(self._remove_what_is_not_kept())
@@ -356,7 +360,6 @@ class Controller(FleetListener):
 
     async def _recover(self, step: int) -> Recovery:
         """Returns to the trainer's checkpoint of ``step``; recorded later steps train again."""
-        known = await self._recorder.call(self._metrics.rewind, step)
         recovery = await self._recorder.call(
             Recovery,
             step,
@@ -365,17 +368,18 @@ class Controller(FleetListener):
             ledger=self._ledger,
             recorder=self._recorder,
         )
-        if step and step not in {metrics["step"] for metrics in known}:
-            # Killed between the checkpoint and the report of its step.
-            self._metrics.add(step, recovery.metrics)
-            known.append(recovery.metrics)
+        past = await self._recorder.call(
+            past_steps,
+            step,
+            recovery.earlier_steps,
+            self._metrics,
+            self._kept,
+            recovery.metrics,
+        )
+        self.stats.begin_after(past.stats)
         self._observers.restore(recovery.observers)
         if self._observers.last_step < step:  # its end was told, if at all, after the snapshot
-            metrics = {k: v for k, v in known[-1].items() if k != "step"}
-            self._observers.notify_again("step_end", step=step, metrics=metrics)
-        for metrics in known:
-            self.stats.add({k: v for k, v in metrics.items() if k != "step"})
-        self.stats.earlier = len(known)
+            self._observers.notify_again("step_end", step=step, metrics=past.last)
         if recovery.anything:
             self.dashboard.message(f"resuming after step {step}")
         if recovery.last_step is not None:
