@@ -197,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--axis", choices=AXES, action="append")
     parser.add_argument("--most", type=int, default=4096, help="largest number of groups of a step")
+    parser.add_argument("--groups", type=int, help="of a step on the axis of workers")
     parser.add_argument("--label", default="now")
     parser.add_argument("--steps", type=int, help="that are measured, instead of the case's own")
     parser.add_argument("--counts", action="store_true", help="count calls and jumps; slower")
@@ -215,6 +216,8 @@ def main() -> None:
             if case.groups > given.most:
                 continue
             one = replace(case, steps=given.steps or case.steps, counts=given.counts)
+            if axis == "workers" and given.groups:
+                one = replace(one, groups=given.groups)
             load, *_ = os.getloadavg()
             found = {
                 "label": given.label,
