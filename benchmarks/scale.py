@@ -65,6 +65,7 @@ class Case:
         if self.batches != "rows":
             layout = {"rows": self.groups * SAMPLES // 2, "sequences_per_row": 4}
         if self.batches == "tokens":
+            layout["rows"] *= 2  # enough if all samples are long
             layout["tokens"] = self.groups * SAMPLES * self.tokens * 3 // 4
         return {
             "run_name": "scale",
@@ -213,11 +214,11 @@ def main() -> None:
         return
     for axis in given.axis or AXES:
         for case in AXES[axis]:
-            if case.groups > given.most:
-                continue
             one = replace(case, steps=given.steps or case.steps, counts=given.counts)
             if axis == "workers" and given.groups:
                 one = replace(one, groups=given.groups)
+            if one.groups > given.most:
+                continue
             load, *_ = os.getloadavg()
             found = {
                 "label": given.label,

@@ -62,4 +62,4 @@ class StepFigures:
         used = self._slot_use.take(self._generation.fleet.workers.values())
         self._replaced_before = self._generation.rewards.replaced
         self._played_before = replace(self._generation.rewards.played)
-        return await computed | others | used
+        return {**await computed, **others, **used}
