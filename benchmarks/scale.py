@@ -65,6 +65,7 @@ class Case:
         if self.batches != "rows":
             layout = {"rows": self.groups * SAMPLES // 2, "sequences_per_row": 4}
         if self.batches == "tokens":
+            layout["rows"] *= 2  # enough if all samples are long
             layout["tokens"] = self.groups * SAMPLES * self.tokens * 3 // 4
         return {
             "run_name": "scale",
@@ -197,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--axis", choices=AXES, action="append")
     parser.add_argument("--most", type=int, default=4096, help="largest number of groups of a step")
+    parser.add_argument("--groups", type=int, help="of a step on the axis of workers")
     parser.add_argument("--label", default="now")
     parser.add_argument("--steps", type=int, help="that are measured, instead of the case's own")
     parser.add_argument("--counts", action="store_true", help="count calls and jumps; slower")
@@ -212,9 +214,11 @@ def main() -> None:
         return
     for axis in given.axis or AXES:
         for case in AXES[axis]:
-            if case.groups > given.most:
-                continue
             one = replace(case, steps=given.steps or case.steps, counts=given.counts)
+            if axis == "workers" and given.groups:
+                one = replace(one, groups=given.groups)
+            if one.groups > given.most:
+                continue
             load, *_ = os.getloadavg()
             found = {
                 "label": given.label,

@@ -99,12 +99,14 @@ class TurnNormalised(Section):
         returns_nk = advantages_of(outcomes, np.zeros(rewards_nk.shape), self.gamma, 1.0)
         found_nk = np.zeros(returns_nk.shape)
         columns = range(returns_nk.shape[1]) if self.among == "same_turn" else [slice(None)]
-        for group in np.unique(outcomes.group_n):
-            members_nk = there_nk & (outcomes.group_n == group)[:, None]
+        for members_g in outcomes.members:
+            there_gk, returns_gk = there_nk[members_g], returns_nk[members_g]
+            found_gk = np.zeros(returns_gk.shape)
             for column in columns:
-                compared_nk = np.zeros_like(there_nk)
-                compared_nk[:, column] = members_nk[:, column]
-                found_nk[compared_nk] = self._normalised(returns_nk[compared_nk])
+                compared_gk = np.zeros_like(there_gk)
+                compared_gk[:, column] = there_gk[:, column]
+                found_gk[compared_gk] = self._normalised(returns_gk[compared_gk])
+            found_nk[members_g] = found_gk
         return of_tokens(found_nk, outcomes)
 
     def _normalised(self, returns: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.concurrency.supervision import Supervision
@@ -14,6 +14,7 @@ from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.limits import GAP, gap_error
 from rlax_plugin.controller.observers import Observers
+from rlax_plugin.controller.step_figures import StepFigures
 from rlax_plugin.controller.timeline import Timeline
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
@@ -23,9 +24,8 @@ from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.metrics.run_stats import RunStats
-from rlax_plugin.metrics.slot_use import SlotUse
 from rlax_plugin.metrics.spans import SpansFile
-from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
+from rlax_plugin.metrics.step import FinishedStep, StepStats
 from rlax_plugin.metrics.waiting import ASSUME
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.pass_rates.pass_rate_table import RateColumns
@@ -34,10 +34,11 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.resume.past_steps import past_steps
+from rlax_plugin.resume.past_steps import saved as saved_steps
 from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.retention import Retaining
 from rlax_plugin.resume.snapshots import snapshot, write_snapshot
-from rlax_plugin.rewards.play_jobs import PlayCounts
 from rlax_plugin.types import EMPTY, Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.fingerprint import digest
 
@@ -128,13 +129,13 @@ class Controller(FleetListener):
         self._spans = records.spans
         self._timeline = Timeline(generation.fleet, records.spans)
         self._results = Results(records.recorder, setup.files)
-        self._slot_use = SlotUse()
-        self.stats = RunStats({GAP: self.section.objective.max_gap_steps})
+        self._figures = StepFigures(self.section, generation, setup.schedules)
+        self._kept = {GAP: self.section.objective.max_gap_steps}
+        self.stats = RunStats(self._kept)
         self.before: Evaluated | None = None
         self.machine: dict[str, float] = {}
         self._begun: asyncio.Task[None] | None = None  # once there are weights
-        self._replaced_before = 0  # reward processes, at the last step's end
-        self._played_before = PlayCounts()  # episodes, at the last step's end
+        self._ending: asyncio.Task[None] | None = None  # of the newest finished step
 
     @property
     def ready(self) -> str:
@@ -217,16 +218,23 @@ class Controller(FleetListener):
 
     async def next_batch(self, step: int) -> tuple[TrainBatch, StepStats]:
         """Waits for the batch of a step; see ``Flow.batch``."""
+        await self._steps_ended()
         with self.generation.dispatcher.backlog.waited_for():
             return await self._flow.batch(step)
 
     def step_finished(self, done: FinishedStep) -> None:
-        """Takes a finished step: metrics, records, display."""
+        """Takes a finished step; its metrics are computed before the next one begins."""
+        self._ending = self._supervision.spawn(self._end(done))
+
+    async def _steps_ended(self) -> None:
+        """Waits until all finished steps are recorded."""
+        if self._ending is not None:
+            await self._supervision.unless_failed(_ended(self._ending))
+
+    async def _end(self, done: FinishedStep) -> None:
+        """Ends a step: metrics, records, display."""
         machine, self.machine = self.machine, {}
-        metrics = self._step_metrics(done) | self.periodic.take_metrics() | machine
-        metrics |= self._slot_use.take(self.fleet.workers.values())
-        self._replaced_before = self.generation.rewards.replaced
-        self._played_before = replace(self.generation.rewards.played)
+        metrics = await self._figures.take(done, self.periodic.take_metrics() | machine)
         self._tell_stage(done.step, metrics)
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)
@@ -250,20 +258,6 @@ class Controller(FleetListener):
     def _track(self, step: int, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:
             tracker.log(step, metrics)
-
-    def _step_metrics(self, done: FinishedStep) -> dict[str, float]:
-        played = self.generation.rewards.played.since(self._played_before)
-        scaler = self.generation.scaler
-        return step_metrics(
-            done,
-            self.section,
-            workers=len(self.fleet.workers),
-            wanted=None if scaler is None else scaler.wanted,
-            replaced=self.generation.rewards.replaced - self._replaced_before,
-            played=played if self.section.several_turns else None,
-            figures=[worker.figures for worker in self.fleet.workers.values()],
-            schedules=self._setup.schedules,
-        )
 
     # --- evaluation ----------------------------------------------------------------------------
 
@@ -313,6 +307,7 @@ class Controller(FleetListener):
           RlaxError: the run has failed meanwhile.
         """
         self._flow.end()  # what is still under way will not train, and cannot fail the run
+        await self._steps_ended()
         await self._supervision.unless_failed(self._end_periodic(stopped=stopped))
         # A run with nothing left to train may still be waiting for its first worker.
         await self.begun()
@@ -322,8 +317,9 @@ class Controller(FleetListener):
     async def snapshot(self, unfinished: FinishedStep) -> None:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
         observers = self._observers.state()  # of the same moment as the run state
+        earlier = saved_steps(self.stats, self._metrics)
         commit, saved = await self._flow.commit()
-        metrics = self._step_metrics(unfinished)
+        metrics = await self._figures.so_far(unfinished)
         step = unfinished.step
         if saved.document["next_step"] != step + 1:
             raise TrainingError(
@@ -331,7 +327,7 @@ class Controller(FleetListener):
                 f"{saved.document['next_step'] - 1} was the last: no run could be resumed from it"
             )
         where = (step, commit.number, commit.checksum)
-        document = snapshot(*where, saved.document, metrics, observers)
+        document = snapshot(*where, saved.document, metrics, observers, earlier)
         reached(FaultPoint.SNAPSHOT_BEGUN)
         await self._recorder.call(self._save, document, saved.rates)
         self._supervision.spawn(self._remove_what_is_not_kept())
@@ -364,7 +360,6 @@ class Controller(FleetListener):
 
     async def _recover(self, step: int) -> Recovery:
         """Returns to the trainer's checkpoint of ``step``; recorded later steps train again."""
-        known = await self._recorder.call(self._metrics.rewind, step)
         recovery = await self._recorder.call(
             Recovery,
             step,
@@ -373,17 +368,18 @@ class Controller(FleetListener):
             ledger=self._ledger,
             recorder=self._recorder,
         )
-        if step and step not in {metrics["step"] for metrics in known}:
-            # Killed between the checkpoint and the report of its step.
-            self._metrics.add(step, recovery.metrics)
-            known.append(recovery.metrics)
+        past = await self._recorder.call(
+            past_steps,
+            step,
+            recovery.earlier_steps,
+            self._metrics,
+            self._kept,
+            recovery.metrics,
+        )
+        self.stats.begin_after(past.stats)
         self._observers.restore(recovery.observers)
         if self._observers.last_step < step:  # its end was told, if at all, after the snapshot
-            metrics = {k: v for k, v in known[-1].items() if k != "step"}
-            self._observers.notify_again("step_end", step=step, metrics=metrics)
-        for metrics in known:
-            self.stats.add({k: v for k, v in metrics.items() if k != "step"})
-        self.stats.earlier = len(known)
+            self._observers.notify_again("step_end", step=step, metrics=past.last)
         if recovery.anything:
             self.dashboard.message(f"resuming after step {step}")
         if recovery.last_step is not None:

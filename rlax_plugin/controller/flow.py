@@ -31,7 +31,9 @@ from rlax_plugin.resume.recorded_batches import RecordedBatches
 from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.resume.run_state import RunState, Saved
-from rlax_plugin.types import Judged, Rejected, Request, ScoredGroup, TrainBatch, group_of
+from rlax_plugin.types import Judged, Rejected, Request, TrainBatch, group_of
+
+_MOST_AT_ONCE = 512  # samples whose advantages are computed on the event loop: a few milliseconds
 
 
 class Flow:
@@ -199,13 +201,12 @@ class Flow:
             return batch, stats
         if step != self._history.next_step:
             raise TrainingError(f"asked for step {step}, next is {self._history.next_step}")
-        while (chosen := await self._chosen(step)) is None:
+        while (batch := await self._complete(step)) is None:
             if self.show_first is not None:
                 self.show_first(self._buffer.ready)
             await self._changed.wait()
         self.show_first = None
-        batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen, step))
-        ids = tuple(group.id for group in chosen)
+        ids = tuple(group.id for group in batch.groups)
         staleness = step - self._buffer.groups.oldest_version(ids)
         self._history.note(ev.Trained(step, ids, staleness))
         stats = self._history.take_stats()
@@ -221,11 +222,25 @@ class Flow:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _chosen(self, step: int) -> tuple[ScoredGroup, ...] | None:
-        self._changed.clear()
-        if self._buffer.drop_stale(step):
-            self.wake()
-        return await self._buffer.batch()
+    async def _complete(self, step: int) -> TrainBatch | None:
+        """Returns the batch of ``step`` with its advantages; None while groups of it are missing.
+
+        The advantages of a large batch are computed on another thread. If some of its groups are
+        dropped meanwhile, the batch is chosen again.
+        """
+        while True:
+            self._changed.clear()
+            if self._buffer.drop_stale(step):
+                self.wake()
+            if (chosen := await self._buffer.batch()) is None:
+                return None
+            asked = self._advantage_slot, chosen, step
+            if sum(len(group.episodes) for group in chosen) > _MOST_AT_ONCE:
+                found = await asyncio.to_thread(advantages.of_groups, *asked)
+            else:
+                found = advantages.of_groups(*asked)
+            if all(group.id in self._buffer.groups for group in chosen):
+                return TrainBatch(step, chosen, found)
 
     async def commit(self) -> tuple[Commit, Saved]:
         """Commits all events so far, without a batch; returns the segment and the run state."""

@@ -8,7 +8,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
+
+import google_crc32c
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -55,6 +57,14 @@ def read(content: bytes) -> Recorded:
     return found
 
 
+def _line(metrics: Mapping[str, float]) -> bytes:
+    return json.dumps(metrics).encode() + b"\n"
+
+
+def _checksum(data: bytes) -> str:
+    return f"{cast(int, google_crc32c.value(data)):08x}"
+
+
 class MetricsFile:
     """Appends to a local file; if the run is on an object store, ``upload`` copies it there.
 
@@ -66,7 +76,14 @@ class MetricsFile:
     def __init__(self, files: RunFiles, local: Path):
         self._files = files
         self._path = Path(files.location(NAME)) if files.is_local else local / NAME
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
+        self._bytes, self._last_line = 0, b""  # of the file
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """The present end of the file, JSON-able, for ``rewind_to``."""
+        last = self._last_line
+        return {"bytes": self._bytes, "last_line": len(last), "crc32c": _checksum(last)}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -82,12 +99,46 @@ class MetricsFile:
           RlaxError: it cannot be written.
         """
         kept = {n: metrics for n, metrics in sorted(self._known().items()) if n <= step}
+        lines = [_line(metrics) for metrics in kept.values()]
         temporary = self._path.with_suffix(".tmp")
         with self._writing():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text("".join(json.dumps(metrics) + "\n" for metrics in kept.values()))
+            temporary.write_bytes(b"".join(lines))
             os.replace(temporary, self._path)
-            self._file = self._path.open("a", buffering=1)
+            self._file = self._path.open("ab")
+        self._bytes, self._last_line = sum(map(len, lines)), lines[-1] if lines else b""
+        reached(FaultPoint.METRICS_CUT)
+        return list(kept.values())
+
+    def rewind_to(self, end: Mapping[str, Any], step: int) -> list[dict[str, float]] | None:
+        """As ``rewind``, but reads only what was written after an end that the file has had.
+
+        Returns:
+          The metrics of the steps after that end, up to ``step``. None, with nothing changed, if
+          the local file has never had this end, is damaged, or if a copy of it may know more.
+
+        Raises:
+          RlaxError: it cannot be written.
+        """
+        if not self._path.exists() or self._path.stat().st_size < end["bytes"]:
+            return None
+        with self._path.open("rb") as file:
+            file.seek(end["bytes"] - end["last_line"])
+            last_line, tail = file.read(end["last_line"]), file.read()
+        if _checksum(last_line) != end["crc32c"]:
+            return None
+        recorded = read(tail)
+        kept = {n: metrics for n, metrics in sorted(recorded.by_step.items()) if n <= step}
+        if recorded.damaged or (step not in kept and not self._files.is_local):
+            return None
+        lines = [_line(metrics) for metrics in kept.values()]
+        with self._writing():
+            if not tail.startswith(b"".join(lines)):
+                return None
+            self._bytes = end["bytes"] + sum(map(len, lines))
+            self._last_line = lines[-1] if lines else last_line
+            os.truncate(self._path, self._bytes)
+            self._file = self._path.open("ab")
         reached(FaultPoint.METRICS_CUT)
         return list(kept.values())
 
@@ -114,8 +165,11 @@ class MetricsFile:
           RlaxError: the file cannot be written.
         """
         assert self._file is not None, "rewind opens the file"
+        line = _line({"step": step, **metrics})
         with self._writing():
-            self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+            self._file.write(line)
+            self._file.flush()
+        self._bytes, self._last_line = self._bytes + len(line), line
         reached(FaultPoint.METRICS_WRITTEN)
 
     def upload(self) -> None:

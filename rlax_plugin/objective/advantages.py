@@ -10,6 +10,7 @@ samples of one group, ``_bt`` [rows, length] of a batch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -62,6 +63,14 @@ class Outcomes:
     def mask_nt(self) -> np.ndarray:
         """The mask of each sample's tokens, bool."""
         return np.arange(self.lengths_n.max(initial=0)) < self.lengths_n[:, None]
+
+    @property
+    def members(self) -> list[np.ndarray]:
+        """Indices of the samples of each group, ascending; groups in the order of their numbers."""
+        order = np.argsort(self.group_n, kind="stable")
+        ends = np.flatnonzero(np.diff(self.group_n[order])) + 1
+        bounds = [0, *ends.tolist(), len(order)]
+        return [order[a:b] for a, b in itertools.pairwise(bounds) if a < b]
 
     @property
     def totals_n(self) -> np.ndarray:
@@ -147,11 +156,10 @@ def per_group(function: GroupAdvantage) -> AdvantageSlot:
     def advantages(outcomes: Outcomes) -> np.ndarray:
         totals_n = outcomes.totals_n
         advantages_n = np.zeros_like(totals_n)
-        for group in np.unique(outcomes.group_n):
-            members_n = outcomes.group_n == group
-            rewards_g = totals_n[members_n]
+        for members_g in outcomes.members:
+            rewards_g = totals_n[members_g]
             if rewards_g.max() > rewards_g.min():
-                advantages_n[members_n] = function(rewards_g, outcomes.lengths_n[members_n])
+                advantages_n[members_g] = function(rewards_g, outcomes.lengths_n[members_g])
         return advantages_n
 
     advantages.__doc__ = function.__doc__  # what ``rlax objective`` shows
@@ -210,7 +218,8 @@ def of_groups(
     ends = np.cumsum([len(group.episodes) for group in groups])
     differs_nt = found_nt != found_nt[:, :1]
     if differs_nt.any() and (differs_nt & outcomes.mask_nt).any():
-        if outcomes.token_rewards_nt is not None or (turns_nt > 1).any():
+        turns = 1 if turns_nt is None else turns_nt.max()
+        if outcomes.token_rewards_nt is not None or turns > 1:
             in_time_nt = np.where(outcomes.mask_nt, found_nt, 0.0)
             advantages_nt = np.zeros((len(rewards_n), found_nt.shape[1]))
             for index, (episode, _), in_time_t in zip(
@@ -227,14 +236,20 @@ def of_groups(
     return tuple(np.split(advantages_n, ends[:-1]))
 
 
-def _turns(episodes: Sequence[Episode], lengths_n: np.ndarray) -> np.ndarray:
-    """Returns ``Outcomes.turns_nt``, 0 after a sample's end."""
+def _turns(episodes: Sequence[Episode], lengths_n: np.ndarray) -> np.ndarray | None:
+    """Returns ``Outcomes.turns_nt``, 0 after a sample's end; None if every sample is one turn."""
+    if all(_is_one_turn(episode) for episode in episodes):
+        return None
     turns_nt = np.zeros((len(episodes), int(lengths_n.max(initial=0))), int)
     for turns_t, episode in zip(turns_nt, episodes, strict=True):
         tokens = [len(sampled.tokens) for sampled in episode.sampled]
         places = np.array(episode.order or range(len(tokens)))
         turns_t[: sum(tokens)] = 1 + np.sort(np.repeat(places, tokens))
     return turns_nt
+
+
+def _is_one_turn(episode: Episode) -> bool:
+    return len(episode.trajectories) == 1 and len(episode.trajectories[0].turns) == 1
 
 
 def _parts(scores: Sequence[Score]) -> np.ndarray | None:

@@ -32,6 +32,9 @@ from rlax_plugin.types import (
 
 _ARRAYS = {"given": "<i4", "tokens": "<i4", "logprobs": "<f4", "versions": "<i4"}
 
+_LARGE = 4 << 20
+"""Bytes of a file from which on threads read it sooner than one; starting them costs a third."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:
@@ -71,7 +74,8 @@ def rows_of(data: bytes, name: str, columns: Sequence[str] | None = None) -> pa.
         there, wanted = file.schema_arrow.names, columns or SCHEMA.names
         if lacking := set(SCHEMA.names) - OPTIONAL - set(there):
             raise ValueError(f"it has no column {min(lacking)}")
-        table = file.read(None if columns is None else [n for n in columns if n in there])
+        chosen = None if columns is None else [n for n in columns if n in there]
+        table = file.read(chosen, use_threads=len(data) > _LARGE)
         for field in (SCHEMA.field(n) for n in wanted if n not in there):
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         return table
@@ -92,8 +96,8 @@ def _arrays(column: pa.ChunkedArray, dtype: str) -> list[np.ndarray]:
     whole = column.combine_chunks()
     # Not to_numpy, which imports pandas: seconds for a command that only reads.
     values = np.from_dlpack(whole.flatten()).astype(dtype, copy=False)
-    ends = np.cumsum(np.from_dlpack(whole.value_lengths().fill_null(0)))
-    return np.split(values, ends[:-1]) if len(ends) else []
+    ends = np.cumsum(np.from_dlpack(whole.value_lengths().fill_null(0))).tolist()
+    return [values[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 
 
 class _Rows:

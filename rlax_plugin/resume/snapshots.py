@@ -51,6 +51,7 @@ def snapshot(
     run_state: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
     observers: Mapping[str, Any] | None = None,
+    earlier_steps: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the document for ``read_snapshot``: a run state, and its place in the journal.
 
@@ -58,9 +59,12 @@ def snapshot(
       metrics: those of the step that are known before its checkpoint, in case the process ends
         before the rest arrives.
       observers: their states, see ``controller.observers``.
+      earlier_steps: of ``past_steps.saved``.
     """
     where = {"step": step, "segment": segment, "checksum": checksum}
     more = {"metrics": dict(metrics or {}), "observers": dict(observers or {})}
+    if earlier_steps is not None:
+        more["earlier_steps"] = dict(earlier_steps)
     return {**where, **more, "run_state": dict(run_state)}
 
 

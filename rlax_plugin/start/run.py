@@ -16,6 +16,7 @@ from functools import partial
 from rich.console import Console
 
 from rlax_plugin.build import registry_for
+from rlax_plugin.concurrency.collection import old_objects_kept
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import resolve
@@ -221,7 +222,8 @@ class _Run:
                     ends = ends_at("rlax.deadlines.startup_s", startup_s)
                     self._dashboard.waiting.begin("waiting for the other hosts", ends=ends)
                     wait_for_hosts(run.leader, thread, startup_s)
-                trainer.run(port)
+                with old_objects_kept():
+                    trainer.run(port)
             except KeyboardInterrupt:
                 running.supervision.check()  # another host's failure interrupts a start
                 raise

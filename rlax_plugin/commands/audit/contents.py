@@ -282,6 +282,9 @@ class Contents:
         return _first_difference(said, found) or _wrong_total(group, weights)
 
     def _mixed(self, group: ScoredGroup) -> str | None:
+        versions = np.concatenate([sampled.versions for sampled in group.sampled])
+        if (versions == versions[:1]).all():
+            return None
         goes_on = self._limits.on_new_weights == "continue"
         for episode, sampled in _samples(group):
             change = np.diff(sampled.versions)

@@ -20,7 +20,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     file.add(1, {"loss": 0.5})
     path = tmp_path / "metrics.jsonl"
     file.close()
-    file._file = FULL.open("a", buffering=1)
+    file._file = FULL.open("ab")
     with pytest.raises(RlaxError, match=rf"^{path} cannot be written: No space left on device$"):
         file.add(2, {"loss": 0.25})
     file.close()  # it does not raise for the line that is still to be written

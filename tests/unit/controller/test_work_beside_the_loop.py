@@ -1,0 +1,93 @@
+"""The event loop is free while the figures of a large step are computed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flow_harness import Harness, settle
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller import flow
+from rlax_plugin.controller.step_figures import StepFigures
+from rlax_plugin.metrics.step import FinishedStep, StepStats
+from rlax_plugin.rewards.play_jobs import PlayCounts
+from rlax_plugin.testing.builders import make_batch, make_group
+
+
+@pytest.mark.parametrize(("most", "beside"), [(4, False), (3, True)])
+def test_advantages_of_a_large_batch(
+    most: int, beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch has 4 samples. One of its groups is dropped meanwhile: another takes its place."""
+    monkeypatch.setattr(flow, "_MOST_AT_ONCE", most)
+
+    async def run() -> list[int]:
+        harness = Harness(tmp_path, oversample=2.0)
+        loop, asked = asyncio.get_running_loop(), []
+
+        def slot(outcomes):
+            asked.append(threading.get_ident() != threading.main_thread().ident)
+            if asked == [True]:
+                asyncio.run_coroutine_threadsafe(distrust(), loop).result(20)
+            return outcomes.rewards_n - 0.5
+
+        async def distrust() -> None:
+            harness.flow.distrust("bad")
+
+        harness.flow._advantage_slot = slot
+        await harness.start()
+        await settle()
+        for group in list(harness.answers.open):
+            worker = "bad" if group == 1 else "w"
+            harness.answers.generate(group, harness.latest, worker=worker)
+        batch, _ = await asyncio.wait_for(harness.flow.batch(1), 20)
+        assert asked == ([True, True] if beside else [False])
+        assert all(one.tolist() == [-0.5, 0.5] for one in batch.advantages)
+        harness.flow.end()
+        harness.recorder.close()
+        return [group.id for group in batch.groups]
+
+    assert asyncio.run(run()) == ([0, 2] if beside else [0, 1])
+
+
+class Figure:
+    """A figure that a device computes while others wait for it."""
+
+    def __init__(self) -> None:
+        self.computed = threading.Event()
+
+    def __float__(self) -> float:
+        assert self.computed.wait(20)
+        return 2.5
+
+
+def test_metrics_that_wait_for_a_device() -> None:
+    rewards = SimpleNamespace(played=PlayCounts(), replaced=3)
+    generation = SimpleNamespace(rewards=rewards, scaler=None, fleet=SimpleNamespace(workers={}))
+    section = RlaxSection.model_validate(
+        {"prompt_source": {"name": "any"}, "rewards": [{"name": "a"}]}
+    )
+    figures = StepFigures(section, generation, {})  # pyright: ignore[reportArgumentType]
+    batch = make_batch(1, [make_group([0.0, 1.0])])
+    sums = {"tokens": 0.0, "sequences": 0.0, "gap_count": 0.0, "gap_hist": np.zeros(64)}
+
+    async def run() -> tuple[dict[str, float], dict[str, float]]:
+        figure = Figure()
+        trained = {**sums, "learning/loss": figure}
+        ended = asyncio.ensure_future(
+            figures.take(FinishedStep(batch, StepStats(), trained), {"machine/x": 1.0})
+        )
+        await asyncio.sleep(0)
+        rewards.replaced = 5  # after its end: this is of the next step
+        figure.computed.set()
+        first = await ended
+        return first, await figures.so_far(FinishedStep(batch, StepStats(), {}))
+
+    first, second = asyncio.run(run())
+    assert first["learning/loss"] == 2.5 and first["machine/x"] == 1.0
+    assert first["reward/processes_replaced"] == 3 and second["reward/processes_replaced"] == 2
