@@ -27,7 +27,7 @@ _INT32, _FLOAT32 = ArraySpec(np.dtype(np.int32)), ArraySpec(np.dtype(np.float32)
 ARRAYS: dict[str, ArraySpec] = {
     # MaxText's own. Segmentation counts a row's sequences from 1 and is 0 on padding; padding
     # attends to padding, so that no attention row is empty, in a row without any sequence either.
-    # Positions start at 0 in every sequence. With shared prompts see ``objective/shared_prompts.py``.
+    # Positions start at 0 in every sequence. ``shared_prompts`` says how samples share a prompt.
     "inputs": _INT32,
     "inputs_position": _INT32,
     "inputs_segmentation": _INT32,
