@@ -34,6 +34,18 @@ prompts, which are below, say that every sequence sees itself alone.
 """
 
 
+def seen_by(segments_t: np.ndarray, t: int) -> np.ndarray:
+    """Returns the positions that a position attends to, itself included, as a bool array [length].
+
+    Args:
+      segments_t: ``inputs_segmentation`` of one row, of any layout.
+      t: the position.
+    """
+    answers_t, prompts_t = np.divmod(segments_t, ANSWER)
+    own_t = (answers_t == 0) | (answers_t == answers_t[t])
+    return own_t & (prompts_t == prompts_t[t]) & (np.arange(segments_t.size) <= t)
+
+
 class Branch(NamedTuple):
     """The size of one sequence.
 

@@ -16,7 +16,7 @@ from rlax_plugin.objective.batches import (
     positions_taken,
     sizes,
 )
-from rlax_plugin.objective.shared_prompts import ANSWER, Branch, branches, place_shared
+from rlax_plugin.objective.shared_prompts import ANSWER, Branch, branches, place_shared, seen_by
 from rlax_plugin.testing import make_batch, make_episode, make_group, make_prompt, make_sampled
 from rlax_plugin.types import ScoredGroup, TrainBatch
 
@@ -77,12 +77,10 @@ def random_batch(seed: int) -> TrainBatch:
 
 
 def seen(arrays: dict[str, np.ndarray]) -> list[tuple[object, ...]]:
-    """For each trained token: all tokens that it sees, with their positions, and what it carries."""
+    """For each trained token: the tokens that it sees, its target, and what it carries."""
     found = []
     for row, t in zip(*np.nonzero(arrays["rl_mask"]), strict=True):
-        prompt, answer = np.divmod(arrays["inputs_segmentation"][row], ANSWER)[::-1]
-        visible = (prompt == prompt[t]) & ((answer == 0) | (answer == answer[t]))
-        visible &= np.arange(len(prompt)) <= t
+        visible = seen_by(arrays["inputs_segmentation"][row], t)
         tokens = arrays["inputs"][row, visible].tolist()
         positions = arrays["inputs_position"][row, visible].tolist()
         assert positions == list(range(len(tokens)))
