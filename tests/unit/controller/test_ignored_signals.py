@@ -45,5 +45,5 @@ def test_shared_prompts_need_a_trainer_that_takes_them(takes):
     if takes:
         assert builder.trainer() is built
         return
-    with pytest.raises(ConfigError, match=r"shared_prompts = True: must be false .* name 'own'"):
+    with pytest.raises(ConfigError, match=r"shared_prompts = True: must be false .*name 'own'"):
         builder.trainer()
