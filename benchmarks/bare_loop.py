@@ -2,8 +2,9 @@
 
 A step generates 8 samples for each of 8 prompts with a KV cache, scores them by parity, and makes
 one clipped-GRPO AdamW update on the 64 rows; with --shared-prompts on 8 rows, each of which holds a
-prompt once and behind it its 8 completions, which do not see each other. The model is Llama's decoder block (RMSNorm, rotary
-attention, gated SiLU) with tied embeddings, in float32. No early stop, no KL term.
+prompt once and behind it its 8 completions, which do not see each other. The model is Llama's
+decoder block (RMSNorm, rotary attention, gated SiLU) with tied embeddings, in float32. No early
+stop, no KL term.
 
     python benchmarks/bare_loop.py --work w1 --steps 50 --json out.json
     python benchmarks/bare_loop.py --work w2-long --steps 5 --shared-prompts
