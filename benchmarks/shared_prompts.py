@@ -1,13 +1,13 @@
 """Times train steps with shared prompts against plain rows, in the bare loop and in MaxText's loop.
 
 The same samples, 8 completions of 5 tokens for each prompt of 104 tokens, go through both layouts
-in turns: step by step in the bare loop, and by whole loops in MaxText's. The model has random
-weights. CPU time is what is compared, because it depends less on what else a machine does; wall
-time is reported as well. A ratio is the mean over turns, on a logarithmic scale, with its interval
-of 95 % (Student's t).
+in turns: step by step in the bare loop, and by whole loops in MaxText's, whose steps are then
+compared in pairs. The model has random weights. CPU time is what counts, because it depends less on
+what else a machine does; wall time is reported as well. A ratio is the mean over pairs, on a
+logarithmic scale, with its interval of 95 % (Student's t).
 
     python benchmarks/shared_prompts.py --work w2-long
-    python benchmarks/shared_prompts.py --work smollm2 --groups 4 --parts 2 --steps 2 --turns 3
+    python benchmarks/shared_prompts.py --work smollm2 --groups 8 --parts 4 --steps 2 --turns 2
 """
 
 from __future__ import annotations
@@ -161,10 +161,6 @@ def system_steps(work: Work, groups: int, parts: int, steps: int, shared: bool) 
     return found[1:]
 
 
-def median(spent: Sequence[Spent]) -> Spent:
-    return statistics.median(cpu for cpu, _ in spent), statistics.median(wall for _, wall in spent)
-
-
 def ratio(pairs: Sequence[tuple[Spent, Spent]], kind: int) -> tuple[float, float, float]:
     """Returns plain / shared over the turns, and the ends of its interval; kind 0 is CPU time."""
     logs = [math.log(plain[kind] / shared[kind]) for plain, shared in pairs]
@@ -191,7 +187,7 @@ def report(what: str, pairs: Sequence[tuple[Spent, Spent]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", choices=sorted(WORKS), default="w2-long")
     parser.add_argument("--groups", type=int, default=8, help="prompts of a step")
     parser.add_argument("--parts", type=int, default=1, help="micro-batches of MaxText's step")
@@ -211,10 +207,11 @@ def main() -> None:
         pairs = []
         for _ in range(args.turns):
             plain, shared = (
-                median(system_steps(work, args.groups, args.parts, args.steps, shared))
+                system_steps(work, args.groups, args.parts, args.steps, shared)
                 for shared in (False, True)
             )
-            pairs.append((plain, shared))
+            pairs += zip(plain, shared, strict=True)
+            print([(round(p[0], 2), round(s[0], 2)) for p, s in pairs], flush=True)
         result["maxtext"] = report("maxtext", pairs)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
