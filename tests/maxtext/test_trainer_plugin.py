@@ -28,7 +28,7 @@ from rlax_plugin.types import Descent, Prompt
 SHARED = "rlax.batches.sequences_per_row=2 rlax.batches.shared_prompts=true"
 LONG = "max_target_length=24"
 WINDOW = "attention_type=local_sliding sliding_window_size=4"
-EXPERTS = "num_experts=2 num_experts_per_tok=1"
+EXPERTS = "num_experts=2 num_experts_per_tok=1 base_moe_mlp_dim=64"
 
 
 class FakePort:
@@ -237,7 +237,10 @@ def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):
             "attention = 'cudnn_flash_jax': cannot be used with rlax.batches.sequences_per_row",
         ),
         (SHARED, "= 16: must be rlax.rollouts.max_prompt_tokens + sequences_per_row * max_new"),
-        (f"{SHARED} {LONG} attention=flash", "attention = 'flash': must be dot_product with rlax"),
+        (
+            f"{SHARED} {LONG} hardware=gpu attention=cudnn_flash_jax",
+            "attention = 'cudnn_flash_jax': must be dot_product with",
+        ),
         (f"{SHARED} {LONG} {WINDOW}", "attention_type = 'local_sliding': must be global with rlax"),
         (
             f"{SHARED} {LONG} decoder_block=gemma2",
