@@ -27,6 +27,7 @@ from flax import nnx
 from maxtext_overrides import folding, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.trainer import loss as rl_loss
+from maxtext_overrides.trainer import shared_prompts
 from maxtext_overrides.trainer.async_saves import AsyncSaves
 from maxtext_overrides.trainer.events import Events, Loop
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
@@ -318,6 +319,8 @@ def extended(
     tied_head.install(config.allow_untested)
     rope_scaling.install(config.allow_untested)
     folding.install(config.allow_untested)
+    if config.rlax.batches.shared_prompts:
+        shared_prompts.install(config.allow_untested)
     rl = objective is not None
     extension = _Extension(train, config, events, arrays, rl, frozen_updates)
     loss_fn = None

@@ -50,7 +50,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         says=_says(config, section, needed.parameters, devices) | _says_of_start(warm),
         memory=_memory(config, context, options, needed, devices),
         warnings=[
-            *_warnings(config, options, without_effect(config, given)),
+            *_warnings(config, section, options, without_effect(config, given)),
             *_warnings_of_memory(config, needed),
             *ignored,
         ],
@@ -221,7 +221,10 @@ _MANY_LOGITS = 2**30  # bytes
 
 
 def _warnings(
-    config: Config, options: TrainerOptions, without_effect: Mapping[str, tuple[Any, Any]]
+    config: Config,
+    section: RlaxSection,
+    options: TrainerOptions,
+    without_effect: Mapping[str, tuple[Any, Any]],
 ) -> Iterator[tuple[str, str]]:
     """Settings that are valid but probably not intended."""
     for key, (given, used) in without_effect.items():
@@ -244,7 +247,7 @@ def _warnings(
             f"is {period} with {config.steps} steps, so a killed run starts from the beginning",
         )
     length = config.trainable_position_size
-    if 0 < length < config.max_target_length:
+    if 0 < length < section.sequence_tokens:
         yield "trainable_position_size", f"is {length}, which is shorter than a row"
 
 

@@ -67,6 +67,39 @@ _BLIND_TO_SEGMENTS = {
 }
 
 
+# What else than these values would compute other log-probs, or other auxiliary terms of the loss,
+# for samples that share a prompt: kernels that do not ask for MaxText's mask, windows over the
+# places of a row, experts that are balanced over the tokens of a row, targets further ahead.
+_SHARES_PROMPTS: dict[str, tuple[Any, ...]] = {
+    "attention": ("dot_product",),
+    "attention_type": ("global",),
+    "decoder_block": ("llama2", "mistral", "qwen2", "qwen3", "gemma"),
+    "num_experts": (1,),
+    "mtp_num_layers": (0,),
+    "moba": (False,),
+    "ici_context_parallelism": (1,),
+    "dcn_context_parallelism": (1,),
+}
+
+
+def _check_sharing(config: Any) -> None:
+    """Checks that the samples of a row can share their prompt.
+
+    Raises:
+      ConfigError: a key has a value with which they cannot.
+    """
+    for key, right in _SHARES_PROMPTS.items():
+        value = getattr(config, key)
+        value = getattr(value, "value", value)
+        if value not in right:
+            one_of = "one of " if len(right) > 1 else ""
+            raise ConfigError(
+                key,
+                value,
+                f"must be {one_of}{', '.join(map(str, right))} with rlax.batches.shared_prompts",
+            )
+
+
 def _completion(section: RlaxSection) -> str:
     """The key that limits the tokens after a prompt."""
     return "rlax.episodes.max_tokens" if section.episodes.max_tokens else "max_new_tokens"
@@ -79,12 +112,15 @@ def check_shapes(config: Any, section: RlaxSection) -> None:
       ConfigError: a key does not suit the section.
     """
     if config.max_target_length != section.row_tokens:
+        answers = "sequences_per_row * " if section.batches.shared_prompts else ""
         raise ConfigError(
             "max_target_length",
             config.max_target_length,
-            f"must be rlax.rollouts.max_prompt_tokens + {_completion(section)} = "
+            f"must be rlax.rollouts.max_prompt_tokens + {answers}{_completion(section)} = "
             f"{section.row_tokens}",
         )
+    if section.batches.shared_prompts:
+        _check_sharing(config)
     if section.batches.sequences_per_row == 1:
         return
     for key, blind in _BLIND_TO_SEGMENTS.items():

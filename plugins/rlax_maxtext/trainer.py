@@ -54,6 +54,7 @@ class MaxTextTrainer(Trainer):
     """Runs on the main thread, which also makes all its calls of the port."""
 
     takes_signals = True
+    takes_shared_prompts = True
 
     def __init__(self, options: TrainerOptions, context: BuildContext):
         self._options, self._context = options, context

@@ -356,16 +356,26 @@ class Curation(Section):
         return self
 
 
+MOST_ANSWERS = 2**15 - 1  # their number shares an int32 with that of the prompt
+
+
 class Batches(Section):
     """Size of a batch, and the layout of samples in it."""
 
     rows: NonNegativeInt = Field(
         default=0,
         description="number of rows in a batch; 0: groups_per_step * group_size, one row per "
-        "sample",
+        "sample; with shared_prompts as many as these groups need",
     )
     sequences_per_row: PositiveInt = Field(
         default=1, description="maximum number of samples in one row; above 1, samples are packed"
+    )
+    shared_prompts: bool = Field(
+        default=False,
+        description="true: samples of a group that are in the same row share their prompt, which "
+        "the trainer computes once for all of them. Requires sequences_per_row above 1, and "
+        "attention: dot_product. A row then has max_prompt_tokens + sequences_per_row * "
+        "max_new_tokens positions",
     )
     tokens: NonNegativeInt = Field(
         default=0,
@@ -373,3 +383,15 @@ class Batches(Section):
         "this many tokens or its rows are full (C3PO of Ring-lite, "
         "https://arxiv.org/abs/2506.14731). 0: a batch takes groups_per_step groups",
     )
+
+    @model_validator(mode="after")
+    def _some_share(self) -> Batches:
+        in_row = self.sequences_per_row
+        if self.shared_prompts and not 1 < in_row <= MOST_ANSWERS:
+            raise ConfigError(
+                "rlax.batches.sequences_per_row",
+                in_row,
+                f"must be from 2 to {MOST_ANSWERS} with shared_prompts, such as "
+                "rlax.rollouts.group_size",
+            )
+        return self

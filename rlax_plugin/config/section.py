@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
@@ -204,7 +205,13 @@ class RlaxSection(Section):
     @property
     def batch_rows(self) -> int:
         """Number of rows of one batch, over all of its mini-batches."""
-        return self.batches.rows or self.rollouts.groups_per_step * self.rollouts.group_size
+        return self.batches.rows or self.rollouts.groups_per_step * self._rows_of_group
+
+    @property
+    def _rows_of_group(self) -> int:
+        """Number of rows that hold any one group of one-turn episodes."""
+        size, batches = self.rollouts.group_size, self.batches
+        return math.ceil(size / batches.sequences_per_row) if batches.shared_prompts else size
 
     @property
     def several_turns(self) -> bool:
@@ -220,6 +227,8 @@ class RlaxSection(Section):
     @property
     def episode_trajectories(self) -> int:
         """Maximum number of trajectories of one episode, such that any group fits into a batch."""
+        if self.batches.shared_prompts:
+            return 1
         return self.episodes.max_trajectories or self.batch_rows // self.rollouts.group_size
 
     @property
@@ -237,9 +246,17 @@ class RlaxSection(Section):
         return prompt + self.episode_tokens - 1 if self.several_turns else prompt
 
     @property
+    def sequence_tokens(self) -> int:
+        """Maximum number of tokens of a trajectory, its prompt included."""
+        return self.rollouts.max_prompt_tokens + self.episode_tokens
+
+    @property
     def row_tokens(self) -> int:
         """Length of a row in tokens."""
-        return self.rollouts.max_prompt_tokens + self.episode_tokens
+        if self.batches.shared_prompts:
+            answers = self.batches.sequences_per_row * self.episode_tokens
+            return self.rollouts.max_prompt_tokens + answers
+        return self.sequence_tokens
 
     @model_validator(mode="after")
     def _something_is_paid(self) -> RlaxSection:
@@ -280,6 +297,19 @@ class RlaxSection(Section):
         return self
 
     @model_validator(mode="after")
+    def _prompts_can_be_shared(self) -> RlaxSection:
+        reason = ""
+        if self.several_turns:
+            reason = f"rlax.environment {self.environment.name}: only {SINGLE_TURN} can share them"
+        elif self.signals:
+            names = ", ".join(signal.name for signal in self.signals)
+            reason = f"rlax.signals {names}, which reads rows with one prompt for each sample"
+        if self.batches.shared_prompts and reason:
+            key = "rlax.batches.shared_prompts"
+            raise ConfigError(key, True, f"must be false with {reason}")
+        return self
+
+    @model_validator(mode="after")
     def _batches_hold(self) -> RlaxSection:
         rows, updates = self.batch_rows, self.objective.mini_batches
         if rows % updates:
@@ -291,8 +321,13 @@ class RlaxSection(Section):
 
     def _check_rows(self, rows: int) -> None:
         group, groups = self.rollouts.group_size, self.rollouts.groups_per_step
-        if rows < group:  # samples may be as long as a row
-            raise ConfigError("rlax.batches.rows", rows, f"must be at least group_size = {group}")
+        if rows < (least := self._rows_of_group):  # samples may be as long as possible
+            right = (
+                f"{least}, group_size = {group} divided by sequences_per_row and rounded up"
+                if self.batches.shared_prompts
+                else f"group_size = {group}"
+            )
+            raise ConfigError("rlax.batches.rows", rows, f"must be at least {right}")
         if self.several_turns and rows < group * self.episode_trajectories:
             raise ConfigError(
                 "rlax.episodes.max_trajectories",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.placing import place
+from rlax_plugin.objective.shared_prompts import Branch, branches, place_shared
 from rlax_plugin.resume.ready_groups import UNLIMITED, ReadyGroups, Sums
 
 
@@ -18,10 +19,12 @@ class Due(NamedTuple):
     Attributes:
       groups: their ids, in issue order.
       sizes: of each group, the positions of its sequences.
+      branches: of each group, its sequences that may share a prompt; () if prompts are not shared.
     """
 
     groups: tuple[int, ...]
     sizes: tuple[tuple[int, ...], ...]
+    branches: tuple[tuple[Branch, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class BatchRule:
       tokens: completion tokens of a batch, reached by its last group (Ring-lite's C3PO,
         https://arxiv.org/abs/2506.14731); 0: ``groups`` decide.
       rows, length, sequences_per_row: see ``placing.place``.
+      shared_prompts: True if prompts are shared, see ``shared_prompts.place_shared``.
     """
 
     groups: int
@@ -44,6 +48,7 @@ class BatchRule:
     rows: int
     length: int
     sequences_per_row: int
+    shared_prompts: bool = False
 
     @classmethod
     def of(cls, section: RlaxSection) -> BatchRule:
@@ -54,6 +59,7 @@ class BatchRule:
             rows=section.batch_rows,
             length=section.row_tokens,
             sequences_per_row=section.batches.sequences_per_row,
+            shared_prompts=section.batches.shared_prompts,
         )
 
     def due(self, ready: ReadyGroups, before: int | None = None) -> Due | None:
@@ -67,7 +73,8 @@ class BatchRule:
         if found is None or (before is not None and found[0] >= before):
             return None
         due = sorted(group_id for group_id in ready if group_id <= found[0])
-        return Due(tuple(due), tuple(map(ready.sizes, due)))
+        shared = tuple(branches(ready[one]) for one in due) if self.shared_prompts else ()
+        return Due(tuple(due), tuple(map(ready.sizes, due)), shared)
 
     def fitting(self, due: Due) -> int:
         """Returns how many of the groups that are due can be laid out, from the first. Any thread.
@@ -76,14 +83,21 @@ class BatchRule:
           TrainingError: not even one group can be laid out.
         """
         for count in range(len(due.groups), 0, -1):
-            sizes = list(chain.from_iterable(due.sizes[:count]))
-            if place(sizes, self.rows, self.length, self.sequences_per_row) is not None:
+            if self._holds(due, count):
                 return count
         # A config whose batch cannot hold any one group is rejected.
         raise TrainingError(
             f"group {due.groups[0]} with samples of {list(due.sizes[0])} positions does not fit "
             f"into {self.rows} rows of {self.length}"
         )
+
+    def _holds(self, due: Due, count: int) -> bool:
+        """True if the first ``count`` groups that are due can be laid out."""
+        rows = self.rows, self.length, self.sequences_per_row
+        if self.shared_prompts:
+            return place_shared(due.branches[:count], *rows) is not None
+        sizes = list(chain.from_iterable(due.sizes[:count]))
+        return place(sizes, *rows) is not None
 
     def completes(self, ready: ReadyGroups) -> bool:
         """True if some of the groups are due, or would be if all older ones were scored."""
@@ -119,7 +133,8 @@ class BatchRule:
     @property
     def _limits(self) -> Sums:
         """The sums over its groups with which a batch is complete; perhaps more than fit."""
-        packed = self.sequences_per_row > 1
+        # With shared prompts, fewer positions are taken than the sequences have.
+        packed = self.sequences_per_row > 1 and not self.shared_prompts
         return Sums(
             groups=UNLIMITED if self.tokens else self.groups,
             tokens=self.tokens or UNLIMITED,

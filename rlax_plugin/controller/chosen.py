@@ -19,7 +19,7 @@ from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.manager import told
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
-from rlax_plugin.ports.training import SignalTrainer, Trainer
+from rlax_plugin.ports.training import SharedPromptsTrainer, SignalTrainer, Trainer
 from rlax_plugin.types import Prompt, ScoredGroup
 
 
@@ -69,7 +69,8 @@ class Builder:
         """Returns the trainer.
 
         Raises:
-          ConfigError: the config lists signals, and the trainer would ignore them.
+          ConfigError: the config lists signals, and the trainer would ignore them; or samples
+            share their prompts, and its model cannot read such rows.
         """
         choice = self.section.trainer
         trainer: Trainer = self.part("trainer", choice, "rlax.trainer")
@@ -80,6 +81,14 @@ class Builder:
                 [signal.name for signal in self.section.signals],
                 f"would be ignored by rlax.trainer.name {choice.name!r}, whose trainer does not "
                 "declare takes_signals: leave it out, or choose a trainer that takes signals",
+            )
+        shares = isinstance(trainer, SharedPromptsTrainer) and trainer.takes_shared_prompts
+        if self.section.batches.shared_prompts and not shares:
+            raise ConfigError(
+                "rlax.batches.shared_prompts",
+                True,
+                f"must be false with rlax.trainer.name {choice.name!r}, whose trainer does not "
+                "declare takes_shared_prompts",
             )
         return trainer
 

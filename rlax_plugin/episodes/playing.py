@@ -149,7 +149,7 @@ class Playing(PlayedEpisode):
 
     def _left(self, trajectory: int) -> int:
         begun = [len(self._first.given), *map(len, self._contexts[1:])][trajectory]
-        most = min(begun + self._section.episode_tokens, self._section.row_tokens)
+        most = min(begun + self._section.episode_tokens, self._section.sequence_tokens)
         length = sum(len(t.given) + len(t.sampled.tokens) for t in self._turns[trajectory])
         return most - (length or len(self._contexts[trajectory]))
 

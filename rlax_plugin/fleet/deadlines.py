@@ -268,7 +268,7 @@ def _prefill_tokens(section: RlaxSection, slots: int, samples: int) -> int:
     """
     rollouts = section.rollouts
     prompts = math.ceil(slots / samples)
-    again = slots * section.row_tokens if rollouts.on_new_weights == "continue" else 0
+    again = slots * section.sequence_tokens if rollouts.on_new_weights == "continue" else 0
     if section.several_turns:  # the prefill of a later turn, in every slot
         again += rollouts.slots * section.max_context_tokens
     return prompts * rollouts.max_prompt_tokens + again

@@ -13,7 +13,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection, Schedule
 from rlax_plugin.metrics.spans import Span
 from rlax_plugin.objective import diagnostics
-from rlax_plugin.objective.batches import sizes
+from rlax_plugin.objective.batches import positions_taken
 from rlax_plugin.records import events as ev
 from rlax_plugin.rewards.play_jobs import PlayCounts
 from rlax_plugin.types import (
@@ -133,7 +133,7 @@ def step_metrics(
         if isinstance(one, Rejected) and one.reason != ev.NOT_NEEDED
     ]
     screened = [g for g in rejected if len(g.group.episodes) < section.rollouts.group_size]
-    positions = sum(sizes(groups))
+    positions = positions_taken(section, groups)
     metrics = {
         "reward/errors": float(np.isnan(rewards).sum()),
         "reward/processes_replaced": float(replaced),

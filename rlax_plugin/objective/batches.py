@@ -15,6 +15,7 @@ import numpy as np
 
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.objective import shared_prompts as shared
 from rlax_plugin.objective.advantages import PAID_AT_TOKENS, REWARD_PARTS
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.placing import place
@@ -26,7 +27,7 @@ _INT32, _FLOAT32 = ArraySpec(np.dtype(np.int32)), ArraySpec(np.dtype(np.float32)
 ARRAYS: dict[str, ArraySpec] = {
     # MaxText's own. Segmentation counts a row's sequences from 1 and is 0 on padding; padding
     # attends to padding, so that no attention row is empty, in a row without any sequence either.
-    # Positions start at 0 in every sequence.
+    # Positions start at 0 in every sequence. ``shared_prompts`` says how samples share a prompt.
     "inputs": _INT32,
     "inputs_position": _INT32,
     "inputs_segmentation": _INT32,
@@ -121,6 +122,22 @@ def sizes(groups: Sequence[ScoredGroup]) -> list[int]:
     return [t.length - 1 for g in groups for episode in g.episodes for t in episode.trajectories]
 
 
+def positions_taken(section: RlaxSection, groups: Sequence[ScoredGroup]) -> int:
+    """Returns the positions that groups take in the rows of a batch as a config lays it out.
+
+    Args:
+      groups: those of one batch, which fit.
+    """
+    if not section.batches.shared_prompts:
+        return sum(sizes(groups))
+    branches = [shared.branches(group) for group in groups]
+    rows, in_row = section.batch_rows, section.batches.sequences_per_row
+    layout = shared.place_shared(branches, rows, section.row_tokens, in_row)
+    assert layout is not None, "the groups of a batch fit"
+    own = sum(branch.positions - branch.shared for group in branches for branch in group)
+    return own + sum(prompt.count for prompt in layout.prompts)
+
+
 def arrays_of(
     section: RlaxSection, algorithm: Algorithm, batch: TrainBatch
 ) -> dict[str, np.ndarray]:
@@ -136,6 +153,7 @@ def arrays_of(
         rows=section.batch_rows,
         length=section.row_tokens,
         sequences_per_row=section.batches.sequences_per_row,
+        shared_prompts=section.batches.shared_prompts,
         mask_truncated=algorithm.mask_truncated,
         reward_parts=len(section.rewards),
         temperatures=section.rollouts.only_temperature is None,
@@ -149,6 +167,7 @@ def build_arrays(
     length: int,
     pad_id: int = 0,
     sequences_per_row: int = 1,
+    shared_prompts: bool = False,
     mask_truncated: bool = False,
     reward_parts: int = 0,
     temperatures: bool = False,
@@ -163,6 +182,7 @@ def build_arrays(
       length: tokens of every row; a trajectory needs one less than it has.
       pad_id: token of padding in ``inputs`` and ``targets``.
       sequences_per_row: largest number of sequences in one row.
+      shared_prompts: if True, sequences of a group that are in one row share their prompt.
       mask_truncated: if True, truncated episodes train no token; their rewards count.
       reward_parts: number of rewards of the config; above 0, ``REWARD_PARTS`` is added.
       temperatures: if True, each group has a temperature, and the arrays have ``TEMPERATURE``.
@@ -174,7 +194,13 @@ def build_arrays(
     """
     _check(batch, length, temperatures)
     sizes_n = sizes(batch.groups)
-    places = place(sizes_n, rows, length, sequences_per_row)
+    layout: shared.SharedLayout | None = None
+    if shared_prompts:
+        branches = [shared.branches(group) for group in batch.groups]
+        layout = shared.place_shared(branches, rows, length, sequences_per_row)
+        places = layout and layout.places
+    else:
+        places = place(sizes_n, rows, length, sequences_per_row)
     if places is None:
         raise TrainingError(
             f"step {batch.step}: groups {[group.id for group in batch.groups]} hold {len(sizes_n)} "
@@ -184,7 +210,8 @@ def build_arrays(
     arrays = {name: spec.zeros(rows, length) for name, spec in (ARRAYS | HOST_ARRAYS).items()}
     for side in ("inputs", "targets"):
         arrays[side].fill(pad_id)
-        arrays[f"{side}_position"][:] = np.arange(length, dtype=np.int32)
+        if not shared_prompts:  # such rows are longer than a model may have positions
+            arrays[f"{side}_position"][:] = np.arange(length, dtype=np.int32)
     scores = [score for group in batch.groups for score in group.scores if isinstance(score, Score)]
     if any(score.token_rewards for score in scores):
         arrays |= {name: np.zeros((rows, length)) for name in (TOKEN_REWARDS, PAID_AT_TOKENS)}
@@ -193,7 +220,7 @@ def build_arrays(
     if temperatures:
         arrays[TEMPERATURE] = np.ones((rows, length), np.float32)
     if sizes_n:
-        _write_tokens(arrays, batch.groups, sizes_n, places)
+        _write_tokens(arrays, batch.groups, sizes_n, layout or places)
     if scores:
         _write_sampled(arrays, batch, places, mask_truncated)
     return arrays
@@ -203,13 +230,17 @@ def _write_tokens(
     arrays: dict[str, np.ndarray],
     groups: Sequence[ScoredGroup],
     sizes_n: Sequence[int],
-    places: Sequence[tuple[int, int, int]],
+    places: Sequence[tuple[int, int, int]] | shared.SharedLayout,
 ) -> None:
     """Writes the tokens of all trajectories, their positions and their segments."""
-    rows_n, starts_n, segments_n = zip(*places, strict=True)
-    spans = Spans(rows_n, starts_n, sizes_n, arrays["inputs"].shape[1])
     turns = (t for g in groups for e in g.episodes for one in e.trajectories for t in one.turns)
     tokens = np.concatenate([part for t in turns for part in (t.given, t.sampled.tokens)])
+    if isinstance(places, shared.SharedLayout):
+        branches = [branch for group in groups for branch in shared.branches(group)]
+        shared.write_tokens(arrays, tokens, branches, places)
+        return
+    rows_n, starts_n, segments_n = zip(*places, strict=True)
+    spans = Spans(rows_n, starts_n, sizes_n, arrays["inputs"].shape[1])
     end_n = np.cumsum(np.asarray(sizes_n, np.int64) + 1)
     first_n = end_n - 1 - np.asarray(sizes_n, np.int64)
     for side, left_out_n in (("inputs", end_n - 1), ("targets", first_n)):

@@ -21,7 +21,11 @@ class Spans:
     """
 
     def __init__(
-        self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int], length: int
+        self,
+        rows: Sequence[int] | np.ndarray,
+        starts: Sequence[int] | np.ndarray,
+        counts: Sequence[int] | np.ndarray,
+        length: int,
     ):
         self._counts_n = np.asarray(counts, np.int64)
         firsts_n = np.asarray(rows, np.int64) * length + np.asarray(starts, np.int64)

@@ -80,6 +80,16 @@ class SignalTrainer(Protocol):
         ...
 
 
+@runtime_checkable
+class SharedPromptsTrainer(Protocol):
+    """A trainer whose model can read rows in which samples share their prompt."""
+
+    @property
+    def takes_shared_prompts(self) -> bool:
+        """True; otherwise ``rlax.batches.shared_prompts`` in a config is an error."""
+        ...
+
+
 class ConvertibleModel(Protocol):
     """A model of another library, read and checked, but not yet written.
 
@@ -216,6 +226,7 @@ TRAINER_ABILITIES = (
     CheckpointReader,
     FirstWeightsReader,
     CheckpointStarter,
+    SharedPromptsTrainer,
     SignalTrainer,
     HostTrainer,
     ModelConverter,

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from rlax_plugin.config import Section
 from rlax_plugin.objective.advantages import Outcomes, completions
+from rlax_plugin.objective.shared_prompts import seen_by
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.signals.model_view import ModelView
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
@@ -90,8 +91,7 @@ def _samples(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray,
     """(hash of the prompt's tokens, rows and positions of the completion) of each scored sample."""
     for rows, t in completions(batch):
         row = int(rows[0])
-        segments_t = batch["inputs_segmentation"][row]
-        start = int(np.argmax(segments_t == segments_t[t[0]]))
-        tokens = batch["inputs"][row, start : t[0] + 1]
+        seen_t = seen_by(batch["inputs_segmentation"][row], t[0])
+        tokens = batch["inputs"][row, seen_t]
         digest = hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=8).digest()
         yield int.from_bytes(digest), rows, t

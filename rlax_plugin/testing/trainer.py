@@ -113,6 +113,7 @@ class BigramTrainer(Trainer):
     """
 
     takes_signals = True
+    takes_shared_prompts = True
 
     def __init__(
         self,

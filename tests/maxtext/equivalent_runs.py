@@ -27,6 +27,8 @@ OBJECTIVES = (
 )
 GROUPS, LENGTH, VOCAB = 4, loops.LENGTH, loops.VOCAB
 LENGTHS = (1, 2, 5, 11)  # completion tokens of a group's samples
+SHARED_LENGTH = 23  # of a row with a prompt of up to 5 tokens and these completions
+SHARED = (f"max_target_length={SHARED_LENGTH}", "rlax.batches.shared_prompts=true")
 MESH = ("ici_fsdp_parallelism=4", "ici_tensor_parallelism=2")
 DESCENT = (
     "opt_type=sgd",
@@ -84,16 +86,16 @@ def groups_of(step):
     return groups
 
 
-def batch_of(step, rows, sequences_per_row):
-    """The batch of a step, for the objective of that number."""
+def batch_of(step, rows, sequences_per_row, shared=False):
+    """The batch of a step, for the objective of that number; ``shared``: samples share prompts."""
     slots = slots_of(OBJECTIVES[step - 1])
     groups = tuple(groups_of(step))
     batch = TrainBatch(step, groups, advantages.of_groups(slots.advantages, groups))
-    arrays = batches.build_arrays(
-        batch, rows=rows, length=LENGTH, sequences_per_row=sequences_per_row
-    )
+    length = SHARED_LENGTH if shared else LENGTH
+    layout = {"sequences_per_row": sequences_per_row, "shared_prompts": shared}
+    arrays = batches.build_arrays(batch, rows=rows, length=length, **layout)
     reference_bt = arrays["rl_behaviour_logprobs"] + 0.3 * np.sin(arrays["targets"])
-    which = np.full((rows, LENGTH, 2, 1), step - 1, np.int32)
+    which = np.full((rows, length, 2, 1), step - 1, np.int32)
     return arrays | {
         "rl_reference_logprobs": reference_bt.astype(np.float32),
         "rl_objective": which,
@@ -112,8 +114,9 @@ def switched(sequences_per_row):
     return of_the_batch
 
 
-def descend(directory, *argv, sequences_per_row=1, look=lambda loop: {}):
+def descend(directory, *argv, sequences_per_row=1, shared=False, look=lambda loop: {}):
     """Name -> figure of three steps: losses, weights and what was added to them; see ``look``."""
+    argv += (*SHARED, f"rlax.batches.sequences_per_row={sequences_per_row}") if shared else ()
     config = loops.configure(directory, *DESCENT, *argv, steps=len(OBJECTIVES))
     # MaxText's default generator yields other weights on another mesh.
     jax.config.update("jax_default_prng_impl", "threefry2x32")
@@ -137,7 +140,9 @@ def descend(directory, *argv, sequences_per_row=1, look=lambda loop: {}):
             found[f"{name} {preset}"] = np.asarray(metrics[name])
 
     events = Events(
-        batches=lambda step: batch_of(step, config.global_batch_size_to_load, sequences_per_row),
+        batches=lambda step: batch_of(
+            step, config.global_batch_size_to_load, sequences_per_row, shared
+        ),
         on_step_end=on_step_end,
         on_start=on_start,
     )

@@ -24,6 +24,12 @@ from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import CheckpointReader, Decision, FirstWeightsReader
 from rlax_plugin.types import Descent, Prompt
 
+# Rows in which two samples share their prompt, and their length.
+SHARED = "rlax.batches.sequences_per_row=2 rlax.batches.shared_prompts=true"
+LONG = "max_target_length=24"
+WINDOW = "attention_type=local_sliding sliding_window_size=4"
+EXPERTS = "num_experts=2 num_experts_per_tok=1 base_moe_mlp_dim=64"
+
 
 class FakePort:
     """A controller that has every batch ready and asks for a stop after some steps."""
@@ -230,6 +236,18 @@ def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):
             "hardware=gpu attention=cudnn_flash_jax rlax.batches.sequences_per_row=2",
             "attention = 'cudnn_flash_jax': cannot be used with rlax.batches.sequences_per_row",
         ),
+        (SHARED, "= 16: must be rlax.rollouts.max_prompt_tokens + sequences_per_row * max_new"),
+        (
+            f"{SHARED} {LONG} hardware=gpu attention=cudnn_flash_jax",
+            "attention = 'cudnn_flash_jax': must be dot_product with",
+        ),
+        (f"{SHARED} {LONG} {WINDOW}", "attention_type = 'local_sliding': must be global with rlax"),
+        (
+            f"{SHARED} {LONG} decoder_block=gemma2",
+            "decoder_block = 'gemma2': must be one of llama2",
+        ),
+        (f"{SHARED} {LONG} {EXPERTS}", "num_experts = 2: must be 1 with rlax.batches.shared_prom"),
+        (f"{SHARED} {LONG} ici_context_parallelism=2", "ici_context_parallelism = 2: must be 1"),
         ("dropout_rate=0.5", "dropout_rate = 0.5: must be 0"),
         ("per_device_batch_size=3", "mini_batches = 1 is 3, and the 8 rows of a batch"),
         ("vocab_size=63", "vocab_size = 63: must be above 63, the largest token id of rlax.prompt"),

@@ -15,6 +15,7 @@ from rlax_plugin.commands.audit.report import Figures, Findings, Rule
 from rlax_plugin.config import value_at
 from rlax_plugin.objective.batches import sizes
 from rlax_plugin.objective.placing import place
+from rlax_plugin.objective.shared_prompts import branches, place_shared
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, NotKeptError, Segment
@@ -179,7 +180,12 @@ class Contents:
 
     def _check_fits(self, step: int, groups: list[ScoredGroup]) -> None:
         limits, sizes_n = self._limits, sizes(groups)
-        if place(sizes_n, limits.rows, limits.row_tokens, limits.sequences_per_row) is None:
+        rows = limits.rows, limits.row_tokens, limits.sequences_per_row
+        if limits.shared_prompts:
+            fits = place_shared([branches(group) for group in groups], *rows) is not None
+        else:
+            fits = place(sizes_n, *rows) is not None
+        if not fits:
             self._findings.violation(
                 Rule.WRONG_BATCH,
                 f"step {step} trains {len(sizes_n)} samples of {sum(sizes_n)} positions: expected "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class Limits:
 
     Attributes:
       tokens_per_batch: minimum tokens of a batch; 0: ``groups_per_step`` groups make a batch.
-      rows, row_tokens, sequences_per_row: the size of a batch.
+      rows, row_tokens, sequences_per_row, shared_prompts: the layout of a batch.
       group_sequences: maximum number of sequences of one group.
       reward_weights: weights of ``rlax.rewards``; (): an environment gives rewards as well.
       temperature: that of rollouts, if it is a schedule; None: groups record none.
@@ -46,6 +47,7 @@ class Limits:
     rows: int
     row_tokens: int
     sequences_per_row: int
+    shared_prompts: bool
     pass_threshold: float
     reward_weights: tuple[Scheduled[float], ...]
     temperature: Schedule | None
@@ -82,7 +84,8 @@ def read_limits(files: RunFiles) -> Limits:
     several = plain_name(str(environment.get("name", SINGLE_TURN))) != SINGLE_TURN
     episodes = part(Episodes, "episodes", "max_turns", "max_tokens")
     most = episodes.max_tokens if several else 0
-    batches = part(Batches, "batches", "rows", "sequences_per_row", "tokens")
+    batches = part(Batches, "batches", "rows", "sequences_per_row", "tokens", "shared_prompts")
+    in_row = batches.sequences_per_row if batches.shared_prompts else 1
     return Limits(
         max_staleness=part(Staleness, "staleness", "max_staleness").max_staleness,
         on_new_weights=rollouts.on_new_weights,
@@ -91,9 +94,10 @@ def read_limits(files: RunFiles) -> Limits:
         group_sequences=rollouts.group_size * (episodes.max_turns if several else 1),
         groups_per_step=rollouts.groups_per_step,
         tokens_per_batch=batches.tokens,
-        rows=batches.rows or rollouts.groups_per_step * rollouts.group_size,
-        row_tokens=rollouts.max_prompt_tokens + (most or rollouts.max_new_tokens),
+        rows=batches.rows or rollouts.groups_per_step * math.ceil(rollouts.group_size / in_row),
+        row_tokens=rollouts.max_prompt_tokens + in_row * (most or rollouts.max_new_tokens),
         sequences_per_row=batches.sequences_per_row,
+        shared_prompts=batches.shared_prompts,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
         temperature=temperature if isinstance(temperature, Schedule) else None,
         reward_weights=() if several else _weights(section.get("rewards") or []),

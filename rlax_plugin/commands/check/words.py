@@ -93,6 +93,8 @@ def _one_step(config: Examined) -> Words:
         )
     if batches.sequences_per_row > 1:
         words["batch"] += f"; up to {batches.sequences_per_row} samples are packed into a row"
+    if batches.shared_prompts:
+        words["batch"] += ", and those of one group share their prompt"
     if batches.tokens:
         words["batch"] += f"; a batch is complete with {batches.tokens:,} completion tokens"
     objective = section.objective

@@ -1,4 +1,4 @@
-"""A trainer that does not take signals, and a config that lists some."""
+"""Trainers that do not take signals or shared prompts, and configs that have some."""
 
 from __future__ import annotations
 
@@ -33,3 +33,17 @@ def test_signals_that_a_trainer_would_ignore_are_an_error_that_names_it(takes):
 
 def test_a_trainer_that_takes_signals_is_built():
     assert trainer(True, "critic").takes_signals
+
+
+@pytest.mark.parametrize("takes", [None, False, True])
+def test_shared_prompts_need_a_trainer_that_takes_them(takes):
+    built = SimpleNamespace() if takes is None else SimpleNamespace(takes_shared_prompts=takes)
+    batches = {"sequences_per_row": 4, "shared_prompts": True}
+    section = section_with(trainer={"name": "own"}, batches=batches)
+    registry: Any = SimpleNamespace(part=lambda *_: built)
+    builder = Builder(registry, BuildContext(Path(), 0, section, ResolvedConfig(section)))
+    if takes:
+        assert builder.trainer() is built
+        return
+    with pytest.raises(ConfigError, match=r"shared_prompts = True: must be false .*name 'own'"):
+        builder.trainer()
