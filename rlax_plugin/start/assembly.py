@@ -202,6 +202,7 @@ class _Assembly:
             start.lead(leader)
         start.show(self._observed)
         await self._start(start)
+        here = isinstance(parameters, ParameterServer) and leader is None
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
             write=by_one_host(store) if leader is None else self._by_all_hosts(store, leader),
@@ -210,16 +211,11 @@ class _Assembly:
             failures=self._supervision,
             deadline_s=s.deadlines.weights_s,
             pace=generation.pace,
-            copies=self._memory_copies() if leader is None else None,
+            copies=MemoryCopies(s.weights.memory_mib << 20) if here else None,
+            offer=parameters.offer if here else None,
             on_published=controller.published,
         )
         return Assembled(controller, publisher, leader)
-
-    def _memory_copies(self) -> MemoryCopies | None:
-        """Makes copies of weights in memory, if this process has the parameter server."""
-        weights = self._section.weights
-        embedded = weights.parameter_server == "embedded"
-        return MemoryCopies(weights.memory_mib << 20) if embedded and weights.memory_mib else None
 
     def _leader(self) -> Leader | None:
         s, place = self._section, self._builder.context.hosts

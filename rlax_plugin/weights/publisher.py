@@ -60,13 +60,6 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
 class Announcer(Protocol):
     """The part of a parameter server that a publisher calls, on the event loop."""
 
-    async def offer(self, version: WeightVersion) -> None:
-        """Shows an unwritten version that has a copy in memory to workers on this machine.
-
-        It is only called if the publisher makes such copies.
-        """
-        ...
-
     async def writing(self, path: str) -> None:
         """Announces that a part of a version is about to be written to this path."""
         ...
@@ -96,6 +89,8 @@ class Publisher:
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
       copies: makes copies of versions in memory, for workers on this machine; None: there are none.
+      offer: shows an unwritten version, of which there is a copy, to these workers; on the event
+        loop. None: there are no copies.
 
     Attributes:
       last_s: seconds that writing the last version took.
@@ -115,11 +110,13 @@ class Publisher:
         deadline_s: float,
         pace: Pace | None = None,
         copies: MemoryCopies | None = None,
+        offer: Callable[[WeightVersion], Coroutine[Any, Any, None]] | None = None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
         self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
-        self._deadline_s, self._pace, self._copies = deadline_s, pace, copies
+        self._deadline_s, self._pace = deadline_s, pace
+        self._copies, self._show = (copies, offer) if offer is not None else (None, None)
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
         self._closed, self._hung = threading.Event(), False
@@ -220,7 +217,8 @@ class Publisher:
         return True
 
     async def _offered(self, version: WeightVersion) -> None:
-        await self._announcer.offer(version)
+        assert self._show is not None, "there is a copy"
+        await self._show(version)
         self._on_published(version)
 
     def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:

@@ -81,15 +81,17 @@ def make(loop):
     def make(store, announce=None, deadline_s=60.0, copies=None):
         seen: list[WeightVersion] = []
         failures = Failures()
+        announcer = announce if isinstance(announce, Announcer) else Announcer(announce)
         publisher = Publisher(
             loop=loop,
             write=by_one_host(store),
             directory="/weights/",
-            announcer=announce if isinstance(announce, Announcer) else Announcer(announce),
+            announcer=announcer,
             on_published=seen.append,
             failures=failures,
             deadline_s=deadline_s,
             copies=copies,
+            offer=announcer.offer,
         )
         made.append(publisher)
         return publisher, seen, failures.errors, failures.told
