@@ -202,7 +202,7 @@ class _Assembly:
             start.lead(leader)
         start.show(self._observed)
         await self._start(start)
-        here = isinstance(parameters, ParameterServer) and leader is None
+        embedded = parameters if isinstance(parameters, ParameterServer) else None
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
             write=by_one_host(store) if leader is None else self._by_all_hosts(store, leader),
@@ -211,8 +211,8 @@ class _Assembly:
             failures=self._supervision,
             deadline_s=s.deadlines.weights_s,
             pace=generation.pace,
-            copies=MemoryCopies(s.weights.memory_mib << 20) if here else None,
-            offer=parameters.offer if here else None,
+            copies=MemoryCopies(s.weights.memory_mib << 20),
+            near=embedded if leader is None else None,
             on_published=controller.published,
         )
         return Assembled(controller, publisher, leader)

@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -135,6 +136,8 @@ def read(copy: MemoryCopy, tensors: Mapping[str, TensorSpec]) -> dict[str, np.nd
     size = _size(places)
     try:
         # Whatever a message calls a copy: opening it must neither wait nor do anything.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise WeightsUnreadableError(f"{path} is no copy of weights: it is no file")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() != _seals():

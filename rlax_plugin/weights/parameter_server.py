@@ -60,6 +60,7 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     Attributes:
       streams: sends the files of versions.
+      watched_here: open watches of readers that can read copies in memory.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._restarts = 0  # of the trainer: versions begin anew, at whatever number
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
         self._closed = False
-        self._watches = 0  # that are open
+        self._watches = self.watched_here = 0  # that are open
         self._machine = this_machine()
         self._offered: WeightVersion | None = None  # in memory; perhaps not published yet
 
@@ -235,13 +236,13 @@ class ParameterServer(rpc.ParameterServerServicer):
         if self._watches >= MOST_WATCHES:
             reason = f"{MOST_WATCHES} watches are open, and no more are taken"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-        self._watches += 1
+        here = bool(self._machine) and request.machine == self._machine
+        self._watches, self.watched_here = self._watches + 1, self.watched_here + here
         try:
-            here = bool(self._machine) and request.machine == self._machine
             async for version in self._news(request.after, here):
                 yield version
         finally:
-            self._watches -= 1
+            self._watches, self.watched_here = self._watches - 1, self.watched_here - here
 
     async def Files(self, request: pb.FilesRequest, context: Context) -> pb.FilesReply:
         return await self.streams.files(request, context)
@@ -360,14 +361,11 @@ async def serve_parameter_server(
       port: 0 takes any free one.
       door: lets the run's trainer and workers in.
       store: the weight store.
-      keep: see ``ParameterServer``.
-      lease_s: see ``ParameterServer``.
+      keep, lease_s, published_in, streams: see ``ParameterServer``.
       ready: called once with "host:port" when the server answers.
-      published_in: see ``ParameterServer``.
       index: file that stores the versions across a restart; None: they are not stored.
       advertised: host by which others reach it; "": ``host``.
       beside: runs while the server serves, until it is cancelled.
-      streams: see ``ParameterServer``.
 
     Raises:
       ConfigError: the port is taken.

@@ -73,6 +73,19 @@ class Announcer(Protocol):
         ...
 
 
+class NearAnnouncer(Protocol):
+    """The part of a parameter server in this process that knows of copies in memory."""
+
+    @property
+    def watched_here(self) -> int:
+        """The number of readers on this machine that can read copies in memory; any thread."""
+        ...
+
+    async def offer(self, version: WeightVersion) -> None:
+        """Shows an unwritten version, of which there is a copy, to these readers."""
+        ...
+
+
 class Publisher:
     """Writes versions, one after another, beside the training thread.
 
@@ -89,8 +102,7 @@ class Publisher:
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
       copies: makes copies of versions in memory, for workers on this machine; None: there are none.
-      offer: shows an unwritten version, of which there is a copy, to these workers; on the event
-        loop. None: there are no copies.
+      near: tells these workers of a copy; None: there are no copies.
 
     Attributes:
       last_s: seconds that writing the last version took.
@@ -110,13 +122,13 @@ class Publisher:
         deadline_s: float,
         pace: Pace | None = None,
         copies: MemoryCopies | None = None,
-        offer: Callable[[WeightVersion], Coroutine[Any, Any, None]] | None = None,
+        near: NearAnnouncer | None = None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
         self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
         self._deadline_s, self._pace = deadline_s, pace
-        self._copies, self._show = (copies, offer) if offer is not None else (None, None)
+        self._copies, self._near = copies, near
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
         self._closed, self._hung = threading.Event(), False
@@ -205,20 +217,24 @@ class Publisher:
 
         The first one of a process is not: it takes the place of versions of an earlier process.
         """
-        if self._copies is None or self._restart or len(weights.parts) != 1 or not new:
+        near, copies = self._near, self._copies
+        if near is None or copies is None:
+            return False
+        copies.close()  # of the version before
+        unchanged = len(new) != 1 or len(weights.parts) != 1
+        if unchanged or self._restart or not near.watched_here:
             return False
         ((name, part),) = new.items()
         arrays = weights.parts[name]
-        if arrays is None or (copy := self._copies.add(arrays)) is None:
+        if arrays is None or (copy := copies.add(arrays)) is None:
             return False
         part = dataclasses.replace(part, memory=copy)
         self._doing = f"offering version {step} in memory"
-        self._on_loop(self._offered(WeightVersion(step, step, (part,), weights.canary)))
+        self._on_loop(self._offered(near, WeightVersion(step, step, (part,), weights.canary)))
         return True
 
-    async def _offered(self, version: WeightVersion) -> None:
-        assert self._show is not None, "there is a copy"
-        await self._show(version)
+    async def _offered(self, near: NearAnnouncer, version: WeightVersion) -> None:
+        await near.offer(version)
         self._on_published(version)
 
     def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:

@@ -314,7 +314,9 @@ class Member:
             await self._load_once(version)
             return True
         except WeightsError as error:  # whether the weights are damaged, the files will tell
-            log.warning("the copy of version %d in memory is not used: %s", version.version, error)
+            gone = isinstance(error, WeightsUnreadableError)  # such as replaced by the next one
+            level = logging.INFO if gone else logging.WARNING
+            log.log(level, "version %d is not read in memory: %s", version.version, error)
             return False
 
     async def _load(self, client: ParameterServerClient) -> int:

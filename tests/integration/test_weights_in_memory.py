@@ -41,6 +41,7 @@ def test_only_readers_on_this_machine_are_told_of_a_version_before_it_is_written
         ):
             await service.publish(version(0), restart=True)
             assert await anext(here) == await anext(there) == version(0)
+            assert service.watched_here == 1
             offered = offer(copies, version(1))
             await service.offer(offered)
             told = await anext(here)

@@ -48,6 +48,8 @@ class Store:
 class Announcer:
     """A parameter server that does what a test wants when a version is to become visible."""
 
+    watched_here = 1
+
     def __init__(self, announce):
         self._announce, self.paths, self.offered = announce, [], []
 
@@ -91,7 +93,7 @@ def make(loop):
             failures=failures,
             deadline_s=deadline_s,
             copies=copies,
-            offer=announcer.offer,
+            near=announcer,
         )
         made.append(publisher)
         return publisher, seen, failures.errors, failures.told
@@ -322,8 +324,10 @@ def test_a_version_is_offered_in_memory_before_it_is_written_but_for_the_first(m
     publisher.wait()
     assert store.paths[1] == part.path and len(seen) == 2 and not errors
     publisher.publish(NewWeights(5, {BASE: np_arrays(26)}, None))  # too large
+    announcer.watched_here = 0
+    publisher.publish(weights(6))  # nobody would read it
     publisher.wait()
-    assert len(announcer.offered) == 1 and [v.version for v in seen] == [3, 4, 5]
+    assert len(announcer.offered) == 1 and [v.version for v in seen] == [3, 4, 5, 6]
     with pytest.raises(WeightsUnreadableError, match="cannot be read"):
         read(part.memory, part.tensors)
 
