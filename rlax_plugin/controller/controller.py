@@ -154,15 +154,20 @@ class Controller(FleetListener):
         if not self._supervision.closing:
             self._flow.distrust(name)
 
-    def published(self, version: WeightVersion) -> None:
-        """Called when a weight version is visible to workers."""
+    def visible(self, version: WeightVersion) -> None:
+        """Called when a worker can load a weight version, although it may not be written yet."""
         if self._supervision.closing:
-            return  # it was still being written when the run ended
+            return  # it was made when the run ended
         self.fleet.newest.number = version.version
         self.stats.versions_published += 1
-        self._observers.notify("weights_published", version=version)
         prints = {name: spec.fingerprint for name, spec in version.tensors.items()}
         self._flow.published(version.version, digest(prints))
+
+    def published(self, version: WeightVersion) -> None:
+        """Called when a weight version is written, and every reader can load it."""
+        if self._supervision.closing:
+            return  # it was still being written when the run ended
+        self._observers.notify("weights_published", version=version)
         if self._begun is not None and self._begun.done():
             self.periodic.published(version.version)
 

@@ -213,6 +213,7 @@ class _Assembly:
             pace=generation.pace,
             copies=MemoryCopies(s.weights.memory_mib << 20),
             near=embedded if leader is None else None,
+            on_visible=controller.visible,
             on_published=controller.published,
         )
         return Assembled(controller, publisher, leader)

@@ -98,7 +98,9 @@ class Publisher:
       directory: parent of the parts' paths.
       announcer: makes written versions visible to workers.
       failures: receives errors.
-      on_published: called on the event loop once a version is visible to a worker.
+      on_visible: called on the event loop once a worker can load a version, in memory or not.
+      on_published: called on the event loop once a version is written, and every reader can load
+        it.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
       copies: makes copies of versions in memory, for workers on this machine; None: there are none.
@@ -123,10 +125,12 @@ class Publisher:
         pace: Pace | None = None,
         copies: MemoryCopies | None = None,
         near: NearAnnouncer | None = None,
+        on_visible: Callable[[WeightVersion], None] = lambda version: None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
         self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
-        self._announcer, self._failures, self._on_published = announcer, failures, on_published
+        self._announcer, self._failures = announcer, failures
+        self._on_visible, self._on_published = on_visible, on_published
         self._deadline_s, self._pace = deadline_s, pace
         self._copies, self._near = copies, near
         self._doing = ""  # what takes its time, for a message
@@ -235,7 +239,7 @@ class Publisher:
 
     async def _offered(self, near: NearAnnouncer, version: WeightVersion) -> None:
         await near.offer(version)
-        self._on_published(version)
+        self._on_visible(version)
 
     def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:
         """Saves arrays; returns their path."""
@@ -293,7 +297,8 @@ class Publisher:
         await self._announcer.publish(version, self._restart)
         self._restart = False
         if not offered:
-            self._on_published(version)
+            self._on_visible(version)
+        self._on_published(version)
 
     def _late(self) -> DeadlineError:
         needed_s = self._pace and self._pace.needed_s("weights_s")

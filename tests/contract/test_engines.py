@@ -52,8 +52,8 @@ def test_the_jetstream_engine_keeps_the_contract(scripted, mode: str) -> None:
     rules = check_engine(make_engine, versions, decode=scripted.Source().decode)
     assert len(rules) == 13
     assert rules[-1] == (
-        "found: score, decode_greedy, progress, unfinished, give_up, prepare, preparing, close, "
-        "services and add_services, client_example"
+        "found: score, decode_greedy, reads_memory, progress, unfinished, give_up, prepare, "
+        "preparing, close, services and add_services, client_example"
     )
 
 
@@ -92,7 +92,8 @@ def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
     assert len(rules) == 13
     missing = "prepare, preparing, close, services and add_services, client_example"
     assert rules[-1] == (
-        f"found: score, decode_greedy, progress, unfinished, give_up; not implemented: {missing}"
+        "found: score, decode_greedy, reads_memory, progress, unfinished, give_up; "
+        f"not implemented: {missing}"
     )
 
 
@@ -118,7 +119,7 @@ def test_an_engine_without_abilities_keeps_the_contract_and_says_so() -> None:
     versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
     rules = check_engine(Plain, versions, make_request())
     assert rules[-1].startswith(
-        "not implemented: score, decode_greedy, progress, unfinished, give_up, "
+        "not implemented: score, decode_greedy, reads_memory, progress, unfinished, give_up, "
     )
     plain = capabilities_of(Plain())
     assert (plain.scores, plain.verification) == (False, "none")

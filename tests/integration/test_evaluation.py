@@ -36,7 +36,7 @@ SETTINGS = (
     "rlax.launcher.workers=3",
     # The first evaluation is held until the worker that is asked for it has been killed.
     f"rlax.rollouts.engine={{name: held, latency_s: 0.1, evaluation_of: {EVERY}, asked: {ASKED}, "
-    f"waits_for: {KILLED}}}",
+    f"waits_for: {KILLED}, reads_memory: true}}",
     f"rlax.evaluation.every={EVERY}",
     f"rlax.evaluation.problems={PROBLEMS}",
     "rlax.evaluation.majority_k=[3]",

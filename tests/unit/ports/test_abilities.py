@@ -39,6 +39,8 @@ class Able:
 
     def give_up(self, *arguments: Any) -> Any: ...
 
+    reads_memory = True
+
     async def prepare(self) -> None: ...
 
     def preparing(self) -> str: ...
@@ -50,14 +52,14 @@ class Able:
 
 
 def test_what_an_engine_has_and_does_not_have_is_one_line() -> None:
-    every = "score, decode_greedy, progress, unfinished, give_up, prepare, preparing, close, "
-    every += "services and add_services, client_example"
+    every = "score, decode_greedy, reads_memory, progress, unfinished, give_up, prepare, "
+    every += "preparing, close, services and add_services, client_example"
     assert str(abilities_of(Able(), ENGINE_ABILITIES)) == f"found: {every}"
     assert not abilities_of(Able(), ENGINE_ABILITIES).problems
     assert abilities_of(object(), ENGINE_ABILITIES) == Abilities((), tuple(every.split(", ")), ())
     some = type("Some", (), {"progress": Able.progress, "close": Able.progress, "give_up": None})
     found = abilities_of(some(), ENGINE_ABILITIES)
-    assert str(found).startswith("found: progress, close; not implemented: score, decode_greedy, u")
+    assert str(found).startswith("found: progress, close; not implemented: score, decode_greedy, r")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Announcer:
     watched_here = 1
 
     def __init__(self, announce):
-        self._announce, self.paths, self.offered = announce, [], []
+        self._announce, self.paths, self.offered, self.visible = announce, [], [], []
 
     async def offer(self, version):
         self.offered.append(version)
@@ -89,6 +89,7 @@ def make(loop):
             write=by_one_host(store),
             directory="/weights/",
             announcer=announcer,
+            on_visible=lambda version: announcer.visible.append(version.version),
             on_published=seen.append,
             failures=failures,
             deadline_s=deadline_s,
@@ -314,15 +315,16 @@ def test_a_version_is_offered_in_memory_before_it_is_written_but_for_the_first(m
     assert announcer.offered == [] and [v.version for v in seen] == [3]
     store.gate = gate
     publisher.publish(weights(4))
-    wait_until(lambda: len(seen) == 2, "version 4 is told")
-    assert len(store.paths) == 1  # that of version 3: this one is not written yet
+    wait_until(lambda: announcer.visible == [3, 4], "version 4 is told")
+    assert len(seen) == len(store.paths) == 1  # that of version 3: this one is not written yet
     (offered,) = announcer.offered
     (part,) = offered.parts
     assert offered.version == 4 and offered.in_memory and not seen[0].in_memory
     assert read(part.memory, part.tensors)["w"].tolist() == [0.0, 1.0, 2.0, 3.0]
     gate.set()
     publisher.wait()
-    assert store.paths[1] == part.path and len(seen) == 2 and not errors
+    assert store.paths[1] == part.path and not errors
+    assert announcer.visible == [v.version for v in seen] == [3, 4]
     publisher.publish(NewWeights(5, {BASE: np_arrays(26)}, None))  # too large
     announcer.watched_here = 0
     publisher.publish(weights(6))  # nobody would read it
@@ -337,13 +339,13 @@ def np_arrays(count):
 
 
 def test_a_version_that_was_offered_and_cannot_be_written_ends_the_run(make):
-    publisher, seen, errors, told = make(store := Store(), copies=MemoryCopies(100))
+    announcer = Announcer(None)
+    publisher, seen, errors, told = make(store := Store(), announcer, copies=MemoryCopies(100))
     publisher.publish(weights(0))
     publisher.wait()
     store.error = WeightsError("no space left")
     publisher.publish(weights(1))
-    assert (
-        told.wait(60) and [v.version for v in seen] == [0, 1] and str(errors[0]) == "no space left"
-    )
+    assert told.wait(60) and str(errors[0]) == "no space left"
+    assert [v.version for v in seen] == [0] and announcer.visible == [0, 1]
     with pytest.raises(WeightsError, match="no space left"):
         publisher.wait()
