@@ -69,8 +69,6 @@ CHAINS = (
         *("snapshot-written:1", "metrics-copied:1", "weights-retired:1", "summary-written:1"),
     ),
 )
-# Nothing to audit yet.
-BEFORE_THE_JOURNAL = ("config-written:1", "evaluation-begun:1", "evaluation-written:1")
 
 
 def train(directory: Path, *overrides: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
@@ -183,7 +181,7 @@ def test_a_trainer_killed_again_and_again_ends_as_if_it_had_not_been(
         for kill in chain:
             killed = train(tmp_path, *settings, kill_at=kill)
             assert killed.returncode == -signal.SIGKILL, f"{kill} was not reached: {killed.stdout}"
-            if kill not in BEFORE_THE_JOURNAL:
+            if any((tmp_path / "runs/testing/journal").rglob("*.json")):  # else it has just begun
                 report = audit(files)
                 assert report.violation is None, f"{kill}: {report.violation}"
         again = train(tmp_path, *settings)
