@@ -321,6 +321,7 @@ class Controller(FleetListener):
 
     async def snapshot(self, unfinished: FinishedStep) -> None:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
+        await self._steps_ended()  # the step itself may have: a signal ends a run after a step
         observers = self._observers.state()  # of the same moment as the run state
         earlier = saved_steps(self.stats, self._metrics)
         commit, saved = await self._flow.commit()

@@ -213,9 +213,9 @@ class Flow:
         self._buffer.drop_stale(step + 1)
         self._trips.end_older(self._issuing.oldest_version)
         self.wake()
-        began_s = time.perf_counter()
-        stats.committed = self._history.commit(batch)
-        stats.committed.add_done_callback(functools.partial(_note_commit, stats, began_s))
+        began_s, stats.committed = time.perf_counter(), Future()
+        note = functools.partial(_note_commit, stats, stats.committed, began_s)
+        self._history.commit(batch).add_done_callback(note)
         return batch, stats
 
     async def _change(self) -> None:
@@ -251,8 +251,13 @@ class Flow:
         return position, self.run_state.state()
 
 
-def _note_commit(stats: StepStats, began_s: float, committed: Future[Commit]) -> None:
-    """Notes how long a commit took; called on the recorder's thread."""
-    del committed
+def _note_commit(
+    stats: StepStats, noted: Future[Commit], began_s: float, committed: Future[Commit]
+) -> None:
+    """Notes how long a commit took, and then passes its result on; on the recorder's thread."""
     stats.commit_s = (ended_s := time.perf_counter()) - began_s
     stats.spans.append(Span("controller", "writes the batch", began_s, ended_s))
+    if (error := committed.exception()) is not None:
+        noted.set_exception(error)
+    else:
+        noted.set_result(committed.result())

@@ -146,6 +146,7 @@ class ControllerPort(TrainerPort):
         what = f"the controller's snapshot of step {step}"
         ends = ends_at("rlax.deadlines.weights_s", self._section.deadlines.weights_s)
         self.activity.begins(f"writing {what}", ends)
+        self._committed()
         batch, stats = self._current or (TrainBatch(step, (), ()), StepStats())
         unfinished = FinishedStep(batch, stats, {}, self._times)
         work = self._controller.snapshot(unfinished)

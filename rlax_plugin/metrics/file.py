@@ -65,6 +65,11 @@ def _checksum(data: bytes) -> str:
     return f"{cast(int, google_crc32c.value(data)):08x}"
 
 
+def _step_of(line: bytes) -> int:
+    """The step of a line that was written here; -1 for no line."""
+    return int(json.loads(line)["step"]) if line else -1
+
+
 class MetricsFile:
     """Appends to a local file; if the run is on an object store, ``upload`` copies it there.
 
@@ -115,7 +120,8 @@ class MetricsFile:
 
         Returns:
           The metrics of the steps after that end, up to ``step``. None, with nothing changed, if
-          the local file has never had this end, is damaged, or if a copy of it may know more.
+          the local file has never had this end, is damaged, if it had the line of ``step`` at
+          this end already, or if a copy of it may know more.
 
         Raises:
           RlaxError: it cannot be written.
@@ -125,7 +131,7 @@ class MetricsFile:
         with self._path.open("rb") as file:
             file.seek(end["bytes"] - end["last_line"])
             last_line, tail = file.read(end["last_line"]), file.read()
-        if _checksum(last_line) != end["crc32c"]:
+        if _checksum(last_line) != end["crc32c"] or _step_of(last_line) >= step:
             return None
         recorded = read(tail)
         kept = {n: metrics for n, metrics in sorted(recorded.by_step.items()) if n <= step}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from rlax_plugin.concurrency.threads import BackgroundWorker
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -74,6 +75,7 @@ class Recorder:
         self._lines: list[str] = []
         self._rows: list[pa.Table] = []
         self._last_event = 0
+        self._failed: BaseException | None = None  # what the first failed commit raised
 
     def go_on_from(
         self,
@@ -181,6 +183,21 @@ class Recorder:
             self._rows.append(rows)
 
     def _commit(
+        self,
+        taken: _Taken,
+        step: int,
+        batch: TrainBatch | None,
+    ) -> Commit:
+        if self._failed is not None:
+            # A later segment would have the events of this one, but not its batch.
+            raise RlaxError(f"an earlier segment was not written: {self._failed}")
+        try:
+            return self._write(taken, step, batch)
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _write(
         self,
         taken: _Taken,
         step: int,

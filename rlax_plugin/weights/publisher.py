@@ -321,8 +321,8 @@ class Publisher:
         A failing save is not repeated any more, and one that hangs is abandoned.
         """
         self._closed.set()
-        self._worker.end(0.0 if self._hung else self._deadline_s)
-        if self._copies is not None and not self._hung:
+        ended = self._worker.end(0.0 if self._hung else self._deadline_s)
+        if self._copies is not None and ended:  # else its thread may be writing one
             self._copies.close()
 
 

@@ -89,9 +89,9 @@ def _read_part(
             f"version {version.version}: its part {part.name} has format {part.format}, and only "
             f"{NATIVE} can be read"
         )
-    if part.memory is not None:
-        return memory_copies.on_devices(memory_copies.read(part.memory, part.tensors), like)
     try:
+        if part.memory is not None:
+            return memory_copies.on_devices(memory_copies.read(part.memory, part.tensors), like)
         return store.load(part.path, like)
     except RlaxError:
         raise

@@ -57,9 +57,10 @@ class Following:
             return None
         return found
 
-    def decline(self) -> None:
-        """Takes note that the copy in memory cannot be used: the version is seen once more."""
-        self._in_memory = None
+    def decline(self, version: WeightVersion) -> None:
+        """Takes note that a copy in memory cannot be used: the version is seen once more."""
+        if self._in_memory is version:  # else there is a newer one by now
+            self._in_memory = None
 
     def want(self, version: int) -> bool:
         """Notes that a request needs at least this version; False if an earlier one needed it."""

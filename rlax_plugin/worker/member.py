@@ -289,7 +289,7 @@ class Member:
             try:
                 offered = self._versions.offered
                 if offered is not None and not await self._load_from_memory(offered):
-                    self._versions.decline()
+                    self._versions.decline(offered)
                     self._newer.set()
                     continue
                 version = await self._load(client) if offered is None else offered.version

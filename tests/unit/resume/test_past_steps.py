@@ -198,3 +198,10 @@ def test_a_torn_line_is_cut(tmp_path: Path) -> None:
         file.write('{"step": 36, "sta')
     assert same(run.resumed(30), whole(30))
     assert len(run.lines) == 30
+
+
+def test_a_snapshot_after_the_end_of_its_step_counts_this_step_once(tmp_path: Path) -> None:
+    """A signal has the checkpoint of a step saved when its metrics are recorded already."""
+    run = Run(tmp_path, 20)
+    stats = run.resumed(20, json.loads(json.dumps(saved(run.stats, run.file))))
+    assert len(run.lines) == 20 and same(stats, whole(20))

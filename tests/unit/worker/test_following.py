@@ -83,8 +83,10 @@ def test_a_version_in_memory_is_loaded_before_it_is_on_the_disk() -> None:
 
 def test_without_the_copy_the_worker_waits_for_the_files() -> None:
     versions = following(3, reload_every=1)
-    versions.seen(in_memory(4))
-    versions.decline()
+    versions.seen(copied := in_memory(4))
+    versions.decline(in_memory(4))  # another one
+    assert versions.offered is copied
+    versions.decline(copied)
     assert not versions.due and versions.offered is None
     versions.seen(version(4))
     assert versions.due and versions.offered is None
