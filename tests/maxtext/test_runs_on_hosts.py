@@ -124,8 +124,8 @@ def _steps(run: Run) -> int:
 def test_replay_and_bytes_of_a_run_on_hosts(base, undisturbed):
     steps = undisturbed.steps()
     sent = [step["train/sent_bytes"] for step in steps]
-    # Half of the rows of 11 arrays for the update, of 6 arrays for the reference; 4 bytes each.
-    of_a_step = 8 * 16 * 4 * (11 + 6)
+    # Half of the rows of 22 arrays for the update, of 6 arrays for the reference; 4 bytes each.
+    of_a_step = 8 * 16 * 4 * (22 + 6)
     assert sent[1:] == [of_a_step] * (STEPS - 1)
     found = finished("replay", str(undisturbed.dir), "--hosts", "2", cwd=ROOT, timeout_s=500)
     assert found.returncode == 0 and f"identical: {STEPS + 1} versions" in found.stdout, found
