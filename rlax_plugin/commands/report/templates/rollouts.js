@@ -236,7 +236,8 @@ async function startTable() {
   listenToDialog();
   const kept = left.table;
   if (kept) {
-    for (const id of ["search", "from", "to"]) byId(id).value = kept[id];
+    // A field that is filled was filled since the page reloaded.
+    for (const id of ["search", "from", "to"]) byId(id).value ||= kept[id];
     const option = Array.from(byId("fate").options).find(({ text }) => text === kept.fate);
     if (option) option.selected = true;
     sorting = kept.sorting;
