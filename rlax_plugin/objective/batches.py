@@ -194,6 +194,7 @@ def build_arrays(
     """
     _check(batch, length, temperatures)
     sizes_n = sizes(batch.groups)
+    branches: list[tuple[shared.Branch, ...]] = []
     layout: shared.SharedLayout | None = None
     if shared_prompts:
         branches = [shared.branches(group) for group in batch.groups]
@@ -219,26 +220,29 @@ def build_arrays(
         arrays[REWARD_PARTS] = np.zeros((rows, length, reward_parts), np.float32)
     if temperatures:
         arrays[TEMPERATURE] = np.ones((rows, length), np.float32)
-    if sizes_n:
-        _write_tokens(arrays, batch.groups, sizes_n, layout or places)
+    if layout is not None and sizes_n:
+        branches_n = list(itertools.chain.from_iterable(branches))
+        shared.write_tokens(arrays, _tokens(batch.groups), branches_n, layout)
+    elif sizes_n:
+        _write_tokens(arrays, _tokens(batch.groups), sizes_n, places)
     if scores:
         _write_sampled(arrays, batch, places, mask_truncated)
     return arrays
 
 
+def _tokens(groups: Sequence[ScoredGroup]) -> np.ndarray:
+    """Returns the tokens of all trajectories, in order."""
+    turns = (t for g in groups for e in g.episodes for one in e.trajectories for t in one.turns)
+    return np.concatenate([part for t in turns for part in (t.given, t.sampled.tokens)])
+
+
 def _write_tokens(
     arrays: dict[str, np.ndarray],
-    groups: Sequence[ScoredGroup],
+    tokens: np.ndarray,
     sizes_n: Sequence[int],
-    places: Sequence[tuple[int, int, int]] | shared.SharedLayout,
+    places: Sequence[tuple[int, int, int]],
 ) -> None:
     """Writes the tokens of all trajectories, their positions and their segments."""
-    turns = (t for g in groups for e in g.episodes for one in e.trajectories for t in one.turns)
-    tokens = np.concatenate([part for t in turns for part in (t.given, t.sampled.tokens)])
-    if isinstance(places, shared.SharedLayout):
-        branches = [branch for group in groups for branch in shared.branches(group)]
-        shared.write_tokens(arrays, tokens, branches, places)
-        return
     rows_n, starts_n, segments_n = zip(*places, strict=True)
     spans = Spans(rows_n, starts_n, sizes_n, arrays["inputs"].shape[1])
     end_n = np.cumsum(np.asarray(sizes_n, np.int64) + 1)

@@ -147,8 +147,8 @@ class Ledger:
     def tail(self, segment: int, crc32c: str) -> tuple[list[ev.Event], list[pa.Table]] | None:
         """Returns the events since a segment, with the rows of the groups scored in them.
 
-        A batch that no segment commits was never handed out, so it and all later events are
-        removed.
+        Nothing that came of a batch without a segment was ever shown, so it and all later events
+        are removed.
 
         Returns:
           The events and rows; None if the ledger's last commit is another one, so that its history

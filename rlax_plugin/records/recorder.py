@@ -1,4 +1,4 @@
-"""Records events: immediately in the ledger, and before each train step in the journal."""
+"""Records events: immediately in the ledger, and in the journal while each step trains."""
 
 from __future__ import annotations
 
