@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from browser import browser, executable, open_page
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Error, Page, expect
 from runs import DEADLINE_S, HELPERS, Run, held, process
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,6 +20,13 @@ pytestmark = [
 
 def shown_steps(page: Page) -> str:
     return page.locator(".card", has=page.locator("dt:text-is('steps')")).inner_text()
+
+
+def stays(page: Page) -> bool:
+    """Presses a button of the mouse, as it were: a page does not reload itself meanwhile."""
+    with suppress(Error):  # the page reloaded itself while it was asked
+        return page.evaluate("document.body.dataset.reloading === 'ready' && (pressed = true)")
+    return False
 
 
 def is_kept(page: Page) -> None:
@@ -54,11 +64,12 @@ def test_a_page_grows_with_its_run(tmp_path, monkeypatch):
         written = tmp_path / "watch.log"
         run.until(lambda: "step 4, written at" in written.read_text(), "a page of step 4")
         expect(page.locator(".card dd", has_text="4").first).to_be_visible()
-        page.wait_for_selector("body[data-reloading=ready]")
+        wait_until(lambda: stays(page), "a page that does not reload itself")
         assert shown_steps(page).split()[:4] == ["steps", "4", "of", "8"]
         page.get_by_label("tokens", exact=True).check()
         page.click("#theme")
         page.fill("#search", "local-0")
+        page.evaluate("pressed = true; drawAll()")  # charts drawn later move what is below
         page.evaluate("scrollTo(0, document.getElementById('rollouts').offsetTop - 70)")
         page.evaluate("window.isTheSame = true")
         page.locator("#rows tr").first.click()

@@ -87,9 +87,10 @@ def test_the_status_is_the_same_here_and_over_grpc(watched: Run) -> None:
 
 def test_steps_report_the_use_of_the_machine(watched: Run) -> None:
     def sampled() -> list[dict[str, float]]:
-        return [step for step in watched.steps() if step.get("machine/workers_cpu", 0.0) > 0]
+        of_two = [step for step in watched.steps() if "machine/workers_memory_bytes_max" in step]
+        return [step for step in of_two if step["machine/workers_cpu"] > 0]
 
-    wait_until(sampled, "a step with the figures of both reports of a worker")
+    wait_until(sampled, "a step with the figures of both workers, of two reports")
     step = sampled()[-1]
     two, largest = step["machine/workers_memory_bytes"], step["machine/workers_memory_bytes_max"]
     assert largest < two < 2.1 * largest

@@ -18,12 +18,17 @@ function disturbs() {
     || performance.now() - touched < CALM_MS;
 }
 
-/** The first element at the top of the screen, and its distance from there. */
+/** The element that begins nearest to the top of the screen, and its distance from there. */
 function topmost() {
+  if (!scrollY) return null;
   const below = document.querySelector("header").offsetHeight;
-  const at = Array.from(document.querySelectorAll("main [id]"))
-    .find((one) => one.offsetHeight && one.getBoundingClientRect().bottom > below);
-  return scrollY && at ? { id: at.id, top: at.getBoundingClientRect().top } : null;
+  let found = null;
+  for (const one of document.querySelectorAll("main [id]")) {
+    const { top, height } = one.getBoundingClientRect();
+    const away = Math.abs(top - below);
+    if (height && away < (found?.away ?? Infinity)) found = { id: one.id, top, away };
+  }
+  return found;
 }
 
 function goBack() {
