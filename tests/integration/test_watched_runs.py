@@ -50,10 +50,16 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         one.process.communicate(timeout=60)
 
 
-def seen(run: Run) -> ControllerStatus:
+def known(run: Run) -> ControllerStatus | None:
+    """What the run last wrote of its controller: once a second, so maybe nothing so far."""
     status = seen_here(run.dir).status
-    assert status is not None and status.controller is not None
-    return status.controller
+    return status and status.controller
+
+
+def seen(run: Run) -> ControllerStatus:
+    controller = known(run)
+    assert controller is not None
+    return controller
 
 
 def evidence(run: Run) -> Evidence:
@@ -66,8 +72,8 @@ def found(run: Run, what: str) -> Callable[[], Finding | None]:
 
 
 def test_the_status_is_the_same_here_and_over_grpc(watched: Run) -> None:
-    known = lambda: seen(watched).step >= 3 and len(seen(watched).workers) == 2  # noqa: E731
-    wait_until(known, "two workers")
+    two = lambda: (now := known(watched)) and now.step >= 3 and len(now.workers) == 2  # noqa: E731
+    wait_until(two, "two workers")
     here = seen(watched)
     token = read_secret(watched.dir / "client-token.json", "")
     at = endpoints(watched.dir)
