@@ -72,9 +72,9 @@ def without_worker(
       longest: no request has more ``sequence_tokens``. If some worker takes as many, the requests
         are not looked at.
     """
-    ready = [worker for worker in workers if worker.ready]
-    if any(not 0 < worker.capabilities.context_tokens < longest for worker in ready):
+    if any(not 0 < w.capabilities.context_tokens < longest for w in workers if w.ready):
         return []
+    ready = [worker for worker in workers if worker.ready]
     return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
 
 

@@ -49,6 +49,7 @@ class Pace(FleetListener):
         self._streamed_bytes_per_s: dict[tuple[str, str], float] = {}
         self._written_bytes_per_s: dict[None, float] = {}
         self._said: set[tuple[str, bool]] = set()
+        self._heard = 0  # heartbeats since the last look
 
     def worker_heard(self, worker: Worker) -> None:
         """Takes the speeds from the figures of a heartbeat."""
@@ -61,8 +62,11 @@ class Pace(FleetListener):
         _keep(self._read_bytes_per_s, who, size, read_s)
         size, stream_s = figures.get("stream_bytes", 0.0), figures.get("stream_s", 0.0)
         _keep(self._streamed_bytes_per_s, who, size, stream_s)
-        self._forget()
-        self.look()
+        # A look is at all workers: many of them take turns, so that a heartbeat stays as cheap.
+        self._heard += 1
+        if self._heard >= len(self._workers):
+            self._forget()
+            self.look()
 
     def _forget(self) -> None:
         """Drops the speeds of workers that have gone, once there are many."""
@@ -99,6 +103,7 @@ class Pace(FleetListener):
 
     def look(self) -> None:
         """Warns once of each deadline that is too short."""
+        self._heard = 0
         if self._warn is None:
             return
         # The first worker is ready before a speed is measured; rlax check says what that takes. And

@@ -64,6 +64,24 @@ def test_what_is_measured_takes_the_place_of_what_is_assumed_worker_by_worker():
     assert pace.needed_s("group_s") == pytest.approx(4, rel=0.01)
 
 
+def test_a_heartbeat_costs_as_little_beside_many_workers_as_beside_few():
+    class Counted(dict[str, Any]):
+        looks = 0
+
+        def values(self) -> Any:
+            self.looks += 1
+            return super().values()
+
+    looks = {}
+    for count in (4, 64):
+        workers = Counted((name, worker(name)) for name in map(str, range(count)))
+        pace = Pace(RlaxSection.model_validate(VALUES), workers, None, lambda _: None)
+        for one in 3 * list(workers.copy().values()):
+            pace.worker_heard(one)
+        looks[count] = workers.looks
+    assert looks[4] == looks[64] > 0  # 12 heartbeats, and 192
+
+
 def test_each_worker_counts_with_its_own_slots():
     """64 samples of 10 s: all at once in 64 slots, two halves in 32; and 10 s for a reward."""
     pace, workers, _ = make()
