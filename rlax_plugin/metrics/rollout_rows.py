@@ -19,6 +19,13 @@ ROLLOUT_ROWS: tuple[Row, ...] = (
         "steps after which heartbeats report decode steps of an engine that counts them, as "
         "`jetstream` does",
     ),
+    (
+        "decode_step_s",
+        "s",
+        "mean time of a decode step, over those that slots_used counts",
+        "steps after which heartbeats report decode steps and their time, as those of `jetstream` "
+        "do",
+    ),
     ("stream_bytes", "bytes", "bytes of versions that workers received last", _STREAMED),
     ("stream_s", "s", "longest time in which a worker received its own", _STREAMED),
     (

@@ -1,4 +1,4 @@
-"""The share of the workers' decode slots in use, counted in decode steps."""
+"""The decode steps of the workers: the share of their slots in use, and the time of a step."""
 
 from __future__ import annotations
 
@@ -20,23 +20,29 @@ class Decoding(Protocol):
 
 
 class SlotUse:
-    """Counts the slot-steps of all workers, and those in which a slot generated a token."""
+    """Counts the decode steps of all workers, and in how many of them a slot generated a token."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[str, str], tuple[float, float]] = {}
+        self._before: dict[tuple[str, str], tuple[float, float, float]] = {}
 
     def take(self, workers: Iterable[Decoding]) -> dict[str, float]:
-        """Returns the metric since the last call; none if nothing was decoded or counted."""
-        used = offered = 0.0
-        now: dict[tuple[str, str], tuple[float, float]] = {}
+        """Returns the metrics since the last call; none if nothing was decoded or counted."""
+        used = offered = decoded = seconds = 0.0
+        now: dict[tuple[str, str], tuple[float, float, float]] = {}
         for worker in workers:
             figures = worker.figures
             if "slot_steps_total" not in figures or "steps_total" not in figures:
                 continue
             steps, in_use = figures["steps_total"], figures["slot_steps_total"]
-            steps_before, before = self._before.get(worker.identity, (0.0, 0.0))
-            now[worker.identity] = steps, in_use
+            decode_s = figures.get("decode_s_total", 0.0)
+            steps_before, before, s_before = self._before.get(worker.identity, (0.0, 0.0, 0.0))
+            now[worker.identity] = steps, in_use, decode_s
             offered += (steps - steps_before) * worker.slots
+            decoded += steps - steps_before
+            seconds += decode_s - s_before
             used += in_use - before
         self._before = now
-        return {"rollout/slots_used": used / offered} if offered > 0 else {}
+        found = {"rollout/slots_used": used / offered} if offered > 0 else {}
+        return found | (
+            {"rollout/decode_step_s": seconds / decoded} if seconds > 0 < decoded else {}
+        )

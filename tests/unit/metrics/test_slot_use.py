@@ -31,6 +31,15 @@ def test_the_slots_of_all_workers_count_for_the_steps_that_they_have_decoded() -
     assert use.take([large, small]) == {}
 
 
+def test_the_time_of_a_decode_step_is_the_mean_over_those_of_all_workers() -> None:
+    use, fast, slow = SlotUse(), Worker("fast", 2), Worker("slow", 2)
+    fast.figures = {"steps_total": 30.0, "slot_steps_total": 60.0, "decode_s_total": 3.0}
+    slow.figures = {"steps_total": 10.0, "slot_steps_total": 20.0, "decode_s_total": 9.0}
+    assert use.take([fast, slow]) == {"rollout/slots_used": 1.0, "rollout/decode_step_s": 12 / 40}
+    fast.figures |= {"steps_total": 50.0, "slot_steps_total": 80.0, "decode_s_total": 8.0}
+    assert use.take([fast, slow]) == {"rollout/slots_used": 0.5, "rollout/decode_step_s": 5 / 20}
+
+
 def test_a_worker_that_was_lost_or_does_not_count_leaves_the_others() -> None:
     use, one, other = SlotUse(), Worker("one", 2), Worker("other", 2)
     one.counts(10, 20)

@@ -1,0 +1,1 @@
+"""``rlax plan``: predicts the time of a step in other arrangements of the same work."""

@@ -1,0 +1,135 @@
+"""The model of a step: sums by hand, and what it is fitted to it predicts elsewhere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from rlax_plugin.commands.plan.arrangement import Arrangement, calibrations, candidates
+from rlax_plugin.commands.plan.model import StepModel, crowding, fit
+from rlax_plugin.commands.plan.observed import Observed
+from rlax_plugin.commands.plan.show import plan, sentences
+from rlax_plugin.errors import RlaxError
+
+# 64 samples of 8 tokens on average, 16 at most.
+TRUTH = StepModel(
+    cores=2,
+    samples=64.0,
+    tokens=512.0,
+    longest=16,
+    generating=(0.1, 0.002, 0.01, 0.0005),
+    training=(0.2, 0.05),
+    worker_cores=1.5,
+    trainer_cpu_s=0.4,
+    rest_s=0.03,
+    overlap=1.0,
+    trainer_bytes=1e9,
+    worker_bytes=5e8,
+    slot_bytes=1e6,
+)
+ALONE = Arrangement(1, 64, 1)
+
+
+def seen(one: Arrangement, truth: StepModel = TRUTH, **changes: float) -> Observed:
+    """What a run of this arrangement measures, if the model is right."""
+    there = truth.predict(one)
+    crowd = crowding(one.workers, truth.worker_cores, truth.cores)
+    _, _, each, slot = truth.generating
+    found = Observed(
+        one,
+        step_s=there.step_s,
+        train_s=there.train_s,
+        generate_s=there.generate_s,
+        decode_step_s=crowd * (each + slot * one.slots),
+        samples=truth.samples,
+        tokens=truth.tokens,
+        trainer_cpu_s=truth.trainer_cpu_s,
+        workers_cpu_s=one.workers * truth.worker_cores * there.generate_s / crowd,
+        trainer_bytes=truth.trainer_bytes,
+        worker_bytes=truth.worker_bytes + one.slots * truth.slot_bytes,
+    )
+    return replace(found, **changes)
+
+
+def test_a_step_is_the_sum_of_generation_and_training_or_the_longer_of_both():
+    # All 64 samples at once: 16 decode steps of 10 ms and .5 ms a slot.
+    generate_s = 0.1 + 64 * 0.002 + 16 * 0.01 + 16 * 64 * 0.0005
+    alone = TRUTH.predict(ALONE)
+    assert alone.generate_s == pytest.approx(generate_s)
+    assert alone.step_s == pytest.approx(generate_s + 0.25 + 0.03)
+    assert alone.limit == "generation + training" and alone.bytes == 1e9 + 5e8 + 64e6
+    # CPU: .4 s of the trainer and 1.5 cores of generation, on 2 cores.
+    beside = TRUTH.predict(replace(ALONE, max_staleness=2))
+    assert beside.step_s == pytest.approx(max(generate_s, (0.4 + 1.5 * generate_s) / 2))
+    assert beside.limit == "generation"
+    # With j = k = 2, each second step finds its samples made during the one before it.
+    twice = TRUTH.predict(replace(ALONE, reload_every=2, max_staleness=2))
+    assert twice.step_s == pytest.approx((alone.step_s + beside.step_s) / 2)
+
+
+def test_samples_that_find_no_slot_wait_and_workers_share_the_cores():
+    # 64 samples of 8 tokens through 16 slots: 32 steps, and 8 more for the longest of the last.
+    few = TRUTH.predict(replace(ALONE, slots=16))
+    assert few.generate_s == pytest.approx(0.1 + 64 * 0.002 + 40 * (0.01 + 16 * 0.0005))
+    # Two workers want 3 of 2 cores, and each has half of the samples.
+    two = TRUTH.predict(Arrangement(2, 32, 1))
+    assert two.generate_s == pytest.approx(0.1 + 1.5 * (32 * 0.002 + 16 * (0.01 + 32 * 0.0005)))
+    apart = replace(TRUTH, cores=0).predict(Arrangement(2, 32, 1))
+    assert apart.generate_s == pytest.approx(0.1 + 32 * 0.002 + 16 * (0.01 + 32 * 0.0005))
+    assert TRUTH.predict(replace(ALONE, parts=4)).train_s == pytest.approx(0.2 + 4 * 0.05)
+
+
+@pytest.mark.parametrize("cores", [0, 2])
+def test_what_was_fitted_to_four_runs_holds_for_all_others(cores: int):
+    truth = replace(TRUTH, cores=cores, overlap=1.2)
+    short = calibrations(ALONE, 64, 2, [(1, 1), (1, 2)])
+    assert short == [
+        Arrangement(1, 64, 1),
+        Arrangement(1, 32, 2),
+        Arrangement(2, 64, 1),
+        Arrangement(2, 64, 1, 1, 2),
+    ]
+    model = fit([seen(one, truth) for one in short], cores=cores, longest=16)
+    others = list(candidates(ALONE, 64, 3, [(1, 1), (1, 2), (2, 2)], 64))
+    assert len(others) > 50
+    for one in others:
+        there, expected = model.predict(one), truth.predict(one)
+        assert there.step_s == pytest.approx(expected.step_s, rel=0.02), one
+        assert there.bytes == pytest.approx(expected.bytes, rel=1e-6)
+
+
+def test_no_work_has_a_negative_price_however_noisy_the_runs_are():
+    short = calibrations(ALONE, 64, 2, [(1, 1)])
+    noisy = [
+        seen(one, generate_s=seconds, train_s=1 / seconds, decode_step_s=math.nan)
+        for one, seconds in zip(short, (0.5, 2.0, 0.1), strict=True)
+    ]
+    model = fit(noisy, cores=2, longest=16)
+    assert min(*model.generating, *model.training, model.rest_s) >= 0
+    assert all(model.predict(one).step_s > 0 for one in candidates(ALONE, 64, 2, [(1, 2)], 64))
+
+
+def test_a_plan_ranks_what_fits_and_says_how_good_it_is():
+    short = calibrations(ALONE, 0, 2, [(1, 1), (1, 2)])
+    assert {one.parts for one in short} == {1}  # MaxText decides on the rows
+    measured = [seen(one) for one in short]
+    measured[0] = replace(measured[0], step_s=1.25 * measured[0].step_s)
+    model = fit([seen(one) for one in short], cores=2, longest=16)
+    among = list(candidates(ALONE, 0, 2, [(1, 1), (1, 2)], 64))
+    found = plan(model, measured, ALONE, among, 2e9, 0)
+    assert found.too_large == sum(model.predict(one).bytes > 2e9 for one in among) > 0
+    times = [one.step_s for one in found.ranked]
+    assert times == sorted(times) and all(one.bytes <= 2e9 for one in found.ranked)
+    said = sentences(found)
+    assert "the largest error of their steps is 20%" in said[0]
+    fastest = found.best((1, 2))
+    assert fastest is not None
+    expected = " ".join(fastest.arrangement.overrides(0))
+    assert said[-1].endswith(expected) and "per_device_batch_size" not in expected
+
+
+def test_a_plan_needs_a_run_with_one_worker():
+    with pytest.raises(RlaxError, match="one worker"):
+        fit([seen(Arrangement(2, 64, 1))], cores=2, longest=16)
