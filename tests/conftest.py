@@ -112,6 +112,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -longest_s[item.path])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def keep_grpc_running() -> None:
+    """Keeps gRPC's thread: nothing of a test that is collected later waits for its end.
+
+    Without it, collecting the last channel ends that thread, and waits for an operation that a test
+    has left behind: sometimes forever.
+    """
+    import grpc.aio  # here, because it reads the variables above
+
+    grpc.aio.init_grpc_aio()
+
+
 def pytest_sessionfinish() -> None:
     # A process of pytest-xdist is interrupted if it has not ended five seconds after its report,
     # and pytest collects garbage several times in them. In a process full of JAX that takes too

@@ -14,6 +14,7 @@ from typing import BinaryIO, Protocol
 import psutil
 
 from rlax_plugin.errors import CommandError, ConfigError, RlaxError
+from rlax_plugin.processes.failures import failure
 
 _INTERRUPTED = 130
 _TAIL = 65_536  # bytes of a log that are read again
@@ -103,7 +104,7 @@ class Started:
     def error(self) -> CommandError:
         """Returns the error of a process that has failed, with its own message."""
         status = self.status or 0
-        return CommandError("train", status, _reason(self._output(), status, str(self._log)))
+        return CommandError("train", status, failure(self._output(), status, str(self._log)))
 
     def _output(self) -> str:
         try:
@@ -161,19 +162,6 @@ def command(name: str, *arguments: str) -> str:
     line = [sys.executable, "-m", "rlax_plugin", name, *arguments]
     done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
-        reason = _reason(done.stderr, done.returncode, "")
+        reason = failure(done.stderr, done.returncode, "")
         raise CommandError(name, done.returncode, reason)
     return done.stdout
-
-
-def _reason(output: str, status: int, log: str) -> str:
-    """Returns the error message in a command's output, or its last line if it has printed none."""
-    _, found, message = f"\n{output}".rpartition("\nerror: ")
-    if found:
-        return message.strip()
-    seen = f"; its output is in {log}" if log else ""
-    if status < 0:
-        return f"the signal {signal.Signals(-status).name} ended it{seen}"
-    lines = output.split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
-    return f"it ended with status {status}: {last}{seen}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ from rlax_plugin.commands.plan.arrangement import Arrangement
 from rlax_plugin.commands.plan.observed import Observed, observed
 from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.config.yaml_values import dumped
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import CommandError, ConfigError
+from rlax_plugin.metrics import file
+from rlax_plugin.processes.failures import failure
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.scripting.handle import Run
-from rlax_plugin.scripting.processes import Started
 from rlax_plugin.start.run_directory import run_directory
 from rlax_plugin.text.harmless import one_line
+from rlax_plugin.text.terminal import console, counting
 
 _BEAT_S = 1.0  # between the figures of a worker
 _SILENT_BEATS = 30  # a worker that compiles may miss some
@@ -24,6 +27,8 @@ _SILENT_BEATS = 30  # a worker that compiles may miss some
 # What has no part in the time of a step, or takes some beside it that is not its own.
 _QUIET = ("rlax.trackers=[]", "rlax.evaluation.problems=0")
 _MAXTEXT = "maxtext"
+_LOOK_S = 1.0
+_TAIL = 65_536  # bytes of a log
 
 
 def measure(
@@ -60,7 +65,7 @@ def measure(
         resolved = resolve(config, [*arguments, f"steps={steps * updates}"])
         if show:
             print(one_line(f"measuring {number} of {len(arrangements)}: {name}"), flush=True)
-        found.append(_measured(resolved, one, out, name, show))
+        found.append(_measured(resolved, one, out, name))
     return found
 
 
@@ -70,9 +75,7 @@ def name_of(one: Arrangement) -> str:
     return f"workers{one.workers}-slots{one.slots}-parts{one.parts}-{stale}"
 
 
-def _measured(
-    resolved: ResolvedConfig, one: Arrangement, out: Path, name: str, show: bool
-) -> Observed:
+def _measured(resolved: ResolvedConfig, one: Arrangement, out: Path, name: str) -> Observed:
     directory, written = run_directory(resolved.maxtext), out / f"{name}.yml"
     content = dumped(resolved.content)
     if _complete(directory):
@@ -82,13 +85,39 @@ def _measured(
         return observed(directory, one)
     out.mkdir(parents=True, exist_ok=True)
     written.write_text(content)
-    run = Run(directory, config=resolved, started=Started(written, out / f"{name}.log"))
-    try:
-        run.wait(show=show and sys.stdout.isatty())
-    except BaseException:
-        run.stop()
-        raise
+    _run(written, RunFiles(directory), out / f"{name}.log")
     return observed(directory, one)
+
+
+def _run(config: Path, files: RunFiles, log: Path) -> None:
+    """Runs ``rlax train`` to its end; each of its own waits has a deadline.
+
+    Raises:
+      CommandError: it has failed.
+    """
+    command = [sys.executable, "-m", "rlax_plugin", "train", str(config), "--with-parent"]
+    with log.open("wb") as out, counting(console(sys.stderr)) as progress:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(_LOOK_S)
+                    break
+                progress("step", _step(files))
+        except BaseException:  # Ctrl-C reaches the run too, as it is of the same group
+            process.terminate()
+            process.wait()
+            raise
+    if status:
+        output = log.read_bytes()[-_TAIL:].decode(errors="replace")
+        raise CommandError("train", status, failure(output, status, str(log)))
+
+
+def _step(files: RunFiles) -> int:
+    """Returns the newest finished step of a run; 0: none."""
+    return max(file.read(files.get(file.NAME)).by_step, default=0) if files.exists(file.NAME) else 0
 
 
 def _complete(directory: str) -> bool:
