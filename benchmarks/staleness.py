@@ -85,10 +85,10 @@ class Trial:
         ]
 
 
-def train(argv: Sequence[str], core: int | None = None) -> None:
+def train(argv: Sequence[str], core: int | None = None, config: Path = CONFIG) -> None:
     """Runs ``rlax train``; its output goes to the run's own log."""
     environment = os.environ | {"TERM": "dumb"}
-    command = [sys.executable, "-m", "rlax_plugin", "train", str(CONFIG), *argv]
+    command = [sys.executable, "-m", "rlax_plugin", "train", str(config), *argv]
     if core is not None:
         command = ["taskset", "-c", str(core), *command]
     done = subprocess.run(

@@ -28,6 +28,7 @@ _SILENT_BEATS = 30  # a worker that compiles may miss some
 _QUIET = ("rlax.trackers=[]", "rlax.evaluation.problems=0")
 _MAXTEXT = "maxtext"
 _LOOK_S = 1.0
+_END_S = 60.0  # of a run that is interrupted
 _TAIL = 65_536  # bytes of a log
 
 
@@ -108,7 +109,10 @@ def _run(config: Path, files: RunFiles, log: Path) -> None:
                 progress("step", _step(files))
         except BaseException:  # Ctrl-C reaches the run too, as it is of the same group
             process.terminate()
-            process.wait()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
             raise
     if status:
         output = log.read_bytes()[-_TAIL:].decode(errors="replace")

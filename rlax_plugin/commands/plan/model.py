@@ -30,7 +30,7 @@ class Predicted:
     """A step in one arrangement; times in seconds.
 
     Attributes:
-      limit: what the step waits for.
+      limit: the part that takes the longest.
       bytes: memory of all processes.
     """
 

@@ -1,4 +1,4 @@
-"""What a run's metrics say about the time of its steps."""
+"""Reads the time of a run's steps from its metrics."""
 
 from __future__ import annotations
 

@@ -1,0 +1,96 @@
+"""``rlax plan``: short runs of the toy, which are kept, and what cannot be planned."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import rlax
+from processes import finished
+from runs import CONFIG
+from waiting import wait_until
+
+SLOW = "rlax.rollouts.engine={name: scripted, token_s: 0.02}"  # generation takes most of a step
+
+pytestmark = pytest.mark.slow
+
+
+def times(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in directory.glob("*/metrics.jsonl")}
+
+
+def test_a_plan_is_measured_once_and_ranks_what_it_has_not_measured(tmp_path: Path) -> None:
+    out = tmp_path / "measured"
+    words = ("plan", str(CONFIG), SLOW, "--workers", "2", "--steps", "12", "--out", str(out))
+    first = finished(*words, "--json", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    found: dict[str, Any] = json.loads(first.stdout)
+    assert [one["arrangement"]["slots"] for one in found["measured"]] == [16, 8, 16]
+    ranked = found["ranked"]
+    assert len(ranked) > 4 and len({str(one["arrangement"]) for one in ranked}) == len(ranked)
+    assert [one["step_s"] for one in ranked] == sorted(one["step_s"] for one in ranked)
+    # Six tokens of .02 s for 16 samples or more: with four slots they take four turns.
+    by_slots = {
+        one["arrangement"]["slots"]: one["generate_s"]
+        for one in ranked
+        if one["arrangement"]["workers"] == 1
+    }
+    assert by_slots[4] > 1.1 * by_slots[16] > 0.1
+    assert found["left_out"].startswith("(j, k) = (1, 2) is left out: rlax.objective.preset")
+
+    before = times(out)
+    assert len(before) == 1 and len(list(out.glob("*/metrics.jsonl"))) == 3
+    again = rlax(*words)
+    assert again.exit_code == 0, again.stderr
+    assert times(out) == before
+    fastest = " ".join(ranked[0]["arguments"])
+    assert f"fastest with (j, k) = (1, 1), {ranked[0]['step_s']:.3g} s: {fastest}" in again.stdout
+
+    other = rlax(*words, "rlax.rollouts.group_size=2")
+    assert other.exit_code == 2
+    assert "of another config: remove it, or name another folder" in other.stderr
+    assert times(out) == before
+
+
+def test_a_measured_run_that_fails_says_why_and_ctrl_c_leaves_none_behind(tmp_path: Path) -> None:
+    words = ("plan", str(CONFIG), "--workers", "1")
+    broken = "rlax.rollouts.engine={name: scripted, broken: true}"
+    failed = finished(*words, broken, "rlax.deadlines.startup_s=5", cwd=tmp_path)
+    assert failed.returncode == 1 and failed.stderr.startswith("error: rlax train failed: ")
+
+    out = tmp_path / "measured"
+    endless = [sys.executable, "-m", "rlax_plugin", *words, "--steps", "100000", "--out", str(out)]
+    process = subprocess.Popen(endless, cwd=tmp_path, start_new_session=True)
+    try:
+        metrics = out / "workers1-slots16-parts1-j1-k1" / "metrics.jsonl"
+        wait_until(metrics.exists, "a step")
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+        with pytest.raises(ProcessLookupError):  # nothing of its group is left
+            os.killpg(process.pid, 0)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--staleness", "1"), "--staleness = '1': must be a pair j,k such as 1,2"),
+        (("--staleness", "²,3"), "--staleness = '²,3': must be a pair j,k such as 1,2"),
+        (("--staleness", "2,1"), "--staleness = '2,1': must be a pair j,k with 1 <= j <= k"),
+        (("--staleness", "1,2"), "rlax.objective.preset = 'grpo': has no correction"),
+        (("--steps", "6"), "--steps = 6: must be at least 7"),
+        (("rlax.launcher={name: external}",), "rlax.launcher = 'external': is not planned for"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(words: tuple[str, ...], message: str) -> None:
+    result = rlax("plan", str(CONFIG), *words)
+    assert result.exit_code == 2 and result.stderr.startswith(f"error: {message}")
