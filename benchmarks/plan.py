@@ -67,7 +67,7 @@ def main() -> None:
     }
     predicted_s = [one.step_s for one in chosen]
     measured_s = [measured[one.arrangement].step_s for one in chosen]
-    correlation = float(spearmanr(predicted_s, measured_s).statistic)
+    correlation, _ = map(float, spearmanr(predicted_s, measured_s))
     best = int(np.argmin(measured_s)) + 1
     table = Table("arrangement", "predicted s", "measured s", "limit")
     for one, seconds in zip(chosen, measured_s, strict=True):

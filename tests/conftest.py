@@ -119,9 +119,9 @@ def keep_grpc_running() -> None:
     Without it, collecting the last channel ends that thread, and waits for an operation that a test
     has left behind: sometimes forever.
     """
-    import grpc.aio  # here, because it reads the variables above
+    from grpc.aio import init_grpc_aio  # here, because it reads the variables above
 
-    grpc.aio.init_grpc_aio()
+    init_grpc_aio()
 
 
 def pytest_sessionfinish() -> None:

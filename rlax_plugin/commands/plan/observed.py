@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlax_plugin.commands.plan.arrangement import Arrangement
@@ -88,6 +88,6 @@ def observed(directory: str, arrangement: Arrangement) -> Observed:
     )
 
 
-def _decode_step_s(steps: list[Mapping[str, float]]) -> float:
+def _decode_step_s(steps: Sequence[Mapping[str, float]]) -> float:
     values = [line["rollout/decode_step_s"] for line in steps if "rollout/decode_step_s" in line]
     return statistics.median(values) if values else math.nan
