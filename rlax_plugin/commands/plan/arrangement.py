@@ -31,6 +31,11 @@ class Arrangement:
     max_staleness: int = 1
 
     @property
+    def staleness(self) -> tuple[int, int]:
+        """The pair (j, k)."""
+        return self.reload_every, self.max_staleness
+
+    @property
     def overlaps(self) -> bool:
         """True if workers generate for later steps while the trainer trains."""
         return self.max_staleness > self.reload_every

@@ -15,7 +15,7 @@ from rlax_plugin.commands.plan.arrangement import calibrations, candidates, give
 from rlax_plugin.commands.plan.calibrate import measure
 from rlax_plugin.commands.plan.model import fit
 from rlax_plugin.commands.plan.observed import LEAST, WARM
-from rlax_plugin.commands.plan.show import Plan, plan
+from rlax_plugin.commands.plan.ranking import Plan, plan
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles
@@ -74,7 +74,7 @@ def make(
     resolved = resolve(config, overrides)
     check.examine(resolved, registry_for(resolved.section))
     base, rows = given(resolved)
-    pairs, left_out = [(base.reload_every, base.max_staleness)], ""
+    pairs, left_out = [base.staleness], ""
     for pair in asked:
         try:
             stale = replace(base, reload_every=pair[0], max_staleness=pair[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -158,10 +158,7 @@ def fit(runs: Sequence[Observed], *, cores: int, longest: int) -> StepModel:
     if not ratios:
         return model
     least, most = _OVERLAP
-    return StepModel(
-        **{name: getattr(model, name) for name in StepModel.__slots__ if name != "overlap"},
-        overlap=min(most, max(least, float(np.median(ratios)))),
-    )
+    return replace(model, overlap=min(most, max(least, float(np.median(ratios)))))
 
 
 def crowding(workers: int, worker_cores: float, cores: int) -> float:

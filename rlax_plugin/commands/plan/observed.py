@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlax_plugin.commands.plan.arrangement import Arrangement
@@ -49,7 +48,7 @@ def observed(directory: str, arrangement: Arrangement) -> Observed:
     """Reads the metrics of a run.
 
     Raises:
-      RlaxError: it has too few steps, or they lack a metric.
+      RlaxError: it has too few steps.
     """
     recorded = file.read(RunFiles(directory).get(file.NAME)).by_step
     steps = [line for step, line in sorted(recorded.items()) if step > WARM]
@@ -63,9 +62,7 @@ def observed(directory: str, arrangement: Arrangement) -> Observed:
         return [float(line[name]) for line in steps if name in line]
 
     def median(name: str) -> float:
-        if not (values := every(name)):
-            raise RlaxError(f"{directory}: no step has the metric {name}")
-        return statistics.median(values)
+        return statistics.median(values) if (values := every(name)) else math.nan
 
     def mean(name: str) -> float:
         return statistics.fmean(values) if (values := every(name)) else math.nan
@@ -78,7 +75,7 @@ def observed(directory: str, arrangement: Arrangement) -> Observed:
         step_s=median("time/step_s"),
         train_s=median("time/train_s"),
         generate_s=median("time/generate_s"),
-        decode_step_s=_decode_step_s(steps),
+        decode_step_s=median("rollout/decode_step_s"),
         samples=mean("rollout/samples"),
         tokens=mean("rollout/tokens"),
         trainer_cpu_s=mean("machine/trainer_cpu") * step_s,
@@ -86,8 +83,3 @@ def observed(directory: str, arrangement: Arrangement) -> Observed:
         trainer_bytes=max(every("machine/trainer_memory_bytes"), default=0.0),
         worker_bytes=max(every(largest), default=0.0),
     )
-
-
-def _decode_step_s(steps: Sequence[Mapping[str, float]]) -> float:
-    values = [line["rollout/decode_step_s"] for line in steps if "rollout/decode_step_s" in line]
-    return statistics.median(values) if values else math.nan

@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from rlax_plugin.commands.plan.arrangement import Arrangement
-from rlax_plugin.commands.plan.model import Predicted, StepModel
-from rlax_plugin.commands.plan.observed import Observed
+from rlax_plugin.commands.plan.model import Predicted
+from rlax_plugin.commands.plan.ranking import Plan
 from rlax_plugin.text.amounts import in_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A fitted model, and what it says.
-
-    Attributes:
-      now: the prediction for the config as it is.
-      ranked: all arrangements that fit into the memory, the fastest first.
-      too_large: number of those that do not.
-      rows: see ``given``.
-      left_out: the reason why a usual staleness is not compared; empty: none.
-    """
-
-    model: StepModel
-    measured: tuple[Observed, ...]
-    now: Predicted
-    ranked: tuple[Predicted, ...]
-    too_large: int
-    rows: int
-    left_out: str = ""
-
-    def best(self, staleness: tuple[int, int]) -> Predicted | None:
-        """Returns the fastest arrangement with a pair (j, k)."""
-        same = (one for one in self.ranked if _staleness(one.arrangement) == staleness)
-        return next(same, None)
-
-
-def plan(
-    model: StepModel,
-    measured: Sequence[Observed],
-    base: Arrangement,
-    among: Sequence[Arrangement],
-    memory_bytes: float,
-    rows: int,
-    left_out: str = "",
-) -> Plan:
-    """Ranks arrangements by their predicted time of a step.
-
-    Of two that take the same time, the one with less memory comes first.
-    """
-    each = [model.predict(one) for one in among]
-    fit = [one for one in each if one.bytes <= memory_bytes]
-    ranked = sorted(fit, key=lambda one: (one.step_s, one.bytes, one.arrangement))
-    now, too_large = model.predict(base), len(each) - len(fit)
-    return Plan(model, tuple(measured), now, tuple(ranked), too_large, rows, left_out)
 
 
 def table(found: Plan, top: int) -> Table:
@@ -77,7 +29,7 @@ def table(found: Plan, top: int) -> Table:
             str(one.arrangement.workers),
             str(one.arrangement.slots),
             str(one.arrangement.parts),
-            str(_staleness(one.arrangement)),
+            str(one.arrangement.staleness),
             f"{one.step_s:.3g}",
             f"{one.step_s / found.now.step_s:.0%}",
             in_bytes(one.bytes),
@@ -100,7 +52,7 @@ def sentences(found: Plan) -> list[str]:
         said.append(f"{found.too_large} arrangements are left out: they need more memory")
     if found.left_out:
         said.append(found.left_out)
-    pairs = dict.fromkeys(_staleness(one.arrangement) for one in found.ranked)
+    pairs = dict.fromkeys(one.arrangement.staleness for one in found.ranked)
     for pair in sorted(pairs):
         if (one := found.best(pair)) is not None:
             arguments = " ".join(one.arrangement.overrides(found.rows))
@@ -125,7 +77,3 @@ def document(found: Plan) -> dict[str, Any]:
 
 def _as_json(one: Predicted, rows: int) -> dict[str, Any]:
     return asdict(one) | {"arguments": one.arrangement.overrides(rows)}
-
-
-def _staleness(one: Arrangement) -> tuple[int, int]:
-    return one.reload_every, one.max_staleness

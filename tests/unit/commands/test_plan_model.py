@@ -10,7 +10,8 @@ import pytest
 from rlax_plugin.commands.plan.arrangement import Arrangement, calibrations, candidates
 from rlax_plugin.commands.plan.model import StepModel, crowding, fit
 from rlax_plugin.commands.plan.observed import Observed
-from rlax_plugin.commands.plan.show import plan, sentences
+from rlax_plugin.commands.plan.ranking import plan
+from rlax_plugin.commands.plan.show import sentences
 from rlax_plugin.errors import RlaxError
 
 # 64 samples of 8 tokens on average, 16 at most.

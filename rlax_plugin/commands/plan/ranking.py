@@ -1,0 +1,56 @@
+"""The arrangements of a plan in the order of their predicted time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlax_plugin.commands.plan.arrangement import Arrangement
+from rlax_plugin.commands.plan.model import Predicted, StepModel
+from rlax_plugin.commands.plan.observed import Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A fitted model and its predictions.
+
+    Attributes:
+      now: the prediction for the config as it is.
+      ranked: all arrangements that fit into the memory, the fastest first.
+      too_large: number of those that do not.
+      rows: see ``given``.
+      left_out: the reason why a usual staleness is not compared; empty: none.
+    """
+
+    model: StepModel
+    measured: tuple[Observed, ...]
+    now: Predicted
+    ranked: tuple[Predicted, ...]
+    too_large: int
+    rows: int
+    left_out: str = ""
+
+    def best(self, staleness: tuple[int, int]) -> Predicted | None:
+        """Returns the fastest arrangement with a pair (j, k)."""
+        same = (one for one in self.ranked if one.arrangement.staleness == staleness)
+        return next(same, None)
+
+
+def plan(
+    model: StepModel,
+    measured: Sequence[Observed],
+    base: Arrangement,
+    among: Sequence[Arrangement],
+    memory_bytes: float,
+    rows: int,
+    left_out: str = "",
+) -> Plan:
+    """Ranks arrangements by their predicted time of a step.
+
+    Of two that take the same time, the one with less memory comes first.
+    """
+    each = [model.predict(one) for one in among]
+    fit = [one for one in each if one.bytes <= memory_bytes]
+    ranked = sorted(fit, key=lambda one: (one.step_s, one.bytes, one.arrangement))
+    now, too_large = model.predict(base), len(each) - len(fit)
+    return Plan(model, tuple(measured), now, tuple(ranked), too_large, rows, left_out)
