@@ -2,8 +2,8 @@
 
 Whole runs of the demo's task with several seeds, all from one warm start. DAPO rejects groups whose
 rewards are all equal, so a step of it takes more samples; ``--steps`` are those of PPO, and DAPO
-gets as many as take about the same number of samples, which both runs report. Held-out problems are
-sampled as training goes on. Finished runs are kept and not repeated::
+has ``--dapo-steps``, which should take about the same number of samples: the table has both.
+Held-out problems are sampled as training goes on. Finished runs are kept and not repeated::
 
     python benchmarks/critic.py --seeds 6 --jobs 2
 """
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from scipy.stats import t
 from staleness import HERE, train
 
 RESULTS = HERE / "results"
@@ -50,7 +51,7 @@ class Trial:
             f"steps={self.steps}",
             f"checkpoint_period={self.steps}",
             f"rlax.seed={self.seed}",
-            f"rlax.evaluation.every={self.steps // 5}",
+            f"rlax.evaluation.every={max(1, self.steps // 5)}",
             "rlax.evaluation.samples=8",
             "rlax.trackers=[]",
         ]
@@ -73,7 +74,8 @@ def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
         (int(samples[min(one["step"], len(samples)) - 1]) if one["step"] else 0, value(one))
         for one in evaluations
     )
-    explained = [step.get("objective/explained_variance") for step in steps]
+    named = "objective/explained_variance"  # not in a step whose returns are all equal
+    explained = [step[named] for step in steps if named in step]
     return {
         "objective": trial.objective,
         "seed": trial.seed,
@@ -82,7 +84,7 @@ def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
         "before": summary["pass_at_1_before"]["value"],
         "after": summary["pass_at_1_after"]["value"],
         "curve": curve,
-        "explained_variance": explained if trial.objective == "ppo" else None,
+        "explained_variance": explained,
         "step_s": statistics.median(step["time/step_s"] for step in steps),
         "train_s": statistics.median(step["time/train_s"] for step in steps),
     }
@@ -140,12 +142,8 @@ def show(results: Sequence[dict[str, Any]]) -> None:
     ]
     if len(found) > 1:
         mean, error = statistics.fmean(found), statistics.stdev(found) / len(found) ** 0.5
-        width = error * T_95[len(found)]
+        width = error * float(t.ppf(0.975, len(found) - 1))
         console.print(f"PPO - DAPO: {mean:+.3f} [{mean - width:+.3f}, {mean + width:+.3f}]")
-
-
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Student's t for an interval of 95 %, by the number of pairs."""
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
-from rlax_plugin.commands.plan.calibrate import measure, name_of
-from rlax_plugin.commands.plan.command import make
+from rlax_plugin.commands.plan.calibrate import Calibration
+from rlax_plugin.commands.plan.command import Wishes, make
+from rlax_plugin.commands.plan.observed import WARM
+from rlax_plugin.text.terminal import console, counting
 
 RESULTS = Path(__file__).parent / "results" / "plan.jsonl"
 
@@ -36,45 +39,34 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="of each run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
     given = parser.parse_args()
-    plan = make(
-        given.config,
-        given.overrides,
-        workers=given.workers,
-        staleness=None,
-        memory_gib=None,
-        steps=given.steps,
-        out=given.out,
-        show=True,
-    )
-    fitted = {one.arrangement for one in plan.measured}
-    others = [one for one in plan.ranked if one.arrangement not in fitted]
-    chosen = [
-        others[i] for i in np.unique(np.linspace(0, len(others) - 1, given.others).astype(int))
-    ]
-    # In an order that has nothing to do with the prediction: machines grow slower and faster.
-    order = np.random.default_rng(0).permutation(len(chosen))
-    measured = {
-        one.arrangement: one
-        for one in measure(
-            given.config,
-            given.overrides,
-            [chosen[i].arrangement for i in order],
-            plan.rows,
-            given.out.absolute(),
-            given.steps,
-            True,
+    out = given.out.absolute()
+    with counting(console(sys.stderr)) as tell:
+        wishes = Wishes(given.workers, None, None, given.steps, str(out), tell)
+        plan = make(given.config, given.overrides, wishes)
+        fitted = {one.arrangement for one in plan.measured}
+        others = [one for one in plan.ranked if one.arrangement not in fitted]
+        places = np.linspace(0, len(others) - 1, min(given.others, len(others)))
+        chosen = [others[round(place)] for place in places]
+        if len(chosen) < 2:
+            parser.error("the plan has fewer than two arrangements to measure")
+        runs = Calibration(
+            given.config, tuple(given.overrides), plan.rows, out, given.steps, WARM, tell
         )
-    }
+        # In an order that has nothing to do with the prediction: machines grow slower and faster.
+        measured = {}
+        for i in np.random.default_rng(0).permutation(len(chosen)):
+            measured[chosen[i].arrangement] = runs.measure(chosen[i].arrangement)
+            print(f"measured {chosen[i].arrangement.name}", flush=True)
     predicted_s = [one.step_s for one in chosen]
     measured_s = [measured[one.arrangement].step_s for one in chosen]
     correlation, _ = map(float, spearmanr(predicted_s, measured_s))
     best = int(np.argmin(measured_s)) + 1
     table = Table("arrangement", "predicted s", "measured s", "limit")
     for one, seconds in zip(chosen, measured_s, strict=True):
-        table.add_row(name_of(one.arrangement), f"{one.step_s:.3g}", f"{seconds:.3g}", one.limit)
-    console = Console(width=110)
-    console.print(table)
-    console.print(f"rank correlation {correlation:.2f}; the fastest is number {best} of the plan's")
+        table.add_row(one.arrangement.name, f"{one.step_s:.3g}", f"{seconds:.3g}", one.limit)
+    shown = Console(width=110)
+    shown.print(table)
+    shown.print(f"rank correlation {correlation:.2f}; the fastest is number {best} of the plan's")
     line = {
         "config": given.config,
         "overrides": given.overrides,

@@ -6,7 +6,8 @@ import sys
 from rlax_plugin.cli.common import app
 
 # isort: off
-from rlax_plugin.cli import configs, planning, models, reference  # noqa: F401  each registers its commands
+from rlax_plugin.cli import configs, planning, models  # noqa: F401  each registers its commands
+from rlax_plugin.cli import reference  # noqa: F401
 from rlax_plugin.cli import running, network, clusters, evaluating, curating  # noqa: F401
 from rlax_plugin.cli import watching, records, authoring  # noqa: F401
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import sys
 from typing import Annotated
 
 import typer
@@ -18,7 +18,11 @@ def plan(
     *,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, show_default=False, help="most workers; default: one for each core"),
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="most workers; default: one for each CPU core, or as many as the config has",
+        ),
     ] = None,
     staleness: Annotated[
         list[str] | None,
@@ -31,13 +35,11 @@ def plan(
     ] = None,
     memory_gib: Annotated[
         float | None,
-        typer.Option(
-            min=0.1, show_default=False, help="memory for all processes; default: the machine's"
-        ),
+        typer.Option(show_default=False, help="memory for all processes; default: the machine's"),
     ] = None,
     steps: Annotated[int, typer.Option(help="steps of each measured run")] = 24,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             show_default=False, help="folder for the measured runs; default: the run's, with -plan"
         ),
@@ -47,29 +49,26 @@ def plan(
 ) -> None:
     """Predicts the time of a step with other numbers of workers, slots and micro-batches.
 
-    It runs the config three or four times for some steps, each time in another arrangement, and
-    fits a model of the time of a step to what it has measured: generation, training, and the CPU
-    cores that both share. Then it ranks all other arrangements, without running them, and prints
-    the arguments of the fastest. What is trained stays the same, but for rlax.staleness.
+    It runs the config up to four times for some steps, each time in another arrangement, and fits a
+    model of the time of a step to what it has measured: generation, training, and the CPU cores
+    that both share. Then it ranks arrangements with up to twice the slots and four times the
+    micro-batches, and prints the arguments of the fastest. What is trained stays the same, but for
+    rlax.staleness.
 
-    It needs the launcher local. The measured runs are kept, so that a second plan is made at once.
+    It needs the launcher local. The measured runs are kept, so that a second plan is made at once,
+    and an interrupted one goes on with the same command.
     """
     with exit_status():
         from rich.console import Console
 
-        from rlax_plugin.commands.plan import command as planning
         from rlax_plugin.commands.plan import show
+        from rlax_plugin.commands.plan.command import Wishes, make
+        from rlax_plugin.text.terminal import console as harmless
+        from rlax_plugin.text.terminal import counting
 
-        found = planning.make(
-            config,
-            overrides or (),
-            workers=workers,
-            staleness=staleness,
-            memory_gib=memory_gib,
-            steps=steps,
-            out=out,
-            show=not as_json,
-        )
+        with counting(harmless(sys.stderr)) as tell:
+            wishes = Wishes(workers, staleness, memory_gib, steps, out, tell)
+            found = make(config, overrides or (), wishes)
         if as_json:
             typer.echo(json.dumps(show.document(found), indent=2))
             return

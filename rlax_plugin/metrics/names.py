@@ -164,6 +164,7 @@ STAGES: tuple[Stage, ...] = (
         "every step",
         (
             ("issued_mean", "tokens", "mean over all samples scored since the last step", _IN_STEP),
+            ("issued_max", "tokens", "longest sample scored since the last step", _IN_STEP),
             ("trained_mean", "tokens", "mean over the samples of the batch"),
         ),
     ),

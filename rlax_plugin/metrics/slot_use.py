@@ -38,11 +38,12 @@ class SlotUse:
             steps_before, before, s_before = self._before.get(worker.identity, (0.0, 0.0, 0.0))
             now[worker.identity] = steps, in_use, decode_s
             offered += (steps - steps_before) * worker.slots
-            decoded += steps - steps_before
-            seconds += decode_s - s_before
             used += in_use - before
+            if decode_s > 0:  # it reports the time, too
+                decoded += steps - steps_before
+                seconds += decode_s - s_before
         self._before = now
         found = {"rollout/slots_used": used / offered} if offered > 0 else {}
-        return found | (
-            {"rollout/decode_step_s": seconds / decoded} if seconds > 0 < decoded else {}
-        )
+        if decoded > 0 and seconds > 0:
+            found["rollout/decode_step_s"] = seconds / decoded
+        return found

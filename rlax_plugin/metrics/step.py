@@ -186,6 +186,7 @@ def step_metrics(
     # Of all scored groups, also those that were rejected: the policy's own figures.
     if lengths:
         metrics["length/issued_mean"] = float(np.mean(lengths))
+        metrics["length/issued_max"] = float(np.max(lengths))
     if np.isfinite(rewards).any():
         metrics["reward/mean"] = float(np.nanmean(rewards))
         metrics |= _reward_parts(scored, section)

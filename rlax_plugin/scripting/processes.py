@@ -14,7 +14,7 @@ from typing import BinaryIO, Protocol
 import psutil
 
 from rlax_plugin.errors import CommandError, ConfigError, RlaxError
-from rlax_plugin.processes.failures import failure
+from rlax_plugin.text.failures import failure
 
 _INTERRUPTED = 130
 _TAIL = 65_536  # bytes of a log that are read again

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 
-_SLOTS = (4, 2)  # at most these times fewer and more than the config has
 _LAUNCHER = "local"
+_PARTS, _SIZE = "gradient_accumulation_steps", "per_device_batch_size"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,8 +37,18 @@ class Arrangement:
 
     @property
     def overlaps(self) -> bool:
-        """True if workers generate for later steps while the trainer trains."""
-        return self.max_staleness > self.reload_every
+        """True if workers generate for the next step while the trainer trains.
+
+        With k = 1 a step needs samples of the newest weights, which do not exist until the step
+        before it has ended.
+        """
+        return self.max_staleness > 1
+
+    @property
+    def name(self) -> str:
+        """The name of a run in this arrangement."""
+        stale = f"j{self.reload_every}-k{self.max_staleness}"
+        return f"workers{self.workers}-slots{self.slots}-parts{self.parts}-{stale}"
 
     def overrides(self, rows: int) -> list[str]:
         """Returns the arguments of ``rlax train``; ``rows``: see ``given``."""
@@ -49,15 +59,16 @@ class Arrangement:
             f"rlax.staleness.max_staleness={self.max_staleness}",
         ]
         if rows:
-            found.append(f"gradient_accumulation_steps={self.parts}")
-            found.append(f"per_device_batch_size={rows // self.parts}")
+            found.append(f"{_PARTS}={self.parts}")
+            found.append(f"{_SIZE}={rows // self.parts}")
         return found
 
 
 def given(config: ResolvedConfig) -> tuple[Arrangement, int]:
     """Returns the arrangement of a config, and the rows of an update on one device.
 
-    The rows are 0 if the config leaves them to MaxText; then micro-batches stay as they are.
+    The rows are 0 if the config leaves them to MaxText, or has less than one for each device; then
+    micro-batches stay as they are.
 
     Raises:
       ConfigError: the plan cannot change this config.
@@ -67,46 +78,57 @@ def given(config: ResolvedConfig) -> tuple[Arrangement, int]:
     if launcher.plain_name != _LAUNCHER:
         reason = "is not planned for: rlax plan needs the launcher local"
         raise ConfigError("rlax.launcher", launcher.plain_name, reason)
-    workers = int(launcher.options.get("workers", 1))
-    parts = maxtext.get("gradient_accumulation_steps", 1)
-    size = maxtext.get("per_device_batch_size", 0)
-    whole = isinstance(parts, int) and size == int(size)
+    if section.deterministic:
+        reason = "is not planned for: groups are then decoded one by one, whatever the slots are"
+        raise ConfigError("rlax.deterministic", True, reason)
+    parts, size = _whole(_PARTS, maxtext.get(_PARTS, 1)), maxtext.get(_SIZE)
+    left = _SIZE not in maxtext or (isinstance(size, float) and 0 < size < 1)
+    rows = 0 if left else parts * _whole(_SIZE, size)
     stale = section.staleness
+    workers = int(launcher.options.get("workers", 1))
     found = Arrangement(
-        workers,
-        section.rollouts.slots,
-        parts if whole else 1,
-        stale.reload_every,
-        stale.max_staleness,
+        workers, section.rollouts.slots, parts, stale.reload_every, stale.max_staleness
     )
-    return found, parts * int(size) if whole else 0
+    return found, rows
+
+
+def _whole(key: str, value: object) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(key, value, "must be a whole number, at least 1")
+    return value
 
 
 def calibrations(
     base: Arrangement, rows: int, workers: int, staleness: Sequence[tuple[int, int]]
 ) -> list[Arrangement]:
-    """Returns the arrangements to measure: each speed of the model is in at least two of them.
+    """Returns the arrangements to measure; the first has one worker and is on-policy.
+
+    Slots, and micro-batches where the rows allow it, are different in the second, workers in the
+    third, and in the last one generation and training overlap, if ``staleness`` has such a pair.
 
     Args:
+      rows: see ``given``.
       workers: most workers of the plan.
       staleness: pairs (j, k) of the plan.
     """
-    j, k = min(staleness)  # (1, 1), if it is among them
-    alone = replace(base, workers=1, reload_every=j, max_staleness=k)
-    halved = replace(alone, slots=max(1, base.slots // 2), parts=_finer(base.parts, rows))
-    found = [alone, halved]
+    alone = replace(base, workers=1, reload_every=1, max_staleness=1)
+    slots = base.slots // 2 or 2
+    found = [alone, replace(alone, slots=slots, parts=_other_parts(base.parts, rows))]
     if workers > 1:
-        found.append(replace(alone, workers=workers))
-    for j, k in staleness:
-        if k > j:
-            overlapped = replace(alone, workers=min(2, workers), reload_every=j, max_staleness=k)
-            found.append(overlapped)
-            break
+        found.append(replace(alone, workers=2))
+    if late := [pair for pair in staleness if pair[1] > 1]:
+        j, k = min(late)
+        found.append(replace(alone, workers=min(2, workers), reload_every=j, max_staleness=k))
     return list(dict.fromkeys(found))
 
 
-def _finer(parts: int, rows: int) -> int:
-    return 2 * parts if rows and rows % (2 * parts) == 0 else parts
+def _other_parts(parts: int, rows: int) -> int:
+    """Returns another number of micro-batches, if the rows allow one."""
+    if rows and rows % (2 * parts) == 0:
+        return 2 * parts
+    return parts // 2 if rows and parts % 2 == 0 else parts
 
 
 def candidates(
@@ -114,23 +136,24 @@ def candidates(
 ) -> Iterator[Arrangement]:
     """Yields the arrangements to compare.
 
+    They have a quarter to twice the slots of the config, and half to four times its micro-batches,
+    where its numbers can be divided so.
+
     Args:
       workers: most workers.
       staleness: allowed pairs (j, k).
       samples: of a batch; more slots in all are of no use.
     """
-    fewer, more = _SLOTS
-    slots = {base.slots}
-    for factor in range(1, fewer.bit_length()):
-        slots.add(max(1, base.slots >> factor))
-    for factor in range(1, more.bit_length()):
-        slots.add(base.slots << factor)
-    others = (base.parts // 2, 2 * base.parts, 4 * base.parts) if rows else ()
-    parts = {n for n in (base.parts, *others) if n}
+    slots = {base.slots, 2 * base.slots}
+    slots |= {base.slots // n for n in (2, 4) if base.slots % n == 0}
+    parts = {base.parts}
+    if _other_parts(base.parts, rows) != base.parts:  # otherwise their price is not measured
+        parts |= {n for n in (2 * base.parts, 4 * base.parts) if rows % n == 0}
+        parts |= {base.parts // 2} if base.parts % 2 == 0 else set()
     for count in range(1, workers + 1):
         for each in sorted(slots):
-            if each != base.slots and count * each > 2 * samples:
+            if each > base.slots and count * each > 2 * samples:
                 continue
-            for part in sorted(one for one in parts if rows % one == 0):
+            for part in sorted(parts):
                 for j, k in staleness:
                     yield Arrangement(count, each, part, j, k)

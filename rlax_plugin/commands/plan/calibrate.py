@@ -2,128 +2,171 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlax_plugin.commands.plan.arrangement import Arrangement
-from rlax_plugin.commands.plan.observed import Observed, observed
+from rlax_plugin.commands.plan.observed import WARM, Observed, observed
+from rlax_plugin.commands.plan.usage import Usage, UsageMeter
 from rlax_plugin.config.loading import ResolvedConfig, resolve
-from rlax_plugin.config.yaml_values import dumped
 from rlax_plugin.errors import CommandError, ConfigError
-from rlax_plugin.metrics import file
-from rlax_plugin.processes.failures import failure
+from rlax_plugin.metrics.file import NAME
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.run_directory import run_directory
+from rlax_plugin.text.failures import failure
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.text.terminal import console, counting
 
-_BEAT_S = 1.0  # between the figures of a worker
-_SILENT_BEATS = 30  # a worker that compiles may miss some
-
-# What has no part in the time of a step, or takes some beside it that is not its own.
-_QUIET = ("rlax.trackers=[]", "rlax.evaluation.problems=0")
-_MAXTEXT = "maxtext"
-_LOOK_S = 1.0
+_LOOK_S = 0.25
 _END_S = 60.0  # of a run that is interrupted
 _TAIL = 65_536  # bytes of a log
+_MAXTEXT = "maxtext"
+
+# What has no part in the time of a step, takes some beside it, or belongs to the config's own runs.
+_QUIET = (
+    "rlax.trackers=[]",
+    "rlax.observers=[]",
+    "rlax.evaluation.problems=0",
+    "rlax.state_dir=''",
+    "rlax.weights.path=''",
+    "rlax.weights.parameter_server=embedded",
+    "rlax.network.port=0",
+    "rlax.network.prometheus_port=null",
+    # The figures of a worker come with its heartbeats; one that compiles may miss some.
+    "rlax.deadlines.heartbeat_s=1",
+    "rlax.deadlines.heartbeats_lost=30",
+)
 
 
-def measure(
-    config: str,
-    overrides: Sequence[str],
-    arrangements: Sequence[Arrangement],
-    rows: int,
-    out: Path,
-    steps: int,
-    show: bool,
-) -> list[Observed]:
-    """Runs a config in each arrangement for some steps, one after the other.
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Makes the short runs.
 
-    Args:
+    Attributes:
+      config, overrides: of the user.
       rows: see ``given``.
-      out: folder for the runs.
-      steps: of each run.
-      show: True to show their progress.
-
-    Raises:
-      ConfigError: ``out`` has runs of another config.
-      CommandError: a run has failed.
+      out: the folder for the runs, absolute.
+      steps: of each run; the first ``warm`` of them do not count.
+      tell: receives the progress: a description, and the newest step.
     """
-    found: list[Observed] = []
-    quiet = [*_QUIET, f"rlax.deadlines.heartbeat_s={_BEAT_S}"]
-    quiet.append(f"rlax.deadlines.heartbeats_lost={_SILENT_BEATS}")
-    if resolve(config, overrides).section.trainer.plain_name == _MAXTEXT:
-        quiet.append("enable_checkpointing=false")
-    for number, one in enumerate(arrangements, 1):
-        name = name_of(one)
-        arguments = [*overrides, *quiet, *one.overrides(rows), f"run_name={name}"]
-        arguments.append(f"base_output_directory={out}")
-        updates = resolve(config, arguments).section.objective.updates_per_step
-        resolved = resolve(config, [*arguments, f"steps={steps * updates}"])
-        if show:
-            print(one_line(f"measuring {number} of {len(arrangements)}: {name}"), flush=True)
-        found.append(_measured(resolved, one, out, name))
-    return found
 
+    config: str
+    overrides: tuple[str, ...]
+    rows: int
+    out: Path
+    steps: int
+    warm: int
+    tell: Callable[[str, int], None]
 
-def name_of(one: Arrangement) -> str:
-    """Returns the name of the run of an arrangement."""
-    stale = f"j{one.reload_every}-k{one.max_staleness}"
-    return f"workers{one.workers}-slots{one.slots}-parts{one.parts}-{stale}"
+    def arguments(self, one: Arrangement) -> list[str]:
+        """Returns the arguments of the run of an arrangement."""
+        found = [*self.overrides, *_QUIET, *one.overrides(self.rows), f"run_name={one.name}"]
+        found.append(f"base_output_directory={json.dumps(str(self.out))}")
+        section = resolve(self.config, [*found, f"steps={self.steps}"]).section
+        found.append(f"steps={self.steps * section.objective.updates_per_step}")
+        if section.trainer.plain_name == _MAXTEXT:
+            found.append("enable_checkpointing=false")
+        return found
 
+    def resolved(self, one: Arrangement) -> ResolvedConfig:
+        """Returns the config of the run of an arrangement."""
+        return resolve(self.config, self.arguments(one))
 
-def _measured(resolved: ResolvedConfig, one: Arrangement, out: Path, name: str) -> Observed:
-    directory, written = run_directory(resolved.maxtext), out / f"{name}.yml"
-    content = dumped(resolved.content)
-    if _complete(directory):
-        if not written.exists() or written.read_text() != content:
-            reason = f"has the run {name} of another config: remove it, or name another folder"
-            raise ConfigError("--out", str(out), reason)
-        return observed(directory, one)
-    out.mkdir(parents=True, exist_ok=True)
-    written.write_text(content)
-    _run(written, RunFiles(directory), out / f"{name}.log")
-    return observed(directory, one)
+    def measure(self, one: Arrangement) -> Observed:
+        """Runs the config in an arrangement, unless that was done before.
 
+        Raises:
+          ConfigError: the folder has a run of that name of another config.
+          CommandError: the run has failed.
+        """
+        directory, record = self.out / one.name, self.out / f"{one.name}.json"
+        wanted = {"arguments": self.arguments(one), "digest": _digest(self.resolved(one))}
+        found = _read(record)
+        if found is not None:
+            _check_same(self.out, one.name, found, wanted)
+        if found is None or not isinstance(found.get("usage"), list):
+            if found is None and directory.exists():
+                reason = f"has a folder {one.name} that is no run of a plan: name another folder"
+                raise ConfigError("--out", str(self.out), reason)
+            shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
+            self.out.mkdir(parents=True, exist_ok=True)
+            record.write_text(json.dumps(wanted))
+            found = wanted | {"usage": list(self._run(one, directory))}
+            record.write_text(json.dumps(found))
+        return observed(str(directory), one, Usage(*found["usage"]), self.warm)
 
-def _run(config: Path, files: RunFiles, log: Path) -> None:
-    """Runs ``rlax train`` to its end; each of its own waits has a deadline.
-
-    Raises:
-      CommandError: it has failed.
-    """
-    command = [sys.executable, "-m", "rlax_plugin", "train", str(config), "--with-parent"]
-    with log.open("wb") as out, counting(console(sys.stderr)) as progress:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
-        )
-        try:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    status = process.wait(_LOOK_S)
-                    break
-                progress("step", _step(files))
-        except BaseException:  # Ctrl-C reaches the run too, as it is of the same group
-            process.terminate()
+    def _run(self, one: Arrangement, directory: Path) -> Usage:
+        """Runs ``rlax train`` to its end; each of its own waits has a deadline."""
+        log, meter = self.out / f"{one.name}.log", UsageMeter(directory, self.warm)
+        command = [sys.executable, "-m", "rlax_plugin", "train", self.config]
+        command += [*self.arguments(one), "--with-parent"]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
             try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
-    if status:
-        output = log.read_bytes()[-_TAIL:].decode(errors="replace")
-        raise CommandError("train", status, failure(output, status, str(log)))
+                while (status := _ended(process)) is None:
+                    step = _lines(directory / NAME)
+                    meter.look(step)
+                    self.tell(one.name, step)
+            except BaseException:  # Ctrl-C reaches the run too, as it is of the same group
+                process.terminate()
+                if _ended(process, _END_S) is None:
+                    process.kill()
+                raise
+        if status:
+            output = log.read_bytes()[-_TAIL:].decode(errors="replace")
+            raise CommandError("train", status, failure(output, status, str(log)))
+        return meter.take()
 
 
-def _step(files: RunFiles) -> int:
-    """Returns the newest finished step of a run; 0: none."""
-    return max(file.read(files.get(file.NAME)).by_step, default=0) if files.exists(file.NAME) else 0
+def warm_steps(resolved: ResolvedConfig) -> int:
+    """Returns the number of steps that do not count, among them those in which the policy rests."""
+    rests = [one.options.get("warm_up_steps", 0) for one in resolved.section.signals]
+    return WARM + max((one for one in rests if isinstance(one, int)), default=0)
 
 
-def _complete(directory: str) -> bool:
-    summary: Any = RunFiles(directory).get_json("summary.json")
-    return isinstance(summary, dict) and bool(summary.get("complete"))
+def _ended(process: subprocess.Popen[bytes], wait_s: float = _LOOK_S) -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(wait_s)
+    return None
+
+
+def _lines(path: Path) -> int:
+    """Returns the number of steps that a run has written."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes().count(b"\n")
+    return 0
+
+
+def _digest(resolved: ResolvedConfig) -> str:
+    return hashlib.sha256(resolved.to_yaml()).hexdigest()
+
+
+def _read(record: Path) -> dict[str, Any] | None:
+    files = RunFiles(record.parent)
+    found = files.get_json(record.name)
+    return found if isinstance(found, dict) else None
+
+
+def _check_same(out: Path, name: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Checks that a run was made with the same config.
+
+    Raises:
+      ConfigError: names what differs.
+    """
+    before, now = found.get("arguments"), wanted["arguments"]
+    if before == now and found.get("digest") == wanted["digest"]:
+        return
+    changed = [one for one in now if not isinstance(before, list) or one not in before]
+    what = f"with {', '.join(changed)}" if changed and before else "after a change of the config"
+    reason = (
+        f"has the run {name}, which was not made {what}: remove this folder, or name another one"
+    )
+    raise ConfigError("--out", str(out), one_line(reason))

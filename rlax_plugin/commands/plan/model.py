@@ -1,8 +1,8 @@
 """A model of the time of a step, fitted to a few measured runs.
 
 It has the form of LlamaRL's (arXiv 2505.24034, theorem 7.5): a synchronous step takes the sum of
-generation and training, an asynchronous one the longer of both, if the machines are enough for
-both at once. What each takes is a sum of terms that are linear in the work, so that the
+generation and training, one whose samples may be older the longer of both, if the machines are
+enough for both at once. What each takes is a sum of terms that are linear in the work, so that the
 coefficients are a least-squares fit, none of them negative.
 """
 
@@ -18,7 +18,6 @@ from scipy.optimize import nnls
 
 from rlax_plugin.commands.plan.arrangement import Arrangement
 from rlax_plugin.commands.plan.observed import Observed
-from rlax_plugin.errors import RlaxError
 
 Limit = Literal["generation", "training", "CPU", "generation + training"]
 
@@ -30,8 +29,8 @@ class Predicted:
     """A step in one arrangement; times in seconds.
 
     Attributes:
-      limit: the part that takes the longest.
-      bytes: memory of all processes.
+      limit: the part that would have to be faster for a faster step.
+      bytes: memory of all processes, on the host.
     """
 
     arrangement: Arrangement
@@ -49,31 +48,34 @@ class StepModel:
     Attributes:
       cores: CPU cores that trainer and workers share; 0: each has machines of its own.
       samples, tokens: that are generated for a step.
-      longest: most tokens of a sample.
+      longest: tokens of the longest sample of a step.
       generating: of generation, whatever the work is; of each sample of a worker; of each decode
         step; of each slot in each decode step.
       training: of a step, whatever the parts are; of each micro-batch.
       worker_cores: in use by a worker that generates alone.
-      trainer_cpu_s: CPU time of the trainer in a step.
+      trainer_cores: in use by the trainer while it trains.
       rest_s: of a synchronous step, beside generation and training.
       overlap: measured time of an asynchronous step, divided by what this model says without it.
-      trainer_bytes, worker_bytes, slot_bytes: memory of the trainer, of a worker without slots,
-        and of a slot.
+      trainer_bytes, batch_bytes: memory of the trainer, without and for the rows of an update.
+      worker_bytes, slot_bytes: memory of a worker without slots, and of a slot.
+      other_bytes: memory of all other processes.
     """
 
     cores: int
     samples: float
     tokens: float
-    longest: int
+    longest: float
     generating: tuple[float, float, float, float]
     training: tuple[float, float]
     worker_cores: float
-    trainer_cpu_s: float
+    trainer_cores: float
     rest_s: float
     overlap: float
     trainer_bytes: float
+    batch_bytes: float
     worker_bytes: float
     slot_bytes: float
+    other_bytes: float
 
     def predict(self, one: Arrangement) -> Predicted:
         """Returns the time of a step in an arrangement."""
@@ -82,48 +84,39 @@ class StepModel:
         generate_s = float(work @ self.generating)
         train_s = float(np.array(_training(one)) @ self.training)
         alone_s = generate_s + train_s + self.rest_s
-        cpu_s = self.trainer_cpu_s + one.workers * self.worker_cores * generate_s / crowd
+        cpu_s = self.trainer_cores * train_s
+        cpu_s += one.workers * self.worker_cores * generate_s / crowd
         limits: dict[Limit, float] = {
             "generation": generate_s,
             "training": train_s + self.rest_s,
             "CPU": cpu_s / self.cores if self.cores else 0.0,
         }
         limit: Limit = max(limits, key=lambda name: limits[name])
-        both_s = self.overlap * limits[limit]
+        step_s = self.overlap * limits[limit]
         if not one.overlaps:
-            # The first step after new weights waits for its samples; those of the others are
-            # generated beside training.
-            step_s = (alone_s + (one.reload_every - 1) * both_s) / one.reload_every
-            limit = "generation + training" if one.reload_every == 1 else limit
-        else:
-            step_s = both_s
-        memory = self.trainer_bytes + one.workers * (
-            self.worker_bytes + one.slots * self.slot_bytes
-        )
-        return Predicted(one, step_s, train_s, generate_s, limit, memory)
+            step_s, limit = alone_s, "generation + training"
+        return Predicted(one, step_s, train_s, generate_s, limit, self._bytes(one))
+
+    def _bytes(self, one: Arrangement) -> float:
+        worker = self.worker_bytes + one.slots * self.slot_bytes
+        trainer = self.trainer_bytes + self.batch_bytes / one.parts
+        return trainer + one.workers * worker + self.other_bytes
 
 
-def fit(runs: Sequence[Observed], *, cores: int, longest: int) -> StepModel:
+def fit(runs: Sequence[Observed], *, cores: int) -> StepModel:
     """Fits the model to measured runs, the first of which has one worker and is synchronous.
 
     Args:
       cores: see ``StepModel``.
-      longest: most tokens of a sample.
-
-    Raises:
-      RlaxError: no run is synchronous with one worker.
     """
+    first = runs[0]
     alone = [one for one in runs if not one.arrangement.overlaps]
     single = [one for one in alone if one.arrangement.workers == 1]
-    if not single:
-        raise RlaxError("a plan needs a measured run with one worker and a staleness of 1")
-    first = single[0]
-    used = first.workers_cpu_s / first.generate_s
-    worker_cores = min(used, float(cores or 1)) if math.isfinite(used) else 1.0
+    worker_cores = _cores(first.usage.workers_cpu_s / first.generate_s, cores)
     rows, targets = [], []
     for one in alone:
         crowd = crowding(one.arrangement.workers, worker_cores, cores)
-        row = _generating(one.arrangement, one.samples, one.tokens, longest, crowd)
+        row = _generating(one.arrangement, one.samples, one.tokens, one.longest, crowd)
         rows.append(row)
         targets.append(one.generate_s)
         if math.isfinite(one.decode_step_s):
@@ -133,22 +126,28 @@ def fit(runs: Sequence[Observed], *, cores: int, longest: int) -> StepModel:
     generating = _fitted(rows, targets)
     training = _fitted([_training(one.arrangement) for one in alone], [x.train_s for x in alone])
     rest_s = float(np.median([one.step_s - one.generate_s - one.train_s for one in alone]))
-    trainer_cpu_s = first.trainer_cpu_s if math.isfinite(first.trainer_cpu_s) else first.train_s
-    slot_bytes = _slot_bytes(single)
+    worker_bytes, slot_bytes = _line(
+        [one.arrangement.slots for one in single], [one.usage.worker_bytes for one in single]
+    )
+    trainer_bytes, batch_bytes = _line(
+        [1 / one.arrangement.parts for one in single], [one.usage.trainer_bytes for one in single]
+    )
     model = StepModel(
         cores=cores,
         samples=first.samples,
         tokens=first.tokens,
-        longest=longest,
+        longest=first.longest,
         generating=(generating[0], generating[1], generating[2], generating[3]),
         training=(training[0], training[1]),
         worker_cores=worker_cores,
-        trainer_cpu_s=trainer_cpu_s,
+        trainer_cores=_cores(first.usage.trainer_cpu_s / first.train_s, cores),
         rest_s=max(0.0, rest_s),
         overlap=1.0,
-        trainer_bytes=max(one.trainer_bytes for one in runs),
-        worker_bytes=max(0.0, first.worker_bytes - first.arrangement.slots * slot_bytes),
+        trainer_bytes=trainer_bytes,
+        batch_bytes=batch_bytes,
+        worker_bytes=worker_bytes,
         slot_bytes=slot_bytes,
+        other_bytes=max(one.usage.other_bytes for one in runs),
     )
     ratios = [
         one.step_s / model.predict(one.arrangement).step_s
@@ -161,19 +160,25 @@ def fit(runs: Sequence[Observed], *, cores: int, longest: int) -> StepModel:
     return replace(model, overlap=min(most, max(least, float(np.median(ratios)))))
 
 
+def _cores(used: float, cores: int) -> float:
+    """Returns the CPU cores in use, or one if this is not known."""
+    return min(used, float(cores or used)) if 0 < used < math.inf else 1.0
+
+
 def crowding(workers: int, worker_cores: float, cores: int) -> float:
     """Returns how many times slower workers are that share this machine's cores."""
     return max(1.0, workers * worker_cores / cores) if cores else 1.0
 
 
 def _generating(
-    one: Arrangement, samples: float, tokens: float, longest: int, crowd: float
+    one: Arrangement, samples: float, tokens: float, longest: float, crowd: float
 ) -> tuple[float, float, float, float]:
     """Returns the work of generation that the coefficients of ``StepModel.generating`` multiply."""
     each = samples / one.workers
     # All at once, or one after the other in the slots; the longest of the last ones ends alone.
     mean = tokens / samples
-    steps = longest if each <= one.slots else max(longest, each * mean / one.slots + longest - mean)
+    queued = each * mean / one.slots + max(0.0, longest - mean)
+    steps = longest if each <= one.slots else max(longest, queued)
     return 1.0, crowd * each, crowd * steps, crowd * steps * one.slots
 
 
@@ -191,10 +196,9 @@ def _fitted(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[f
     return [float(one) for one in found / scale]
 
 
-def _slot_bytes(single: Sequence[Observed]) -> float:
-    """Returns the memory of a slot, from two runs that have different numbers of them."""
-    slots = [one.arrangement.slots for one in single]
-    if max(slots) == min(slots):
-        return 0.0
-    slope = np.polyfit(slots, [one.worker_bytes for one in single], 1)[0]
-    return max(0.0, float(slope))
+def _line(places: Sequence[float], sizes: Sequence[float]) -> tuple[float, float]:
+    """Returns the start and the slope of a line through sizes; both are at least 0."""
+    if max(places) == min(places):
+        return max(sizes), 0.0
+    slope = max(0.0, float(np.polyfit(places, sizes, 1)[0]))
+    return max(0.0, float(np.mean(sizes) - slope * np.mean(places))), slope

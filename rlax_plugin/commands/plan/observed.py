@@ -7,12 +7,13 @@ import statistics
 from dataclasses import dataclass
 
 from rlax_plugin.commands.plan.arrangement import Arrangement
+from rlax_plugin.commands.plan.usage import Usage
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.metrics import file
 from rlax_plugin.records.files import RunFiles
 
 WARM = 3
-"""Steps at the start that do not count: what they need is compiled during them."""
+"""Steps at the start that do not count: programs are compiled during them."""
 
 LEAST = 4
 """Further steps that a run needs."""
@@ -20,15 +21,15 @@ LEAST = 4
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The steps of one run, after the first ``WARM``.
+    """The steps of one run, after those that do not count.
 
     Attributes:
       arrangement: of the run.
       step_s, train_s, generate_s: medians of the metrics ``time/...``, in seconds.
       decode_step_s: duration of one decode step of a worker, in seconds; NaN: not known.
       samples, tokens: generated for a step, means.
-      trainer_cpu_s, workers_cpu_s: CPU time of a step, in seconds; NaN: not known.
-      trainer_bytes, worker_bytes: the largest resident memory of the trainer, and of a worker.
+      longest: tokens of the longest sample of a step, mean.
+      usage: of its processes.
     """
 
     arrangement: Arrangement
@@ -38,23 +39,24 @@ class Observed:
     decode_step_s: float
     samples: float
     tokens: float
-    trainer_cpu_s: float
-    workers_cpu_s: float
-    trainer_bytes: float
-    worker_bytes: float
+    longest: float
+    usage: Usage
 
 
-def observed(directory: str, arrangement: Arrangement) -> Observed:
-    """Reads the metrics of a run.
+def observed(directory: str, arrangement: Arrangement, usage: Usage, warm: int) -> Observed:
+    """Reads the metrics of a complete run.
+
+    Args:
+      warm: steps at the start that do not count.
 
     Raises:
-      RlaxError: it has too few steps.
+      RlaxError: it has too few steps, or they generate nothing.
     """
     recorded = file.read(RunFiles(directory).get(file.NAME)).by_step
-    steps = [line for step, line in sorted(recorded.items()) if step > WARM]
+    steps = [line for step, line in sorted(recorded.items()) if step > warm]
     if len(steps) < LEAST:
         raise RlaxError(
-            f"{directory} has {len(steps)} steps after the first {WARM}, and a plan needs "
+            f"{directory} has {len(steps)} steps after the first {warm}, and a plan needs "
             f"{LEAST}: raise --steps"
         )
 
@@ -67,10 +69,7 @@ def observed(directory: str, arrangement: Arrangement) -> Observed:
     def mean(name: str) -> float:
         return statistics.fmean(values) if (values := every(name)) else math.nan
 
-    step_s = statistics.fmean(every("time/step_s"))
-    workers = arrangement.workers
-    largest = "machine/workers_memory_bytes" + ("_max" if workers > 1 else "")
-    return Observed(
+    found = Observed(
         arrangement,
         step_s=median("time/step_s"),
         train_s=median("time/train_s"),
@@ -78,8 +77,10 @@ def observed(directory: str, arrangement: Arrangement) -> Observed:
         decode_step_s=median("rollout/decode_step_s"),
         samples=mean("rollout/samples"),
         tokens=mean("rollout/tokens"),
-        trainer_cpu_s=mean("machine/trainer_cpu") * step_s,
-        workers_cpu_s=mean("machine/workers_cpu") * step_s,
-        trainer_bytes=max(every("machine/trainer_memory_bytes"), default=0.0),
-        worker_bytes=max(every(largest), default=0.0),
+        longest=mean("length/issued_max"),
+        usage=usage,
     )
+    needed = (found.step_s, found.train_s, found.generate_s, found.samples, found.longest)
+    if not all(0 < one < math.inf for one in needed):
+        raise RlaxError(f"{directory}: most of its steps generate nothing, so nothing is measured")
+    return found

@@ -19,7 +19,8 @@ class Plan:
       ranked: all arrangements that fit into the memory, the fastest first.
       too_large: number of those that do not.
       rows: see ``given``.
-      left_out: the reason why a usual staleness is not compared; empty: none.
+      least_bytes: memory of the smallest arrangement.
+      left_out: the reasons why usual limits of staleness are not compared.
     """
 
     model: StepModel
@@ -28,7 +29,8 @@ class Plan:
     ranked: tuple[Predicted, ...]
     too_large: int
     rows: int
-    left_out: str = ""
+    least_bytes: float
+    left_out: tuple[str, ...] = ()
 
     def best(self, staleness: tuple[int, int]) -> Predicted | None:
         """Returns the fastest arrangement with a pair (j, k)."""
@@ -43,7 +45,7 @@ def plan(
     among: Sequence[Arrangement],
     memory_bytes: float,
     rows: int,
-    left_out: str = "",
+    left_out: Sequence[str] = (),
 ) -> Plan:
     """Ranks arrangements by their predicted time of a step.
 
@@ -52,5 +54,13 @@ def plan(
     each = [model.predict(one) for one in among]
     fit = [one for one in each if one.bytes <= memory_bytes]
     ranked = sorted(fit, key=lambda one: (one.step_s, one.bytes, one.arrangement))
-    now, too_large = model.predict(base), len(each) - len(fit)
-    return Plan(model, tuple(measured), now, tuple(ranked), too_large, rows, left_out)
+    return Plan(
+        model,
+        tuple(measured),
+        model.predict(base),
+        tuple(ranked),
+        len(each) - len(fit),
+        rows,
+        min(one.bytes for one in each),
+        tuple(left_out),
+    )

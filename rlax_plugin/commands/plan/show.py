@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +17,8 @@ def table(found: Plan, top: int) -> Table:
     """Returns the fastest arrangements, beside the config as it is."""
     made = Table(
         title="predicted time of a step",
-        caption="limit: what a step waits for. (j, k): rlax.staleness, (1, 1) is on-policy",
+        caption="limit: the part that has to be faster for a faster step. (j, k): rlax.staleness, "
+        "(1, 1) is on-policy",
         padding=(0, 1, 0, 0),
     )
     for name in ("", "workers", "slots", "micro-batches", "(j, k)", "step s", "of now", "memory"):
@@ -50,8 +52,9 @@ def sentences(found: Plan) -> list[str]:
     ]
     if found.too_large:
         said.append(f"{found.too_large} arrangements are left out: they need more memory")
-    if found.left_out:
-        said.append(found.left_out)
+    if not found.ranked:
+        said.append(f"nothing fits: the smallest arrangement needs {in_bytes(found.least_bytes)}")
+    said.extend(found.left_out)
     pairs = dict.fromkeys(one.arrangement.staleness for one in found.ranked)
     for pair in sorted(pairs):
         if (one := found.best(pair)) is not None:
@@ -68,11 +71,17 @@ def document(found: Plan) -> dict[str, Any]:
         "too_large": found.too_large,
         "left_out": found.left_out,
         "model": asdict(found.model),
-        "measured": [
-            {name: None if value != value else value for name, value in asdict(one).items()}
-            for one in found.measured
-        ],
+        "measured": [_plain(asdict(one)) for one in found.measured],
     }
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value without NaN, for which JSON has no word."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _as_json(one: Predicted, rows: int) -> dict[str, Any]:

@@ -37,7 +37,10 @@ def test_the_time_of_a_decode_step_is_the_mean_over_those_of_all_workers() -> No
     slow.figures = {"steps_total": 10.0, "slot_steps_total": 20.0, "decode_s_total": 9.0}
     assert use.take([fast, slow]) == {"rollout/slots_used": 1.0, "rollout/decode_step_s": 12 / 40}
     fast.figures |= {"steps_total": 50.0, "slot_steps_total": 80.0, "decode_s_total": 8.0}
-    assert use.take([fast, slow]) == {"rollout/slots_used": 0.5, "rollout/decode_step_s": 5 / 20}
+    silent = Worker("silent", 2)  # its engine does not report the time
+    silent.counts(20, 20)
+    found = use.take([fast, slow, silent])
+    assert found == {"rollout/slots_used": 40 / 80, "rollout/decode_step_s": 5 / 20}
 
 
 def test_a_worker_that_was_lost_or_does_not_count_leaves_the_others() -> None:
