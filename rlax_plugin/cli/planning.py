@@ -52,11 +52,11 @@ def plan(
     It runs the config up to four times for some steps, each time in another arrangement, and fits a
     model of the time of a step to what it has measured: generation, training, and the CPU cores
     that both share. Then it ranks arrangements with up to twice the slots and four times the
-    micro-batches, and prints the arguments of the fastest. What is trained stays the same, but for
-    rlax.staleness.
+    micro-batches, and prints the arguments of the fastest. Only rlax.staleness changes what a run
+    learns.
 
     It needs the launcher local. The measured runs are kept, so that a second plan is made at once,
-    and an interrupted one goes on with the same command.
+    and the same command continues an interrupted one.
     """
     with exit_status():
         from rich.console import Console

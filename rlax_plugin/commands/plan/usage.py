@@ -15,7 +15,7 @@ from rlax_plugin.liveness.marks import Mark, lives, marks
 
 
 class Usage(NamedTuple):
-    """What the processes of a run have used.
+    """The CPU time and the memory of the processes of a run.
 
     Attributes:
       trainer_cpu_s, workers_cpu_s: CPU time of a step, in seconds; the second is the sum of all
@@ -70,7 +70,7 @@ class UsageMeter:
             self._last = step, cpu_s
 
     def take(self) -> Usage:
-        """Returns what was seen."""
+        """Returns the figures so far."""
         return Usage(
             self._cpu_s("trainer"),
             self._cpu_s("worker"),
