@@ -2,7 +2,7 @@
 
 It has the form of LlamaRL's (arXiv 2505.24034, theorem 7.5): a synchronous step takes the sum of
 generation and training, one whose samples may be older the longer of both, if the machines are
-enough for both at once. What each takes is a sum of terms that are linear in the work, so that the
+enough for both at once. Generation takes a sum of terms that are linear in the work, so that their
 coefficients are a least-squares fit, none of them negative.
 """
 
@@ -51,7 +51,8 @@ class StepModel:
       longest: tokens of the longest sample of a step.
       generating: of generation, whatever the work is; of each sample of a worker; of each decode
         step; of each slot in each decode step.
-      training: of a step, whatever the parts are; of each micro-batch.
+      training: of a step with one micro-batch, and the power of their number by which it grows or,
+        as smaller ones may fit into a cache, shrinks.
       worker_cores: in use by a worker that generates alone.
       trainer_cores: in use by the trainer while it trains.
       rest_s: of a synchronous step, beside generation and training.
@@ -82,7 +83,8 @@ class StepModel:
         crowd = crowding(one.workers, self.worker_cores, self.cores)
         work = np.array(_generating(one, self.samples, self.tokens, self.longest, crowd))
         generate_s = float(work @ self.generating)
-        train_s = float(np.array(_training(one)) @ self.training)
+        one_part_s, power = self.training
+        train_s = one_part_s * one.parts**power
         alone_s = generate_s + train_s + self.rest_s
         cpu_s = self.trainer_cores * train_s
         cpu_s += one.workers * self.worker_cores * generate_s / crowd
@@ -124,7 +126,10 @@ def fit(runs: Sequence[Observed], *, cores: int) -> StepModel:
             rows.append((0.0, 0.0, row[2], row[3]))
             targets.append(one.decode_step_s * steps)
     generating = _fitted(rows, targets)
-    training = _fitted([_training(one.arrangement) for one in alone], [x.train_s for x in alone])
+    power, start = _slope(
+        [math.log(one.arrangement.parts) for one in alone], [math.log(x.train_s) for x in alone]
+    )
+    training = math.exp(start), power
     rest_s = float(np.median([one.step_s - one.generate_s - one.train_s for one in alone]))
     worker_bytes, slot_bytes = _line(
         [one.arrangement.slots for one in single], [one.usage.worker_bytes for one in single]
@@ -138,7 +143,7 @@ def fit(runs: Sequence[Observed], *, cores: int) -> StepModel:
         tokens=first.tokens,
         longest=first.longest,
         generating=(generating[0], generating[1], generating[2], generating[3]),
-        training=(training[0], training[1]),
+        training=training,
         worker_cores=worker_cores,
         trainer_cores=_cores(first.usage.trainer_cpu_s / first.train_s, cores),
         rest_s=max(0.0, rest_s),
@@ -182,10 +187,6 @@ def _generating(
     return 1.0, crowd * each, crowd * steps, crowd * steps * one.slots
 
 
-def _training(one: Arrangement) -> tuple[float, float]:
-    return 1.0, float(one.parts)
-
-
 def _fitted(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
     """Returns coefficients without a negative one, by the least sum of squared relative errors."""
     matrix, values = np.array(rows, float), np.array(targets, float)
@@ -196,9 +197,15 @@ def _fitted(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[f
     return [float(one) for one in found / scale]
 
 
+def _slope(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Returns the slope and the start of a line through values; it is flat through one place."""
+    if max(places) == min(places):
+        return 0.0, float(np.mean(values))
+    slope, start = np.polyfit(places, values, 1)
+    return float(slope), float(start)
+
+
 def _line(places: Sequence[float], sizes: Sequence[float]) -> tuple[float, float]:
     """Returns the start and the slope of a line through sizes; both are at least 0."""
-    if max(places) == min(places):
-        return max(sizes), 0.0
-    slope = max(0.0, float(np.polyfit(places, sizes, 1)[0]))
+    slope = max(0.0, _slope(places, sizes)[0])
     return max(0.0, float(np.mean(sizes) - slope * np.mean(places))), slope

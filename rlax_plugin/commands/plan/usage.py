@@ -66,8 +66,8 @@ class UsageMeter:
             return
         if self._first is None:
             self._first = step, cpu_s
-        elif step > self._first[0]:
-            self._last = step, cpu_s
+        elif step > self._first[0] and self._first[1].keys() <= cpu_s.keys():
+            self._last = step, cpu_s  # at the end of a run its workers go first
 
     def take(self) -> Usage:
         """Returns the figures so far."""

@@ -25,7 +25,7 @@ TRUTH = StepModel(
     tokens=512.0,
     longest=16.0,
     generating=(0.1, 0.002, 0.01, 0.0005),
-    training=(0.2, 0.05),
+    training=(0.25, 0.3),
     worker_cores=1.5,
     trainer_cores=1.6,
     rest_s=0.03,
@@ -88,7 +88,7 @@ def test_samples_that_find_no_slot_wait_and_workers_share_the_cores():
     assert two.generate_s == pytest.approx(0.1 + 1.5 * (32 * 0.002 + 16 * (0.01 + 32 * 0.0005)))
     apart = replace(TRUTH, cores=0).predict(Arrangement(2, 32, 1))
     assert apart.generate_s == pytest.approx(0.1 + 32 * 0.002 + 16 * (0.01 + 32 * 0.0005))
-    assert TRUTH.predict(replace(ALONE, parts=4)).train_s == pytest.approx(0.2 + 4 * 0.05)
+    assert TRUTH.predict(replace(ALONE, parts=4)).train_s == pytest.approx(0.25 * 4**0.3)
 
 
 @pytest.mark.parametrize("cores", [0, 2])
@@ -117,7 +117,7 @@ def test_no_work_has_a_negative_price_however_noisy_the_runs_are():
         for one, seconds in zip(short, (0.5, 2.0, 0.1), strict=True)
     ]
     model = fit(noisy, cores=2)
-    assert min(*model.generating, *model.training, model.rest_s) >= 0
+    assert min(*model.generating, model.training[0], model.rest_s) >= 0
     assert all(model.predict(one).step_s > 0 for one in candidates(ALONE, 64, 2, [(1, 2)], 64))
 
 

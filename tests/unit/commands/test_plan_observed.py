@@ -67,6 +67,7 @@ def test_the_cpu_time_of_a_step_is_that_between_two_looks(tmp_path: Path) -> Non
         meter.look(4)  # no step further
         meter.look(7)
         after = sum(psutil.Process().cpu_times()[:2])
+    meter.look(9)  # the run is over
     found = meter.take()
     assert 0.3 / 3 - 0.01 <= found.trainer_cpu_s <= (after - before) / 3 + 0.01
     assert math.isnan(found.workers_cpu_s)  # there is none
