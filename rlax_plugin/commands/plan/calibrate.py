@@ -90,16 +90,17 @@ class Calibration:
         found = _read(record)
         if found is not None:
             _check_same(self.out, one.name, found, wanted)
-        if found is None or not isinstance(found.get("usage"), list):
+        usage = None if found is None else _usage(found.get("usage"))
+        if usage is None:
             if found is None and directory.exists():
                 reason = f"has a folder {one.name} that is no run of a plan: name another folder"
                 raise ConfigError("--out", str(self.out), reason)
             shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
             self.out.mkdir(parents=True, exist_ok=True)
             record.write_text(json.dumps(wanted))
-            found = wanted | {"usage": list(self._run(one, directory))}
-            record.write_text(json.dumps(found))
-        return observed(str(directory), one, Usage(*found["usage"]), self.warm)
+            usage = self._run(one, directory)
+            record.write_text(json.dumps(wanted | {"usage": usage}))
+        return observed(str(directory), one, usage, self.warm)
 
     def _run(self, one: Arrangement, directory: Path) -> Usage:
         """Runs ``rlax train`` to its end; each of its own waits has a deadline."""
@@ -153,6 +154,12 @@ def _read(record: Path) -> dict[str, Any] | None:
     files = RunFiles(record.parent)
     found = files.get_json(record.name)
     return found if isinstance(found, dict) else None
+
+
+def _usage(found: Any) -> Usage | None:
+    """Returns what a record says of the processes; None if its run was not complete."""
+    whole = isinstance(found, list) and len(found) == len(Usage._fields)
+    return Usage(*found) if whole and all(isinstance(one, float) for one in found) else None
 
 
 def _check_same(out: Path, name: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from rlax_plugin.commands.plan.observed import Observed
 Limit = Literal["generation", "training", "CPU", "generation + training"]
 
 _OVERLAP = (0.7, 2.0)  # of a measured asynchronous step to a predicted one
+_POWERS = (-0.5, 1.0)  # of the number of micro-batches; what is beyond is noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ def fit(runs: Sequence[Observed], *, cores: int) -> StepModel:
     power, start = _slope(
         [math.log(one.arrangement.parts) for one in alone], [math.log(x.train_s) for x in alone]
     )
-    training = math.exp(start), power
+    least, most = _POWERS
+    training = math.exp(start), min(most, max(least, power))
     rest_s = float(np.median([one.step_s - one.generate_s - one.train_s for one in alone]))
     worker_bytes, slot_bytes = _line(
         [one.arrangement.slots for one in single], [one.usage.worker_bytes for one in single]
