@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ _LOOK_S = 0.25
 _END_S = 60.0  # of a run that is interrupted
 _TAIL = 65_536  # bytes of a log
 _MAXTEXT = "maxtext"
+_INTERRUPTED = (130, -signal.SIGINT)  # exit statuses of ``rlax train``
 
 # What has no part in the time of a step, takes some beside it, or belongs to the config's own runs.
 _QUIET = (
@@ -121,6 +123,10 @@ class Calibration:
                 if _ended(process, _END_S) is None:
                     process.kill()
                 raise
+        if (
+            status in _INTERRUPTED
+        ):  # this process may be deaf to Ctrl-C, in the background of a shell
+            raise KeyboardInterrupt
         if status:
             output = log.read_bytes()[-_TAIL:].decode(errors="replace")
             raise CommandError("train", status, failure(output, status, str(log)))

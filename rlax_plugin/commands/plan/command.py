@@ -137,8 +137,11 @@ def _cores(resolved: ResolvedConfig) -> int:
 
 
 def _folder(out: str | None, resolved: ResolvedConfig) -> Path:
-    files = RunFiles(out or f"{run_directory(resolved.maxtext)}-plan")
+    if out is not None:
+        if "://" in out:
+            raise ConfigError("--out", out, "must be a folder of this machine")
+        return Path(out).absolute()
+    files = RunFiles(f"{run_directory(resolved.maxtext)}-plan")
     if not files.is_local:
-        reason = "must be a folder of this machine" if out else "must be given: runs are not local"
-        raise ConfigError("--out", out or "", reason)
+        raise ConfigError("--out", "", "must be given, because the config's runs are not local")
     return Path(files.location()).absolute()

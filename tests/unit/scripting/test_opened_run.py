@@ -181,12 +181,12 @@ def test_plain_lines_are_as_rare_as_they_should_be() -> None:
 
 
 def test_an_error_of_a_command_is_its_own_line(files: RunFiles) -> None:
-    from rlax_plugin.scripting.processes import _reason
+    from rlax_plugin.text.failures import failure
 
     output = "warning: a\nerror: rlax.seed = x: must be a number\nalso rlax.y = 1: wrong\n"
-    assert _reason(output, 2, "l") == "rlax.seed = x: must be a number\nalso rlax.y = 1: wrong"
-    assert _reason("", -9, "a.log") == "the signal SIGKILL ended it; its output is in a.log"
-    assert _reason("Traceback\nKeyError: 1\n", 1, "") == "it ended with status 1: KeyError: 1"
+    assert failure(output, 2, "l") == "rlax.seed = x: must be a number\nalso rlax.y = 1: wrong"
+    assert failure("", -9, "a.log") == "the signal SIGKILL ended it; its output is in a.log"
+    assert failure("Traceback\nKeyError: 1\n", 1, "") == "it ended with status 1: KeyError: 1"
     run = rlax_plugin.open(files.url)
     with pytest.raises(ConfigError, match="must be a dict of keys"):
         run.evaluate(config=["a"])  # pyright: ignore
