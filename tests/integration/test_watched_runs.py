@@ -51,7 +51,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def known(run: Run) -> ControllerStatus | None:
-    """What the run last wrote of its controller: once a second, so maybe nothing so far."""
+    """The controller as the run last wrote it: once a second, so maybe nothing so far."""
     status = seen_here(run.dir).status
     return status and status.controller
 

@@ -40,7 +40,7 @@ ALONE = Arrangement(1, 64, 1)
 
 
 def seen(one: Arrangement, truth: StepModel = TRUTH, **changes: Any) -> Observed:
-    """What a run of this arrangement measures, if the model is right."""
+    """The measurement of a run in this arrangement, if the model is right."""
     there = truth.predict(one)
     crowd = crowding(one.workers, truth.worker_cores, truth.cores)
     _, _, each, slot = truth.generating

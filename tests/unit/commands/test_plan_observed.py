@@ -1,4 +1,4 @@
-"""What a plan reads of a run: its metrics, and the use of its processes."""
+"""The metrics of a run as a plan reads them, and the use of its processes."""
 
 from __future__ import annotations
 

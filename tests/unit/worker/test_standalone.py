@@ -180,7 +180,7 @@ def test_what_is_no_token_file_is_not_written_over(
 
 
 def unread(path: Path) -> tuple[int, int, int, int]:
-    """What a reader of a file or of a directory leaves as it was: not its time of access."""
+    """All that a reader of a file or directory leaves as it was: not its time of access."""
     found = path.lstat()
     return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns
 
