@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import t
-from staleness import HERE, train
+from staleness import HERE, run_all
 
 RESULTS = HERE / "results"
 CONFIGS = {"ppo": HERE.parent / "configs/demo_ppo.yml", "dapo": HERE.parent / "configs/demo.yml"}
@@ -39,6 +36,10 @@ class Trial:
     objective: str
     seed: int
     steps: int
+
+    @property
+    def config(self) -> Path:
+        return CONFIGS[self.objective]
 
     @property
     def name(self) -> str:
@@ -92,28 +93,6 @@ def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
 
 def value(evaluation: dict[str, Any]) -> float:
     return evaluation["pass_at_1"]["value"]
-
-
-def run_all(directory: Path, trials: Sequence[Trial], jobs: int) -> None:
-    """Runs the unfinished trials, ``jobs`` at a time, each on a core of its own."""
-    warm, console = directory / "warm", Console()
-    if not (warm / "summary.json").exists():
-        console.print("the warm start that all runs share")
-        train([f"base_output_directory={directory}", "run_name=warm", "steps=1"])
-    cores = sorted(os.sched_getaffinity(0))
-    left = [trial for trial in trials if finished(directory, trial) is None]
-
-    def one(numbered: tuple[int, Trial]) -> None:
-        number, trial = numbered
-        began_s = time.perf_counter()
-        shared = f"rlax.trainer.warm_start.directory={warm / 'prepared' / 'warm_start'}"
-        core = cores[number % jobs % len(cores)] if jobs > 1 else None
-        train([*trial.argv(directory), shared], core, CONFIGS[trial.objective])
-        took_s = time.perf_counter() - began_s
-        console.print(f"{number + 1} of {len(left)}: {trial.name} in {took_s:.0f} s")
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, enumerate(left)))
 
 
 def last(run: dict[str, Any]) -> float:
@@ -181,7 +160,7 @@ def main() -> None:
     directory = args.directory.absolute()
     steps = {"ppo": args.steps, "dapo": args.dapo_steps}
     trials = [Trial(one, seed, steps[one]) for seed in range(args.seeds) for one in CONFIGS]
-    run_all(directory, trials, args.jobs)
+    run_all(directory, trials, args.jobs, finished)
     results = [found for trial in trials if (found := finished(directory, trial))]
     show(results)
     (RESULTS / "critic.json").write_text(json.dumps(results) + "\n")

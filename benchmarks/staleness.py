@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ class Trial:
     seed: int
     steps: int
     learning_rate: float
+    config: Path = CONFIG
 
     @property
     def name(self) -> str:
@@ -131,8 +132,15 @@ def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
     }
 
 
-def run_all(directory: Path, trials: Sequence[Trial], jobs: int) -> None:
-    """Runs the unfinished trials, ``jobs`` at a time, each on a core of its own."""
+def run_all(
+    directory: Path, trials: Sequence[Any], jobs: int, finished: Callable[..., Any]
+) -> None:
+    """Runs the unfinished trials, ``jobs`` at a time, each on a core of its own.
+
+    Args:
+      trials: each has ``name``, ``config`` and ``argv``.
+      finished: takes the directory and a trial; returns None if it is not finished.
+    """
     warm = directory / "warm"
     console = Console()
     if not (warm / "summary.json").exists():
@@ -141,12 +149,12 @@ def run_all(directory: Path, trials: Sequence[Trial], jobs: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     left = [t for t in trials if finished(directory, t) is None]
 
-    def one(numbered: tuple[int, Trial]) -> None:
+    def one(numbered: tuple[int, Any]) -> None:
         number, trial = numbered
         began_s = time.perf_counter()
         shared = f"rlax.trainer.warm_start.directory={warm / 'prepared' / 'warm_start'}"
         core = cores[number % jobs % len(cores)] if jobs > 1 else None
-        train([*trial.argv(directory), shared], core)
+        train([*trial.argv(directory), shared], core, trial.config)
         console.print(
             f"{number + 1} of {len(left)}: {trial.name} in {time.perf_counter() - began_s:.0f} s"
         )
@@ -227,7 +235,7 @@ def main() -> None:
         for k in args.bounds
         for o in OBJECTIVES
     ]
-    run_all(directory, trials, args.jobs)
+    run_all(directory, trials, args.jobs, finished)
     results = [found for t in trials if (found := finished(directory, t))]
     show(results)
     if args.json:
