@@ -91,7 +91,9 @@ def ended(run: Run) -> None:
 
 def test_nodes_end_freeze_and_leave_while_the_trainer_goes_on(nodes, tmp_path, capfd):
     run = Run(tmp_path, *ENDLESS, SLOW, launcher(nodes, "moved", 2, 2))
-    run.until(lambda: len(run.steps()) > 2 and len(workers("moved")) == 2, "steps with two workers")
+    both = ("moved-0", "moved-1")
+    run.until(lambda: all(joined(run, name) for name in both), "two workers with weights")
+    run.until(lambda: len(run.steps()) > 2, "steps")
     took: dict[str, float] = {}
 
     nodes.kill(workers("moved")["moved-0"].pid)
