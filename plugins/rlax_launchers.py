@@ -12,6 +12,8 @@ from pathlib import Path
 from pydantic import Field
 
 from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
     Extension,
     Launcher,
     NonNegativeInt,
@@ -46,6 +48,17 @@ class LocalConfig(Section):
         description="number of CPU cores that each worker may use; 0: all. Workers use different "
         "cores if there are enough",
     )
+    trainer_threads: NonNegativeInt = Field(
+        default=0,
+        description="number of CPU cores that only the trainer and its reward processes may use; "
+        "workers use the others. 0: trainer and workers use the same cores",
+    )
+
+    def check(self, cores: int) -> None:
+        """Raises ConfigError if no core of a machine with ``cores`` is left for workers."""
+        if self.trainer_threads and self.trainer_threads >= cores:
+            reason = f"at most {cores - 1}, so that one of the {cores} cores is left for workers"
+            raise ConfigError("rlax.launcher.trainer_threads", self.trainer_threads, reason)
 
 
 class Local(Launcher):
@@ -56,6 +69,7 @@ class Local(Launcher):
         self._watchers: list[asyncio.Task[None]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._restarts = 0
+        self._cores: list[int] = []  # of the workers; none: they may use all
 
     @property
     def restarts(self) -> int:
@@ -68,6 +82,7 @@ class Local(Launcher):
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         logs = run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
+        self._divide_cores()
         for index in range(self._config.workers):
             name = f"local-{index}"
             command = [sys.executable, "-m", "rlax_plugin", "serve", "--controller", controller]
@@ -76,12 +91,24 @@ class Local(Launcher):
             watcher.add_done_callback(self._given_up)
             self._watchers.append(watcher)
 
+    def _divide_cores(self) -> None:
+        """Keeps the trainer off the workers' cores; called before it starts threads for JAX."""
+        config = self._config
+        if not (config.threads or config.trainer_threads):
+            return
+        cores = sorted(os.sched_getaffinity(0))
+        self._cores = cores[config.trainer_threads :]
+        if config.trainer_threads:
+            for thread in os.listdir("/proc/self/task"):
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.sched_setaffinity(int(thread), cores[: config.trainer_threads])
+
     def _pin(self, pid: int, index: int) -> None:
-        if count := self._config.threads:
-            cores = sorted(os.sched_getaffinity(0))
+        if self._cores:
+            count = self._config.threads or len(self._cores)
+            chosen = {self._cores[(index * count + i) % len(self._cores)] for i in range(count)}
             # If a worker has ended in the meantime, the code that waits for it notices.
             with contextlib.suppress(ProcessLookupError):
-                chosen = {cores[(index * count + i) % len(cores)] for i in range(count)}
                 os.sched_setaffinity(pid, chosen)
 
     async def _keep(self, name: str, index: int, command: list[str], log_path: Path) -> None:
@@ -167,9 +194,15 @@ class Static(Launcher):
         """Does nothing, as static workers learn of the end from the reply to their heartbeat."""
 
 
+def _check_cores(config: LocalConfig, context: BuildContext) -> None:
+    config.check(len(os.sched_getaffinity(0)))
+
+
 @hookimpl
 def rlax_register_launcher() -> dict[str, Extension]:
     return {
-        "local": Extension(LocalConfig, lambda config, context: Local(config)),
+        "local": Extension(
+            LocalConfig, lambda config, context: Local(config), check_start=_check_cores
+        ),
         "static": Extension(StaticConfig, lambda config, context: Static()),
     }

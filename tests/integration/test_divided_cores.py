@@ -1,0 +1,40 @@
+"""The launcher ``local`` divides the cores of the machine between trainer and workers."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+from runs import Run
+
+HERE = sorted(os.sched_getaffinity(0))
+pytestmark = pytest.mark.skipif(len(HERE) < 2, reason="one core cannot be divided")
+ENDLESS = ("steps=100000", "rlax.evaluation.problems=0", "rlax.curation.filters=[]")
+
+
+def cores(process: psutil.Process) -> set[int]:
+    """The cores that the threads of a process may use."""
+    return set.union(*(os.sched_getaffinity(thread.id) for thread in process.threads()))
+
+
+def test_the_trainer_has_cores_of_its_own_and_a_restarted_worker_keeps_to_the_others(tmp_path):
+    run = Run(tmp_path, *ENDLESS, "rlax.launcher.trainer_threads=1")
+    run.until(lambda: len(run.steps()) > 2, "steps")
+    assert cores(psutil.Process(run.process.pid)) == {HERE[0]}
+    (first,) = run.workers()
+    assert cores(first) == set(HERE[1:])
+    first.kill()
+    run.until(lambda: run.workers() and run.workers()[0].pid != first.pid, "another worker")
+    steps = len(run.steps())
+    run.until(lambda: len(run.steps()) > steps + 2, "further steps")
+    assert cores(run.workers()[0]) == set(HERE[1:])
+
+
+def test_a_trainer_that_would_take_all_cores_is_an_error_before_anything_starts(tmp_path):
+    run = Run(tmp_path, f"rlax.launcher.trainer_threads={len(HERE)}")
+    status, said = run.end()
+    assert status == 2
+    wanted = f"at most {len(HERE) - 1}, so that one of the {len(HERE)} cores is left for workers"
+    assert f"rlax.launcher.trainer_threads = {len(HERE)}: {wanted}" in said
+    assert not (run.dir / "logs").exists()
