@@ -81,14 +81,27 @@ def system(work: str) -> dict[str, float]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def interval(values: list[float]) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean, by Student's t."""
+    from scipy.stats import t
+
+    if len(values) < 2:
+        return values[0], values[0]
+    half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    middle = statistics.mean(values)
+    return middle - half, middle + half
+
+
 def measure(work: str, rounds: int) -> dict[str, Any]:
     turns = [(bare(work), system(work)) for _ in range(rounds)]
     middle = sorted(turns, key=lambda t: t[1]["step_s"] / t[0])[len(turns) // 2]
+    ratios = [s["step_s"] / b for b, s in turns]
     return {
         "bare_s": middle[0],
         "system_s": middle[1]["step_s"],
         "ratio": middle[1]["step_s"] / middle[0],
-        "ratios": sorted(s["step_s"] / b for b, s in turns),
+        "interval": interval(ratios),
+        "ratios": sorted(ratios),
         "limit": LIMITS[work],
         "phases": {k: v for k, v in middle[1].items() if k != "step_s"},
     }
@@ -108,7 +121,7 @@ def publish() -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     table = Table(title=f"{result['machine']['cpu']}, {result['machine']['cores']} cores")
-    for column in ("work", "bare ms", "system ms", "ratio", "limit", *PHASES):
+    for column in ("work", "bare ms", "system ms", "ratio", "95 %", "limit", *PHASES):
         table.add_column(column, justify="right")
     for work in ("w1", "w2"):
         if found := result.get(work):
@@ -118,6 +131,7 @@ def show(result: dict[str, Any]) -> None:
                 f"{1e3 * found['bare_s']:.1f}",
                 f"{1e3 * found['system_s']:.1f}",
                 f"{found['ratio']:.2f}",
+                "{:.2f} to {:.2f}".format(*found["interval"]),
                 f"{found['limit']}",
                 *phases,
             )

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from bench import DEADLINE_S, machine
+from bench import DEADLINE_S, interval, machine
 from rich.console import Console
 from rich.table import Table
 
@@ -72,17 +72,6 @@ def run(config: str, overrides: list[str], steps: int, skip: int) -> dict[str, f
         }
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """Returns the 95 % interval of the mean, by Student's t."""
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return values[0], values[0]
-    half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    middle = statistics.mean(values)
-    return middle - half, middle + half
 
 
 def main() -> None:

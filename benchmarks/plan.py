@@ -49,8 +49,9 @@ def main() -> None:
         chosen = [others[round(place)] for place in places]
         if len(chosen) < 2:
             parser.error("the plan has fewer than two arrangements to measure")
+        first = plan.measured[0].arrangement.name
         runs = Calibration(
-            given.config, tuple(given.overrides), plan.rows, out, given.steps, WARM, tell
+            given.config, tuple(given.overrides), plan.rows, out, given.steps, WARM, tell, first
         )
         # In an order that has nothing to do with the prediction: machines grow slower and faster.
         measured = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 from rlax_plugin.concurrency.supervision import Supervision
@@ -33,6 +33,7 @@ from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.resume.run_state import RunState, Saved
 from rlax_plugin.types import Judged, Rejected, Request, TrainBatch, group_of
 
+_MOST_BEGUN = 32  # groups that are issued in one go: a few milliseconds
 _MOST_AT_ONCE = 512  # samples whose advantages are computed on the event loop: a few milliseconds
 
 
@@ -71,6 +72,7 @@ class Flow:
         self._supervision = supervision
         self._under_way: dict[int, asyncio.Task[None]] = {}  # group id -> its trip
         self._left_open: list[int] = []  # in flight when an earlier process ended, oldest first
+        self._new: Iterator[Request] | None = None  # chosen groups that are not begun yet
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
         self.live, self._ended = False, False
@@ -153,10 +155,19 @@ class Flow:
                     self._left_open.append(group_id)
                 else:
                     self._begin(request)
-            for request in self._issuing.new():
-                self._begin(request)
+            self._begin_new()
         except Exception as error:  # noqa: BLE001  stops the run; the caller's work must not be torn
             self._supervision.fail(error)
+
+    def _begin_new(self) -> None:
+        """Issues new groups: some now, and the others once the event loop has seen to the rest."""
+        self._new = self._issuing.new() if self._new is None else self._new
+        for count, request in enumerate(self._new, 1):
+            self._begin(request)
+            if count == _MOST_BEGUN:
+                asyncio.get_running_loop().call_soon(self.wake)
+                return
+        self._new = None
 
     def _begin(self, request: Request) -> None:
         stats = self._history.stats

@@ -55,17 +55,21 @@ class Issuing(RequestRefresher):
         """
         return len(self._history.open) + self._rule.worth(self._buffer.groups)
 
+    def _capacity(self) -> int:
+        steps_left = self._last_step - self._history.run_state.next_step + 1
+        return min(self._staleness.capacity, steps_left * self._rule.groups)
+
     def new(self) -> Iterator[Request]:
         """Issues as many groups as the bounds on flight and staleness allow.
+
+        The caller may do other work between two requests: the groups of a step are chosen at once.
 
         Raises:
           TrainingError: the next step has had ``max_refill`` times its groups, and too few were
             accepted.
         """
         state, curation = self._history.run_state, self._section.curation
-        steps_left = self._last_step - state.next_step + 1
-        capacity = min(self._staleness.capacity, steps_left * self._rule.groups)
-        while (ahead := self._outstanding()) < capacity:
+        while (ahead := self._outstanding()) < (capacity := self._capacity()):
             version = self._staleness.wanted_version(state.next_step, ahead)
             if version > self._newest.number:
                 return  # its publication is a reason to ask again
@@ -76,7 +80,8 @@ class Issuing(RequestRefresher):
             in_step = self._rule.groups - ahead % self._rule.groups
             event = self._history.choose(min(capacity - ahead, in_step), version)
             for group_id in range(event.first, event.first + len(event.prompts)):
-                yield self._request(group_id, state.open[group_id])
+                if (one := state.open.get(group_id)) is not None:  # or it has ended meanwhile
+                    yield self._request(group_id, one)
 
     def _give_up(self) -> None:
         state, ready = self._history.run_state, self._buffer.groups

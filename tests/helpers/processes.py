@@ -26,17 +26,18 @@ def process(log: Path, *arguments: str, cwd: Path) -> Iterator[subprocess.Popen[
 
 
 def finished(
-    *arguments: str, cwd: Path, kill_at: str = "", timeout_s: float = 280
+    *arguments: str, cwd: Path, kill_at: str = "", timeout_s: float = 280, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """``rlax``, which has ended.
 
     Args:
       kill_at: the fault point at which it kills itself.
+      environment: further variables of its environment.
     """
     return subprocess.run(
         [sys.executable, "-m", "rlax_plugin", *arguments],
         cwd=cwd,
-        env=os.environ | ({VARIABLE: kill_at} if kill_at else {}),
+        env=os.environ | environment | ({VARIABLE: kill_at} if kill_at else {}),
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -9,6 +9,7 @@ uses what the tests have imported. Everything else about recovery is proved with
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -32,6 +33,9 @@ STEPS = 8
 UPDATES = 2
 ROWS, LENGTH = 16, 32
 RESTORING = "restoring from this run's directory step"
+IMPORTS = "imports.log"
+# What MaxText and its libraries would import, and nothing here needs.
+UNUSED = {"tensorflow", "torch", "google.cloud.aiplatform", "sklearn", "vllm", "seqio", "flax.linen"}
 FEW = "test_problems: 5, validation_problems: 5"
 
 pytestmark = pytest.mark.slow
@@ -73,8 +77,10 @@ def settings(directory: Path) -> tuple[str, ...]:
     )
 
 
-def train(*settings: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    return finished("train", CONFIG, *settings, cwd=ROOT, kill_at=kill_at)
+def train(
+    *settings: str, kill_at: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return finished("train", CONFIG, *settings, cwd=ROOT, kill_at=kill_at, **environment)
 
 
 def kill_while_restoring(directory: Path, where: tuple[str, ...]) -> None:
@@ -104,10 +110,22 @@ def audited(run: Path) -> int:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("undisturbed")
-    done = train(*settings(directory))
+    done = train(*settings(directory), PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert audited(directory / "maxtext") == 0
+    (directory / IMPORTS).write_text(done.stderr)
     return directory / "maxtext"
+
+
+def test_imports_stay_within_their_budget(undisturbed):
+    """Each process of a run pays for its imports, which are most of a short run."""
+    for log, most in (
+        (undisturbed.parent / IMPORTS, 1),
+        (undisturbed / "logs/local-0.log", 1),
+    ):
+        modules = set(re.findall(r"^import time: .*\| +(\S+)$", log.read_text(), re.MULTILINE))
+        assert "jax" in modules and not modules & UNUSED
+        assert len(modules) <= most, log
 
 
 def test_xla_dumps_no_program_unasked(undisturbed):

@@ -28,6 +28,7 @@ _LOOK_S = 0.25
 _END_S = 60.0  # of a run that is interrupted
 _TAIL = 65_536  # bytes of a log
 _MAXTEXT = "maxtext"
+_WARM_START = "prepared/warm_start"  # in the directory of a run, see rlax.trainer.warm_start
 _INTERRUPTED = (130, -signal.SIGINT)  # exit statuses of ``rlax train``
 
 # What has no part in the time of a step, takes some beside it, or belongs to the config's own runs.
@@ -56,6 +57,8 @@ class Calibration:
       out: the folder for the runs, absolute.
       steps: of each run; the first ``warm`` of them do not count.
       tell: receives the progress: a description, and the newest step.
+      first: name of the run that is made first; the others use its warm start, if it has one.
+        "": there is none.
     """
 
     config: str
@@ -65,6 +68,7 @@ class Calibration:
     steps: int
     warm: int
     tell: Callable[[str, int], None]
+    first: str = ""
 
     def arguments(self, one: Arrangement) -> list[str]:
         """Returns the arguments of the run of an arrangement."""
@@ -74,7 +78,20 @@ class Calibration:
         found.append(f"steps={self.steps * section.objective.updates_per_step}")
         if section.trainer.plain_name == _MAXTEXT:
             found.append("enable_checkpointing=false")
+            if self.first and one.name != self.first:
+                found += self._warm_start(section.trainer.options.get("warm_start"))
         return found
+
+    def _warm_start(self, options: Any) -> list[str]:
+        """Returns the argument with which a run uses the warm start of the first one."""
+        wanted = isinstance(options, dict) and options.get("enabled")
+        directory = self.out / self.first / _WARM_START
+        if not wanted or options.get("directory") or not directory.is_dir():
+            return []
+        record = _read(self.out / f"{self.first}.json")
+        if record is None or _usage(record.get("usage")) is None:
+            return []
+        return [f"rlax.trainer.warm_start.directory={json.dumps(str(directory))}"]
 
     def resolved(self, one: Arrangement) -> ResolvedConfig:
         """Returns the config of the run of an arrangement."""
@@ -123,9 +140,7 @@ class Calibration:
                 if _ended(process, _END_S) is None:
                     process.kill()
                 raise
-        if (
-            status in _INTERRUPTED
-        ):  # this process may be deaf to Ctrl-C, in the background of a shell
+        if status in _INTERRUPTED:  # this process may be deaf to Ctrl-C: a shell's background job
             raise KeyboardInterrupt
         if status:
             output = log.read_bytes()[-_TAIL:].decode(errors="replace")

@@ -82,6 +82,7 @@ def make(config: str, overrides: Sequence[str], wishes: Wishes) -> Plan:
     short = calibrations(base, rows, workers, pairs)
     for one in short:
         _examine(runs, one)
+    runs = replace(runs, first=short[0].name)
     measured: list[Observed] = []
     for one in short:
         if not measured or _needs(measured[0], one) <= memory_bytes:

@@ -55,7 +55,7 @@ class StepModel:
       training: of a step with one micro-batch, and the power of their number by which it grows or,
         as smaller ones may fit into a cache, shrinks.
       worker_cores: in use by a worker that generates alone.
-      trainer_cores: in use by the trainer while it trains.
+      trainer_cores: in use by the trainer while it trains, and while it takes samples in.
       rest_s: of a synchronous step, beside generation and training.
       overlap: measured time of an asynchronous step, divided by what this model says without it.
       trainer_bytes, batch_bytes: memory of the trainer, without and for the rows of an update.
@@ -70,7 +70,7 @@ class StepModel:
     generating: tuple[float, float, float, float]
     training: tuple[float, float]
     worker_cores: float
-    trainer_cores: float
+    trainer_cores: tuple[float, float]
     rest_s: float
     overlap: float
     trainer_bytes: float
@@ -87,7 +87,8 @@ class StepModel:
         one_part_s, power = self.training
         train_s = one_part_s * one.parts**power
         alone_s = generate_s + train_s + self.rest_s
-        cpu_s = self.trainer_cores * train_s
+        training, receiving = self.trainer_cores
+        cpu_s = training * train_s + receiving * generate_s
         cpu_s += one.workers * self.worker_cores * generate_s / crowd
         limits: dict[Limit, float] = {
             "generation": generate_s,
@@ -147,7 +148,7 @@ def fit(runs: Sequence[Observed], *, cores: int) -> StepModel:
         generating=(generating[0], generating[1], generating[2], generating[3]),
         training=training,
         worker_cores=worker_cores,
-        trainer_cores=_cores(first.usage.trainer_cpu_s / first.train_s, cores),
+        trainer_cores=_trainer_cores(alone, cores),
         rest_s=max(0.0, rest_s),
         overlap=1.0,
         trainer_bytes=trainer_bytes,
@@ -165,6 +166,19 @@ def fit(runs: Sequence[Observed], *, cores: int) -> StepModel:
         return model
     least, most = _OVERLAP
     return replace(model, overlap=min(most, max(least, float(np.median(ratios)))))
+
+
+def _trainer_cores(alone: Sequence[Observed], cores: int) -> tuple[float, float]:
+    """Returns the CPU cores in use by the trainer in the two parts of a synchronous step."""
+    known = [one for one in alone if 0 < one.usage.trainer_cpu_s < math.inf]
+    if not known:
+        return 1.0, 0.0
+    training, receiving = _fitted(
+        [(one.train_s, one.generate_s) for one in known],
+        [one.usage.trainer_cpu_s for one in known],
+    )
+    most = float(cores or math.inf)
+    return min(training, most), min(receiving, most)
 
 
 def _cores(used: float, cores: int) -> float:

@@ -27,7 +27,7 @@ TRUTH = StepModel(
     generating=(0.1, 0.002, 0.01, 0.0005),
     training=(0.25, 0.3),
     worker_cores=1.5,
-    trainer_cores=1.6,
+    trainer_cores=(1.6, 0.4),
     rest_s=0.03,
     overlap=1.0,
     trainer_bytes=1e9,
@@ -44,6 +44,7 @@ def seen(one: Arrangement, truth: StepModel = TRUTH, **changes: Any) -> Observed
     there = truth.predict(one)
     crowd = crowding(one.workers, truth.worker_cores, truth.cores)
     _, _, each, slot = truth.generating
+    training, receiving = truth.trainer_cores
     found = Observed(
         one,
         step_s=there.step_s,
@@ -54,7 +55,7 @@ def seen(one: Arrangement, truth: StepModel = TRUTH, **changes: Any) -> Observed
         tokens=truth.tokens,
         longest=truth.longest,
         usage=Usage(
-            trainer_cpu_s=truth.trainer_cores * there.train_s,
+            trainer_cpu_s=training * there.train_s + receiving * there.generate_s,
             workers_cpu_s=one.workers * truth.worker_cores * there.generate_s / crowd,
             trainer_bytes=truth.trainer_bytes + truth.batch_bytes / one.parts,
             worker_bytes=truth.worker_bytes + one.slots * truth.slot_bytes,
@@ -71,10 +72,10 @@ def test_a_step_is_the_sum_of_generation_and_training_or_the_longer_of_both():
     assert alone.generate_s == pytest.approx(generate_s)
     assert alone.step_s == pytest.approx(generate_s + 0.25 + 0.03)
     assert alone.limit == "generation + training" and alone.bytes == 1e9 + 4e8 + 5e8 + 64e6 + 1e8
-    # CPU: 1.6 cores of .25 s of training and 1.5 of generation, on 2 cores.
+    # CPU, on 2 cores: 1.6 of .25 s of training, 1.5 of generation, .4 for what is generated.
     beside = TRUTH.predict(replace(ALONE, max_staleness=2))
-    assert beside.step_s == pytest.approx(max(generate_s, (1.6 * 0.25 + 1.5 * generate_s) / 2))
-    assert beside.limit == "generation"
+    assert beside.step_s == pytest.approx((1.6 * 0.25 + (1.5 + 0.4) * generate_s) / 2)
+    assert beside.limit == "CPU"
     # With j = k = 2 the weights of the next step's samples are always there: nothing waits.
     assert TRUTH.predict(replace(ALONE, reload_every=2, max_staleness=2)).step_s == beside.step_s
 

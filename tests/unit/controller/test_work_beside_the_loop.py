@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flow_harness import Harness, settle
+from flow_harness import Harness, MixedOnly, settle
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller import flow
@@ -53,6 +53,32 @@ def test_advantages_of_a_large_batch(
         return [group.id for group in batch.groups]
 
     assert asyncio.run(run()) == ([0, 2] if beside else [0, 1])
+
+
+@pytest.mark.parametrize(("rewards", "issued"), [((0.0, 1.0), 8), ((0.0, 0.0), 9)])
+def test_the_groups_of_a_large_step_are_issued_a_few_at_a_time(
+    rewards: tuple[float, float], issued: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Group 0 is answered before the last ones are issued; if it is rejected, another one is."""
+    monkeypatch.setattr(flow, "_MOST_BEGUN", 3)
+
+    async def run() -> list[int]:
+        harness = Harness(tmp_path, groups=8, filters=(MixedOnly(),))
+        await harness.start()
+        sizes = [0]
+        while len(sizes) < 20:
+            await asyncio.sleep(0)
+            sizes.append(len(harness.answers.open))
+            if sizes[-1] and not any(sizes[:-1]):
+                assert sizes[-1] < 8
+                harness.answers.generate(0, 0, rewards)
+        assert max(np.diff(sizes)) <= 3
+        await settle()
+        harness.flow.end()
+        harness.recorder.close()
+        return sorted(harness.answers.open)
+
+    assert asyncio.run(run()) == list(range(1, issued))
 
 
 class Figure:
