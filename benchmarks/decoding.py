@@ -1,9 +1,12 @@
 """Compares a worker's prefill and decode steps with scanned weights laid out and as published.
 
 Both ways alternate in one process, on the decode engine of a worker with random weights
-(``maxtext_overrides/sampler/layer_major.py``). Further arguments are MaxText keys:
+(``maxtext_overrides/sampler/layer_major.py``). With ``--longest`` it compares decode steps that
+attend to all places of the prompts' caches with those that attend to the places in use
+(``buckets.reaches``). Further arguments are MaxText keys:
 
     python benchmarks/decoding.py --work smollm2 dtype=bfloat16
+    python benchmarks/decoding.py --work smollm2 --longest 4096
 
 ``smollm2`` is a model of the shape of SmolLM2-135M.
 """
@@ -25,11 +28,14 @@ from rich.console import Console
 from rich.table import Table
 
 SLOTS, SAMPLES, STEPS = 64, 8, 8
-WAYS = ("published", "laid out")
+LAYOUTS = ("published", "laid out")
+REACHES = ("all places", "places in use")
 Times = dict[str, dict[str, list[float]]]
 
 
-def measure(work: str, keys: Sequence[str], turns: int, prompt_tokens: int) -> Times:
+def measure(
+    work: str, keys: Sequence[str], turns: int, prompt_tokens: int, longest: int | None
+) -> Times:
     """Returns, for each way and turn, seconds of filling all slots and of one decode step.
 
     Args:
@@ -37,6 +43,8 @@ def measure(work: str, keys: Sequence[str], turns: int, prompt_tokens: int) -> T
       keys: MaxText keys.
       turns: number of measured turns, after one in which both ways compile.
       prompt_tokens: length of the prompts.
+      longest: tokens that a slot's cache of the prompt holds, to compare ``REACHES``; None: as many
+        as the prompts have, to compare ``LAYOUTS``.
     """
     import jax
 
@@ -52,20 +60,21 @@ def measure(work: str, keys: Sequence[str], turns: int, prompt_tokens: int) -> T
         **FASTEST_LAYOUT,
         per_device_batch_size=SLOTS // jax.device_count(),
         gradient_accumulation_steps=1,
-        max_prefill_predict_length=prompt_tokens,
-        max_target_length=prompt_tokens + STEPS + 1,
+        max_prefill_predict_length=longest or prompt_tokens,
+        max_target_length=(longest or prompt_tokens) + STEPS + 1,
         enable_checkpointing=False,
         async_checkpointing=False,
     )
-    engine = DecodeEngine(config, group_size=SAMPLES)
+    engine = DecodeEngine(config, group_size=SAMPLES, prompt_tokens=prompt_tokens)
+    reaches, ways = engine._reaches, REACHES if longest else LAYOUTS
     rng = np.random.default_rng(0)
     weights: dict[str, Mapping[str, Any]] = {}
-    for way in WAYS:
+    for way in ways:
         arrays = {
             name: jax.device_put((0.02 * rng.normal(size=like.shape)).astype(like.dtype))
             for name, like in engine.variables_like().items()
         }
-        if way == "laid out":
+        if way != "published":
             engine.lay_out(arrays)
         weights[way] = arrays
     slots = np.arange(SLOTS).reshape(-1, SAMPLES).tolist()
@@ -75,9 +84,10 @@ def measure(work: str, keys: Sequence[str], turns: int, prompt_tokens: int) -> T
         Prefill(tokens, tuple(taken), tuple(taken), sampling)
         for tokens, taken in zip(prompts, slots, strict=True)
     ]
-    spent: Times = {way: {"prefill": [], "decode": []} for way in WAYS}
+    spent: Times = {way: {"prefill": [], "decode": []} for way in ways}
     for turn in range(1 + turns):
-        for way in WAYS:
+        for way in ways:
+            engine._reaches = reaches[-1:] if way == "all places" else reaches
             engine.reset()
             jax.block_until_ready(engine._state)  # clearing the caches does not count
             start = time.perf_counter()
@@ -97,19 +107,20 @@ def main() -> None:
     parser.add_argument("--work", choices=WORKS, default="smollm2")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--prompt-tokens", type=int, default=44)
+    parser.add_argument("--longest", type=int, help="tokens of the caches of prompts")
     parser.add_argument("--json", type=Path, help="also add the figures to this file, a line each")
     parser.add_argument("keys", nargs="*", help="MaxText keys, as key=value")
     args = parser.parse_args()
 
     load_before = os.getloadavg()[0]
-    spent = measure(args.work, args.keys, args.turns, args.prompt_tokens)
+    spent = measure(args.work, args.keys, args.turns, args.prompt_tokens, args.longest)
     result: dict[str, Any] = {"work": args.work, "keys": args.keys, "turns": args.turns}
-    result |= {"prompt_tokens": args.prompt_tokens, "decode_steps": STEPS}
+    result |= {"longest": args.longest, "prompt_tokens": args.prompt_tokens, "decode_steps": STEPS}
     result["load"] = f"{load_before:.1f} to {os.getloadavg()[0]:.1f}"
     prompts = SLOTS // SAMPLES
     title = f"{args.work}: {prompts} prompts of {args.prompt_tokens} tokens, {SLOTS} slots"
     table = Table(title=" ".join([title, *args.keys]))
-    for column in ("weights", "all prompts ms, median", "least", "decode step ms, median", "least"):
+    for column in ("way", "all prompts ms, median", "least", "decode step ms, median", "least"):
         table.add_column(column, justify="right")
     for way, times in spent.items():
         medians = {f"{phase}_s": statistics.median(found) for phase, found in times.items()}
@@ -117,12 +128,13 @@ def main() -> None:
         result[way] = medians | least
         order = ("prefill_s", "least_prefill_s", "decode_s", "least_decode_s")
         table.add_row(way, *(f"{1e3 * result[way][name]:.0f}" for name in order))
+    first, second = spent
     ratios = {
-        phase: result["laid out"][f"{phase}_s"] / result["published"][f"{phase}_s"]
+        phase: result[second][f"{phase}_s"] / result[first][f"{phase}_s"]
         for phase in ("prefill", "decode")
     }
     Console(width=110).print(table)
-    print(f"laid out / published: prefill {ratios['prefill']:.2f}, decode {ratios['decode']:.2f}")
+    print(f"{second} / {first}: prefill {ratios['prefill']:.2f}, decode {ratios['decode']:.2f}")
     if args.json:
         with args.json.open("a") as file:
             file.write(json.dumps(result) + "\n")

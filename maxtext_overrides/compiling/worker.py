@@ -44,7 +44,7 @@ class _DescribedEngine(DecodeEngine):
         yield compile_measured(
             "prefill", rows, self._insert, (state, weights, *what), beside=beside
         )[0]
-        what = (_like((self.slots,), bool), _like(()), _like((), bool))
+        what = (_like((self.slots,), bool), _like(()), _like((), bool), self.max_prompt_tokens)
         progress("decode")
         yield compile_measured(
             "decode",

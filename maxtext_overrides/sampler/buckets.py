@@ -1,4 +1,4 @@
-"""Plans the prefill programs of a worker, and chooses one for each prompt.
+"""Plans the programs of a worker: which prefill takes a prompt, and how far decoding attends.
 
 A prefill program takes a fixed number of prompts (rows) of a fixed length. All of them follow from
 a worker's limits, so that they are compiled before the first request and no request needs another
@@ -20,6 +20,13 @@ _SHORTEST = 16  # tokens; the cost of a call hardly depends on shorter prompts
 # took on two cores, for one prompt of 16 tokens and for the eight that fill its slots, 33 and
 # 264 ms with 1 row, 52 and 104 ms with 4, 83 and 83 ms with 8, and 60 ms for a decode step.
 _TOKENS_PER_SLOT = 1
+
+
+# Decode programs that attend to different parts of the prompts' caches. Each is one more to
+# compile, and in shorter caches attention takes a small part of a decode step.
+MOST_REACHES = 3
+_SHORTEST_REACH = 128  # tokens
+_REACH_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,18 @@ def calls(buckets: Sequence[Bucket], lengths: Sequence[int]) -> list[tuple[Bucke
         for bucket, indices in members.items()
         for start in range(0, len(indices), bucket.rows)
     ]
+
+
+def reaches(longest: int) -> tuple[int, ...]:
+    """Returns the parts of the prompts' caches to which decode programs attend, ascending.
+
+    Args:
+      longest: tokens of a slot's cache of the prompt, the last of the parts.
+    """
+    found = [longest]
+    while len(found) < MOST_REACHES and (shorter := found[0] // _REACH_FACTOR) >= _SHORTEST_REACH:
+        found.insert(0, shorter)
+    return tuple(found)
 
 
 def _lengths(longest: int, prompt_tokens: int) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 from maxtext_overrides.sampler import buckets, layer_major
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
 from maxtext_overrides.sampler.ring import collect, packed
-from maxtext_overrides.sampler.sampling import sample, uniforms
+from maxtext_overrides.sampler.sampling import empty_settings, ends, sample_next
 from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.types import SamplingParams
 
@@ -73,13 +73,16 @@ class DecodeEngine:
         self.rounds_caches = bool(config.quantize_kvcache)
         most, rows = prompt_tokens or self.max_prompt_tokens, self.model.row_shards
         self._buckets = buckets.plan(self.slots, self.max_prompt_tokens, most, group_size, rows)
+        self._reaches = buckets.reaches(self.max_prompt_tokens)
         self.forget_totals()
         replicated = jax.sharding.NamedSharding(self.model.mesh, jax.sharding.PartitionSpec())
         self._shardings = jax.tree.map(lambda _: replicated, jax.eval_shape(self._empty))
         self._shardings["cache"] = {p: x.sharding for p, x in self.model.caches_like.items()}
         outputs = (self._shardings, replicated)
         self._insert = jax.jit(self._insert_step, out_shardings=self._shardings, donate_argnums=0)
-        self._decode = jax.jit(self._decode_loop, out_shardings=outputs, donate_argnums=0)
+        self._decode = jax.jit(
+            self._decode_loop, out_shardings=outputs, donate_argnums=0, static_argnums=5
+        )
         self._collect = jax.jit(collect, out_shardings=replicated)
         self._score = jax.jit(self._score_prefixes, out_shardings=replicated)
         self._clear = jax.jit(self._empty, out_shardings=self._shardings)
@@ -110,6 +113,7 @@ class DecodeEngine:
         self._occupied = np.zeros(self.slots, bool)
         # Tokens of each slot's sample: when it was inserted, and now.
         self._earlier = np.zeros(self.slots, np.int32)
+        self._prompt = np.zeros(self.slots, np.int32)  # tokens in its cache of the prompt
         self._generated = np.zeros(self.slots, np.int32)
         self._state: State = self._clear()
 
@@ -138,13 +142,13 @@ class DecodeEngine:
         tokens = np.zeros((bucket.rows, bucket.length), np.int32)
         lengths = np.ones(bucket.rows, np.int32)
         source = np.full(self.slots, -1, np.int32)
-        settings = _empty_settings(self.slots)
+        settings = empty_settings(self.slots)
         for i, r in enumerate(requests):
             slots = list(r.slots)
             tokens[i, : len(r.tokens)] = r.tokens
             lengths[i] = len(r.tokens)
             source[slots] = i
-            self._earlier[slots] = r.generated
+            self._earlier[slots], self._prompt[slots] = r.generated, len(r.tokens)
             settings["seed"][slots] = [(seed >> 32, seed & 0xFFFFFFFF) for seed in r.seeds]
             settings["temperature"][slots] = r.sampling.temperature
             settings["top_k"][slots] = r.sampling.top_k
@@ -181,6 +185,7 @@ class DecodeEngine:
             self._occupied,
             np.int32(max_steps),
             np.bool_(stop_when_free),
+            self._reach(),
         )
         (steps, new), self._generated, done = np.split(np.asarray(status), [2, 2 + self.slots])
         self.steps_total += int(steps)
@@ -190,6 +195,11 @@ class DecodeEngine:
         finished = self.read(ended)
         self.release(ended)
         return finished
+
+    def _reach(self) -> int:
+        """Returns how many places of the prompts' caches the slots in use need."""
+        longest = self._prompt[self._occupied].max()
+        return next(reach for reach in self._reaches if reach >= longest)
 
     def read(self, slots: Sequence[int]) -> list[SlotOutput]:
         """Returns the tokens so far of occupied slots, which continue, in one transfer."""
@@ -238,8 +248,9 @@ class DecodeEngine:
             tokens = np.zeros(bucket.length, np.int32)
             self.insert(weights, [Prefill(tokens, (0,), (0,), SamplingParams(max_new_tokens=1))])
             self.release([0])
-        self._occupied[0] = True
-        self.decode(weights, 1, True)
+        for reach in self._reaches:
+            self._prompt[0], self._occupied[0] = reach, True
+            self.decode(weights, 1, True)
         for count in self._counts_read():
             self._collect(self._state, np.zeros(count, np.int32))
         self.logprobs(weights, np.zeros(2, np.int32))
@@ -267,13 +278,13 @@ class DecodeEngine:
     ) -> State:
         logits_nv, prefix = self.model.prefill(weights, tokens_nl, lengths_n)
         from_b, generated_b = jnp.maximum(source_b, 0), earlier_b + 1
-        generated = _sample(logits_nv[from_b], settings, earlier_b)
+        generated = sample_next(logits_nv[from_b], settings, earlier_b)
         row = jnp.where(fresh, 0, state["row"])
         news = settings | {
             "token": generated[0],
             "position": lengths_n[from_b],
             "generated": generated_b,
-            "done": _ends(generated[0], generated_b, settings),
+            "done": ends(generated[0], generated_b, settings),
             "born": jnp.broadcast_to(row, source_b.shape),
             "first": packed(*generated),
         }
@@ -290,8 +301,12 @@ class DecodeEngine:
         occupied_b: jax.Array,
         max_steps: jax.Array,
         stop_when_free: jax.Array,
+        reach: int,
     ) -> tuple[State, jax.Array]:
-        """Returns the state and int32 [2 + 2 * slots]: steps, tokens; per slot length and done."""
+        """Attends to ``reach`` places of the prompts' caches, which hold all prompts in use.
+
+        Returns the state and int32 [2 + 2 * slots]: steps, tokens; per slot length and done.
+        """
         names = ("token", "position", "generated", "done", "row", "record", "cache")
         fixed = {name: value for name, value in state.items() if name not in names}
         # Top-k and top-p of samples that are gone would cost a sort of the vocabulary each step.
@@ -307,7 +322,7 @@ class DecodeEngine:
         def one_step(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             step, s = carry
             logits_bv, cache = self.model.step(weights, s["cache"], s["token"], s["position"])
-            generated = _sample(logits_bv, fixed, s["generated"])
+            generated = sample_next(logits_bv, fixed, s["generated"])
             live_b = occupied_b & ~s["done"]
             generated_b = s["generated"] + live_b
             record = jax.lax.dynamic_update_index_in_dim(
@@ -317,14 +332,19 @@ class DecodeEngine:
                 "token": jnp.where(live_b, generated[0], s["token"]),
                 "position": s["position"] + live_b,
                 "generated": generated_b,
-                "done": s["done"] | (live_b & _ends(generated[0], generated_b, fixed)),
+                "done": s["done"] | (live_b & ends(generated[0], generated_b, fixed)),
                 "row": (s["row"] + 1) % record.shape[0],
                 "record": record,
                 "cache": cache,
             }
 
-        start = (jnp.int32(0), {name: state[name] for name in names})
-        steps, moved = jax.lax.while_loop(goes_on, one_step, start)
+        whole = state["cache"]
+        near = {}
+        if reach < self.max_prompt_tokens:
+            near = self.model.prompt_caches(whole, reach)
+        start = {name: state[name] for name in names} | {"cache": whole | near}
+        steps, moved = jax.lax.while_loop(goes_on, one_step, (jnp.int32(0), start))
+        moved["cache"] |= {path: whole[path] for path in near}
         head = jnp.stack([steps, jnp.sum(moved["generated"] - state["generated"])])
         return fixed | moved, jnp.concatenate([head, moved["generated"], moved["done"]])
 
@@ -349,7 +369,7 @@ class DecodeEngine:
         rows = 2 * max(self.max_new_tokens - 1, 1)
         return (
             zeros
-            | jax.tree.map(jnp.asarray, _empty_settings(self.slots))
+            | jax.tree.map(jnp.asarray, empty_settings(self.slots))
             | {
                 "done": jnp.ones(self.slots, bool),
                 "born": jnp.zeros(self.slots, jnp.int32),
@@ -372,29 +392,3 @@ class DecodeEngine:
                 if taken[slot]:
                     raise ValueError(f"slot {slot} is taken")
                 taken[slot] = True
-
-
-def _empty_settings(slots: int) -> dict[str, np.ndarray]:
-    return {
-        "seed": np.zeros((slots, 2), np.uint32),
-        "temperature": np.ones(slots, np.float32),
-        "top_k": np.zeros(slots, np.int32),
-        "top_p": np.ones(slots, np.float32),
-        "limit": np.ones(slots, np.int32),
-        "stop": np.full((slots, MAX_STOP_IDS), -1, np.int32),
-    }
-
-
-def _sample(logits_bv: jax.Array, settings: State, place_b: jax.Array) -> Any:
-    return sample(
-        logits_bv,
-        uniforms(settings["seed"], place_b),
-        settings["temperature"],
-        settings["top_k"],
-        settings["top_p"],
-    )
-
-
-def _ends(token_b: jax.Array, generated_b: jax.Array, settings: State) -> jax.Array:
-    stopped_b = jnp.any(token_b[:, None] == settings["stop"], axis=-1)
-    return stopped_b | (generated_b >= settings["limit"])

@@ -163,6 +163,24 @@ class MaxEngineModel:
             )
         return logits_b1v[:, 0], _caches(model)
 
+    def prompt_caches(self, caches: Caches, length: int) -> Caches:
+        """Returns the first ``length`` places of the prompts' caches, to which ``step`` may attend.
+
+        Without the others, ``step`` computes the same for prompts that are not longer.
+        """
+        found = {}
+        for path, full in caches.items():
+            if path[-1] == "cache_prefill_segment_id":
+                found[path] = jax.lax.slice_in_dim(full, 0, length, axis=full.ndim - 1)
+            elif path[-1].startswith("cached_prefill_"):
+                for axis in self._sequence_axes(path):
+                    full = jax.lax.slice_in_dim(full, 0, length, axis=axis)
+                found[path] = full
+        return found
+
+    def _sequence_axes(self, path: Path) -> list[int]:
+        return [i for i, axis in enumerate(self._axes[path]) if axis.endswith("_sequence")]
+
     def fan_out(
         self,
         caches: Caches,
@@ -212,7 +230,7 @@ class MaxEngineModel:
             missing = full.shape[-1] - update.shape[-1]
             update = jnp.pad(update, [(0, 0)] * (update.ndim - 1) + [(0, missing)])
         elif name.startswith("cached_prefill_"):
-            for axis in (i for i, axis in enumerate(axes) if axis.endswith("_sequence")):
+            for axis in self._sequence_axes(path):
                 shape[axis] = update.shape[axis]
         if list(update.shape) != shape:
             raise ValueError(

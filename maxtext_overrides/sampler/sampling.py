@@ -11,9 +11,14 @@ settings, log-probs of raw logits); delete when that takes them per slot.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from rlax_plugin.batching.decode_engine import MAX_STOP_IDS
 
 
 def uniforms(seeds_b2: jax.Array, position_b: jax.Array) -> jax.Array:
@@ -136,3 +141,36 @@ def sample(
     logprob_b = shifted_b - jnp.log(jnp.sum(full_bn, axis=-1))
     truncated_logprob_b = jnp.where(greedy_b, 0.0, shifted_b - jnp.log(kept_mass_b))
     return token_b, logprob_b, truncated_logprob_b
+
+
+def sample_next(logits_bv: jax.Array, settings: Mapping[str, Any], place_b: jax.Array) -> Any:
+    """Samples with the settings of slots; see ``sample``.
+
+    Args:
+      place_b: int32, position of the token in its completion.
+    """
+    return sample(
+        logits_bv,
+        uniforms(settings["seed"], place_b),
+        settings["temperature"],
+        settings["top_k"],
+        settings["top_p"],
+    )
+
+
+def empty_settings(slots: int) -> dict[str, np.ndarray]:
+    """Returns the settings of slots that are not in use, by name."""
+    return {
+        "seed": np.zeros((slots, 2), np.uint32),
+        "temperature": np.ones(slots, np.float32),
+        "top_k": np.zeros(slots, np.int32),
+        "top_p": np.ones(slots, np.float32),
+        "limit": np.ones(slots, np.int32),
+        "stop": np.full((slots, MAX_STOP_IDS), -1, np.int32),
+    }
+
+
+def ends(token_b: jax.Array, generated_b: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
+    """Returns bool [b]: samples whose last token is a stop token, or reaches their limit."""
+    stopped_b = jnp.any(token_b[:, None] == settings["stop"], axis=-1)
+    return stopped_b | (generated_b >= settings["limit"])

@@ -78,7 +78,7 @@ def unused(like):
 
 def compiled_decoding(engine, weights):
     """Returns the program that XLA makes of a decode call."""
-    rest = np.ones(engine.slots, bool), np.int32(3), np.bool_(0)
+    rest = np.ones(engine.slots, bool), np.int32(3), np.bool_(0), engine.max_prompt_tokens
     return engine._decode.lower(engine._state, weights, *rest).compile().as_text()
 
 
