@@ -7,6 +7,7 @@ google-jetstream 0.2.2; ``prefill_backlog_size`` is of the later upstream code).
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import queue
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlax_jetstream.replies import Replies
 from rlax_plugin.api import (
     Job,
     Key,
@@ -24,13 +26,10 @@ from rlax_plugin.api import (
     Request,
     RlaxError,
     Rollouts,
-    Sampled,
     SamplingParams,
     TextEncoder,
     WorkerError,
-    completion_text,
     stop_strings_of,
-    storable,
 )
 
 log = logging.getLogger("rlax.jetstream")
@@ -68,7 +67,8 @@ class JetStreamDriver:
     """Implements the methods of a driver that ``LLMOrchestrator`` calls.
 
     The proto has neither temperature nor seed: a request is generated with the settings under
-    ``rlax.rollouts`` and random seeds. Each reply is a single message with whole completions.
+    ``rlax.rollouts`` and random seeds. Its messages have the new tokens of all completions, see
+    ``Replies``; with ``on_new_weights: discard`` there is one message, with whole completions.
     """
 
     def __init__(self, engine: DrivenEngine):
@@ -107,11 +107,15 @@ class JetStreamDriver:
         """
         if self._engine.backlog + samples > self.most_waiting:
             raise queue.Full
-        self._tokenizing.submit(self._reporting, self._accept, request, samples)
+        self._later(request, lambda: self._accept(request, samples))
 
-    def _reporting(self, work: Callable[..., None], request: Any, *arguments: Any) -> None:
+    def _later(self, request: Any, work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # it is stopped: nobody waits
+            self._tokenizing.submit(self._reporting, request, work)
+
+    def _reporting(self, request: Any, work: Callable[[], None]) -> None:
         try:
-            work(request, *arguments)
+            work()
         except RlaxError as error:
             request.return_channel.set_exception(error)
         except Exception as error:
@@ -120,22 +124,6 @@ class JetStreamDriver:
 
     def _accept(self, request: Any, samples: int) -> None:
         self._engine.submit([self._job(request, samples)])
-
-    def _answer(self, request: Any, generated: list[Sampled]) -> None:
-        from jetstream.core.utils.return_sample import ReturnSample
-
-        source = self._engine.prompt_source()
-        as_text = isinstance(request.prefill_content, str)
-        request.return_channel.add_result(
-            [
-                ReturnSample(
-                    [storable(completion_text(source, s.tokens))] if as_text else [],
-                    s.tokens.tolist(),
-                )
-                for s in generated
-            ]
-        )
-        request.return_channel.close()
 
     def _job(self, request: Any, samples: int) -> Job:
         rollouts, channel = self._engine.rollouts, request.return_channel
@@ -167,14 +155,15 @@ class JetStreamDriver:
         if why := self._engine.rejection(group):
             raise RequestError(why)
 
-        def deliver(generated: list[Sampled]) -> None:
-            self._tokenizing.submit(self._reporting, self._answer, request, generated)
-
         def fail(error: Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 channel.set_exception(error)
 
-        return Job(group, deliver, fail, abandoned=channel.cancelled)
+        later = functools.partial(self._later, request)
+        replies = Replies(request, samples, self._engine.prompt_source, later)
+        # Tokens that a change of weights discards cannot be taken back.
+        stream = None if rollouts.on_new_weights == "discard" else replies.so_far
+        return Job(group, replies.whole, fail, abandoned=channel.cancelled, stream=stream)
 
     def _encode(self, text: str) -> list[int]:
         source = self._engine.prompt_source()

@@ -90,8 +90,7 @@ class JetstreamEngine(RolloutEngine):
         self._waiting: list[Job] = []
         self._swaps, self._closing = Swaps(), False
         self._error: Exception | None = None
-        # Written by the engine thread only:
-        self._active, self._decode_s = 0, 0.0
+        self._active, self._decode_s = 0, 0.0  # written by the engine thread only
         self._report_at_s = time.monotonic() + rollouts.progress_s
         self._slots: DecodeSlots | None = None
         self._scheduler: Scheduler | None = None
@@ -205,8 +204,8 @@ class JetstreamEngine(RolloutEngine):
     def progress(self) -> dict[Attempt, int]:
         """See ``RolloutEngine``: tokens of a running request; for a waiting one, decode steps.
 
-        A request that waits for a slot, for weights or for a swap progresses as the engine does.
-        Both figures change with each decode call, see ``JetstreamConfig.longest_call``.
+        A request that waits progresses as the engine does. Both figures change with each decode
+        call, see ``JetstreamConfig.longest_call``.
         """
         if (slots := self._slots) is None or (scheduler := self._scheduler) is None:
             return {}
@@ -353,11 +352,12 @@ class JetstreamEngine(RolloutEngine):
             for job in ended:
                 job.deliver(job.samples)
             self._active = scheduler.active
+            scheduler.stream()
             self._report(scheduler)
         return True
 
     def _interrupt(self, scheduler: Scheduler) -> None:
-        """Returns running samples to the front of the queue for new weights, unless they finish."""
+        """Returns running samples to the front of the queue, unless they finish."""
         if (mode := self.rollouts.on_new_weights) != "finish":
             back = scheduler.interrupt(keep_tokens=mode == "continue")
             self._waiting = list(dict.fromkeys(back + self._waiting))

@@ -39,6 +39,7 @@ class Job:
       fail: takes the error that ended the engine before the request was complete.
       abandoned: returns True once its call has ended, so its result is not used.
       report: takes the samples so far, some unfinished; called on the engine's thread.
+      stream: takes the same after each decode call; None: nobody wants them so often.
       samples: one per seed, in order.
       waiting: indices of the samples that wait for a slot, in order.
       min_version: the oldest weights to generate with; see ``Request.needs_version``.
@@ -50,6 +51,7 @@ class Job:
     fail: Callable[[Exception], None]
     abandoned: Callable[[], bool] = lambda: False
     report: Callable[[list[Sampled]], None] = lambda samples: None
+    stream: Callable[[list[Sampled]], None] | None = None
     samples: list[Sampled] = field(init=False)
     waiting: list[int] = field(init=False)
     min_version: int = field(init=False)

@@ -213,12 +213,23 @@ class Scheduler:
         Args:
           waiting: groups with samples that wait for a slot.
         """
-        jobs = dict.fromkeys([*self.jobs(), *(job for job in waiting if job.started)])
+        return list(self._so_far([*self.jobs(), *(job for job in waiting if job.started)]).items())
+
+    def stream(self) -> None:
+        """Hands the samples so far to the groups in slots that want them after each call."""
+        wanted = [job for job in self.jobs() if job.stream is not None]
+        for job, samples in self._so_far(wanted).items() if wanted else ():
+            if job.stream is not None:
+                job.stream(samples)
+
+    def _so_far(self, jobs: Iterable[Job]) -> dict[Job, list[Sampled]]:
+        """Returns groups with their samples so far; reads the device once."""
         samples = {job: list(job.samples) for job in jobs}
-        for generated in self._slots.read(list(self._running)):
+        slots = [slot for slot, running in self._running.items() if running.job in samples]
+        for generated in self._slots.read(slots):
             running = self._running[generated.slot]
             samples[running.job][running.index] = running.so_far(generated)
-        return list(samples.items())
+        return samples
 
     def drop(self, jobs: Iterable[Job]) -> None:
         """Frees the slots of groups whose result is not used any more."""

@@ -16,6 +16,7 @@ from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
 from prometheus_client.parser import text_string_to_metric_families
 from runs import DEADLINE_S
+from streamed import wholes
 
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.pieces import request_messages
@@ -82,9 +83,8 @@ def is_live(stub: jet_rpc.OrchestratorStub) -> bool:
 
 
 def sample(stub: jet_rpc.OrchestratorStub, request: jet.DecodeRequest):
-    """The only sample of the only message."""
-    (response,) = stub.Decode(request, timeout=DEADLINE_S)
-    (one,) = response.stream_content.samples
+    """The only sample."""
+    (one,) = wholes(stub.Decode(request, timeout=DEADLINE_S))
     return one
 
 

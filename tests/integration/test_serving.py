@@ -38,6 +38,7 @@ from served_runs import (
     text,
     token_file,
 )
+from streamed import wholes
 from waiting import wait_until
 
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -356,8 +357,8 @@ def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
         if running.done():  # this process was away for as long as all of it takes
             break
     server.process.send_signal(signal.SIGTERM)
-    (response,) = running
-    assert len(response.stream_content.samples[0].token_ids) == 80
+    (whole,) = wholes(running)
+    assert len(whole.token_ids) == 80
     assert server.wait()[0] == 0
 
 

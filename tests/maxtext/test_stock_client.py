@@ -9,6 +9,7 @@ from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
+from streamed import wholes
 from tiny_engine import NEW, PROMPT, SLOTS, prompts_of
 
 from rlax_plugin.config import RlaxSection
@@ -97,8 +98,7 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client(dense):
     async def by_jetstream(channel, **content):
         stub = jet_rpc.OrchestratorStub(channel)
         request = jet.DecodeRequest(max_tokens=NEW, **content)
-        (reply,) = [r async for r in stub.Decode(request, timeout=DEADLINE_S)]
-        (sample,) = reply.stream_content.samples
+        (sample,) = wholes([r async for r in stub.Decode(request, timeout=DEADLINE_S)])
         return sample
 
     async def scenario() -> None:

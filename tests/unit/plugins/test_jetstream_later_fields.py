@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager
-
 import grpc
 import pytest
-from rlax_jetstream.servicer import add_jetstream_service
 from scripted_slots import DEADLINE_S, play, version
+from streamed import stub_of, wholes
 
 from rlax_plugin.weights.taking import take_version
 
 pb = pytest.importorskip("jetstream.core.proto.jetstream_pb2")
-rpc = pytest.importorskip("jetstream.core.proto.jetstream_pb2_grpc")
 
 SLOTS = 4  # of ``play``'s engine
 _MOST = 4 * SLOTS
@@ -42,18 +38,6 @@ def later(*fields: bytes, **content: object):
     return request
 
 
-@asynccontextmanager
-async def stub_of(engine):
-    server = grpc.aio.server()
-    answers = add_jetstream_service(server, engine)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    await asyncio.wait_for(asyncio.wrap_future(answers), DEADLINE_S)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield rpc.OrchestratorStub(channel)
-    await server.stop(None)
-
-
 TEXT = {"text_content": pb.DecodeRequest.TextContent(text="hello")}
 REFUSED = [
     (later(field(8, -1)), "num_samples = -1: must be from 1 to 16"),
@@ -79,8 +63,8 @@ def test_several_samples_are_generated_or_the_field_is_refused():
         await take_version(engine, version(0))
         async with stub_of(engine) as stub:
             for request, count in TAKEN:
-                (reply,) = [r async for r in stub.Decode(request, timeout=DEADLINE_S)]
-                samples = [tuple(one.token_ids) for one in reply.stream_content.samples]
+                replies = [r async for r in stub.Decode(request, timeout=DEADLINE_S)]
+                samples = [tuple(one.token_ids) for one in wholes(replies)]
                 assert [len(one) for one in samples] == [5] * count, request
                 assert len(set(samples)) == count  # each with a seed of its own
             for request, why in REFUSED:

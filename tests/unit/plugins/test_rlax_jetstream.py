@@ -23,6 +23,7 @@ from scripted_slots import (
     until,
     version,
 )
+from streamed import joined
 from waiting import eventually
 
 from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS, Job
@@ -320,11 +321,11 @@ def test_jetstream_requests_run_on_the_same_scheduler():
             driver.place_request_on_prefill_queue(active)
         for active in (one, two, text, empty, long, unset):
             await until(active.return_channel.ended)
-        ((sample,),) = one.return_channel.results
-        assert len(sample.token_ids) == 5 and sample.text == []
-        ((first, second),) = two.return_channel.results
+        (sample,) = joined(one.return_channel.results)
+        assert len(sample.token_ids) == 5 and not sample.text
+        first, second = joined(two.return_channel.results)
         assert len(first.token_ids) == 50 and first.token_ids != second.token_ids
-        ((whole,),) = unset.return_channel.results
+        (whole,) = joined(unset.return_channel.results)
         assert len(whole.token_ids) == 50
         assert "encode" in str(text.return_channel.error)
         assert "0 prompt tokens" in str(empty.return_channel.error)
