@@ -1,4 +1,4 @@
-"""Measures which share of the weights a step changes, once they are rounded to bfloat16.
+"""Measures which share of the weights a step changes, as they are and rounded to bfloat16.
 
 The run must have kept its versions::
 
@@ -24,18 +24,20 @@ from rlax_plugin.types import BASE, WeightVersion
 from rlax_plugin.weights.kept_versions import listed_versions
 
 RESULTS = Path(__file__).parent / "results" / "changed_weights.jsonl"
-Rounded = dict[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 
 
-def rounded(version: WeightVersion) -> Rounded:
-    """Returns the bits of a version's arrays in bfloat16."""
+def arrays_of(version: WeightVersion) -> Arrays:
+    """Returns a version's arrays, flat."""
     (part,) = (part for part in version.parts if part.name == BASE)
     like = {name: np.empty(spec.shape, spec.dtype) for name, spec in part.tensors.items()}
     arrays = OrbaxStore().load(part.path, like)
-    return {
-        name: np.asarray(array).astype(ml_dtypes.bfloat16).view(np.uint16).reshape(-1)
-        for name, array in arrays.items()
-    }
+    return {name: np.asarray(array).reshape(-1) for name, array in arrays.items()}
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    """Returns the bits of an array in bfloat16."""
+    return array.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 def delta_bytes(before: np.ndarray, after: np.ndarray) -> int:
@@ -54,17 +56,22 @@ def main() -> None:
     versions = sorted(
         listed_versions(files, files.location("weights")).versions, key=lambda v: v.version
     )
-    table = Table("step", "changed", "bytes of a delta / of all")
+    table = Table("step", "changed", "changed in bfloat16", "bytes of a delta / of all")
     lines = []
-    before = rounded(versions[0])
+    before = arrays_of(versions[0])
+    values = sum(array.size for array in before.values())
     for version in versions[1:]:
-        after = rounded(version)
-        values = sum(array.size for array in after.values())
-        changed = sum(int(np.sum(before[name] != after[name])) for name in after)
-        size = sum(delta_bytes(before[name], after[name]) for name in after)
-        lines.append({"version": version.version, "changed": changed / values})
-        lines[-1]["bytes"] = size / (2 * values)
-        table.add_row(str(version.version), f"{changed / values:.4f}", f"{lines[-1]['bytes']:.4f}")
+        after = arrays_of(version)
+        changed = rounded_changed = size = 0
+        for name, array in after.items():
+            old, new = rounded(before[name]), rounded(array)
+            changed += int(np.sum(before[name] != array))
+            rounded_changed += int(np.sum(old != new))
+            size += delta_bytes(old, new)
+        shares = [changed / values, rounded_changed / values, size / (2 * values)]
+        names = ("changed", "changed_in_bfloat16", "delta_bytes")
+        lines.append({"version": version.version, **dict(zip(names, shares, strict=True))})
+        table.add_row(str(version.version), *(f"{share:.4f}" for share in shares))
         before = after
     Console(width=80).print(table)
     with RESULTS.open("a") as out:

@@ -4,7 +4,7 @@ The arrangements take turns: with ``max_staleness`` 1, where a step generates an
 a larger one on shared cores; and with one core for the trainer and the others for workers. Busy
 times are those of the run's timeline (``spans.jsonl``). Run it with nothing else on the machine::
 
-    python benchmarks/overlap.py configs/bench_w1.yml --steps 200 --rounds 10
+    python benchmarks/overlap.py configs/bench_w1.yml rlax.objective.preset=aipo --rounds 10
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import psutil
 from pydantic import Field
 
 from rlax_plugin.api import (
@@ -99,9 +100,11 @@ class Local(Launcher):
         cores = sorted(os.sched_getaffinity(0))
         self._cores = cores[config.trainer_threads :]
         if config.trainer_threads:
-            for thread in os.listdir("/proc/self/task"):
+            trainer = psutil.Process()  # and its reward processes, which begin at the same time
+            threads = [t.id for one in (trainer, *trainer.children()) for t in one.threads()]
+            for thread in threads:
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.sched_setaffinity(int(thread), cores[: config.trainer_threads])
+                    os.sched_setaffinity(thread, cores[: config.trainer_threads])
 
     def _pin(self, pid: int, index: int) -> None:
         if self._cores:

@@ -13,6 +13,7 @@ from documents import ROOT
 
 from rlax_plugin.commands.recipe import Size
 
+# As large as the demo, with the number of steps for which the rule was found.
 DEMO = Size(groups=64, group_size=8, steps=320, staleness=1, width=64, workers=2)
 
 
@@ -45,10 +46,11 @@ def test_the_learning_rate_at_points_computed_by_hand(
     assert replace(DEMO, **changes).learning_rate == pytest.approx(expected, rel=0.005)
 
 
-def test_the_demo_has_the_rate_of_the_rule() -> None:
+def test_the_rule_is_more_careful_than_the_demo_which_was_tried_with_its_rate() -> None:
     demo = yaml.safe_load((ROOT / "configs/demo.yml").read_text())
-    assert demo["learning_rate"] == DEMO.learning_rate
-    assert (demo["steps"], demo["per_device_batch_size"]) == (DEMO.steps, DEMO.rows)
+    rule = replace(DEMO, steps=demo["steps"]).learning_rate
+    assert rule < demo["learning_rate"] < 2 * rule
+    assert demo["per_device_batch_size"] == DEMO.rows
 
 
 @pytest.mark.parametrize("name", ["groups", "group_size", "steps"])
