@@ -73,8 +73,9 @@ def answers(run: str, out: Path) -> None:
                 asked = pb.DecodeRequest(
                     token_content=content, max_tokens=config.section.rollouts.max_new_tokens
                 )
-                (reply,) = rpc.OrchestratorStub(channel).Decode(asked, timeout=ANSWER_S)
-                found.append(list(reply.stream_content.samples[0].token_ids))
+                replies = rpc.OrchestratorStub(channel).Decode(asked, timeout=ANSWER_S)
+                parts = (reply.stream_content.samples[0].token_ids for reply in replies)
+                found.append([token for part in parts for token in part])
     finally:
         worker.terminate()
         worker.wait(ANSWER_S)

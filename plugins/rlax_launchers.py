@@ -101,10 +101,10 @@ class Local(Launcher):
         self._cores = cores[config.trainer_threads :]
         if config.trainer_threads:
             trainer = psutil.Process()  # and its reward processes, which begin at the same time
-            threads = [t.id for one in (trainer, *trainer.children()) for t in one.threads()]
-            for thread in threads:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.sched_setaffinity(thread, cores[: config.trainer_threads])
+            for process in (trainer, *trainer.children()):
+                with contextlib.suppress(psutil.Error, ProcessLookupError):  # it has just ended
+                    for thread in process.threads():
+                        os.sched_setaffinity(thread.id, cores[: config.trainer_threads])
 
     def _pin(self, pid: int, index: int) -> None:
         if self._cores:

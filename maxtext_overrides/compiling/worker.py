@@ -1,4 +1,4 @@
-"""Compiles a worker's programs for a slice of TPUs: a prefill and the decode loop."""
+"""Compiles a worker's programs for a slice of TPUs: a prefill and the decode loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _DescribedEngine(DecodeEngine):
         """Does nothing, as there is no state to clear."""
 
     def compiled(self, progress: Callable[[str], None]) -> Iterator[CompiledProgram]:
-        """Compiles the largest prefill, and the loop of decode steps."""
+        """Compiles the largest prefill, and the two largest loops of decode steps."""
         weights = self.variables_like()
         beside = {"new weights, while they are loaded": bytes_per_device(weights)}
         state = jax.tree.map(
@@ -44,17 +44,20 @@ class _DescribedEngine(DecodeEngine):
         yield compile_measured(
             "prefill", rows, self._insert, (state, weights, *what), beside=beside
         )[0]
-        what = (_like((self.slots,), bool), _like(()), _like((), bool), self.max_prompt_tokens)
-        progress("decode")
-        yield compile_measured(
-            "decode",
-            f"one token in each of {self.slots:,} slots",
-            self._decode,
-            (state, weights, *what),
-            beside=beside,
-        )[0]
+        what = (_like((self.slots,), bool), _like(()), _like((), bool))
+        # The program for shorter prompts copies a part of their caches.
+        for reach, name in zip(reversed(self._reaches), _DECODES, strict=False):
+            progress(name)
+            yield compile_measured(
+                name,
+                f"one token in each of {self.slots:,} slots",
+                self._decode,
+                (state, weights, *what, reach),
+                beside=beside,
+            )[0]
 
 
+_DECODES = ("decode", "decode, short prompts")
 _SETTINGS = ("seed", "temperature", "top_k", "top_p", "limit", "stop")
 
 

@@ -26,6 +26,7 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
+from maxtext_overrides.sampler import buckets
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
 
@@ -137,6 +138,8 @@ class DecodingMemory:
         the caches; a step reads one such part and writes another. After the loop XLA gathers them.
       laid_out: the copy of the weights in the dtype and order of arithmetic, which XLA makes before
         the loop of decode steps; on a processor, ``layer_major`` avoids it.
+      near: the part of the prompts' caches that a decode program copies if it attends to that part
+        only, see ``buckets.reaches``.
     """
 
     version: int
@@ -144,6 +147,7 @@ class DecodingMemory:
     caches: Held
     parts: int
     laid_out: Held
+    near: Held
 
 
 def of_decoding(config: Config) -> DecodingMemory:
@@ -162,12 +166,16 @@ def of_decoding(config: Config) -> DecodingMemory:
         for path, cache in nnx.to_flat_state(nnx.filter_state(state, nnx.Cache))
     }
     laid_out = {} if config.hardware == "cpu" else _laid_out(config, weights)
+    *shorter, longest = buckets.reaches(int(config.max_prefill_predict_length))
+    reach = max(shorter, default=0)
+    near = {n: size * reach // longest for n, size in caches.items() if "cached_prefill" in n}
     return DecodingMemory(
         version=_bytes(weights),
         weights=copies.held({name: _bytes(like) for name, like in weights.items()}),
         caches=copies.held(caches),
         parts=2 * copies.in_parts(caches),
         laid_out=copies.held(laid_out),
+        near=copies.held(near),
     )
 
 

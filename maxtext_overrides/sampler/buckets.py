@@ -23,7 +23,9 @@ _TOKENS_PER_SLOT = 1
 
 
 # Decode programs that attend to different parts of the prompts' caches. Each is one more to
-# compile, and in shorter caches attention takes a small part of a decode step.
+# compile, and in shorter caches attention takes a small part of a decode step. The longest prompt
+# in the slots chooses the program, so it may change the last bits of its neighbours' log-probs; a
+# deterministic run decodes a group alone.
 MOST_REACHES = 3
 _SHORTEST_REACH = 128  # tokens
 _REACH_FACTOR = 4

@@ -166,14 +166,16 @@ class MaxEngineModel:
     def prompt_caches(self, caches: Caches, length: int) -> Caches:
         """Returns the first ``length`` places of the prompts' caches, to which ``step`` may attend.
 
-        Without the others, ``step`` computes the same for prompts that are not longer.
+        Without the others, ``step`` computes the same, up to rounding, for prompts that are not
+        longer.
         """
         found = {}
         for path, full in caches.items():
             if path[-1] == "cache_prefill_segment_id":
                 found[path] = jax.lax.slice_in_dim(full, 0, length, axis=full.ndim - 1)
-            elif path[-1].startswith("cached_prefill_"):
-                for axis in self._sequence_axes(path):
+            # Recurrent layers keep their state, which ``step`` changes, under these names too.
+            elif path[-1].startswith("cached_prefill_") and (axes := self._sequence_axes(path)):
+                for axis in axes:
                     full = jax.lax.slice_in_dim(full, 0, length, axis=axis)
                 found[path] = full
         return found

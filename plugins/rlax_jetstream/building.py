@@ -86,6 +86,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
         "weights": needed.weights,
         "new weights, while they are loaded": needed.weights,
         f"key-value caches of {slots} slots": needed.caches,
+        "copy of the part of these that short prompts fill": needed.near,
         f"copy of the weights in {worker.dtype}, for arithmetic": needed.laid_out,
     }
     found = {what + _copies(part): part.nbytes for what, part in parts.items() if part.nbytes}

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlax_jetstream.replies import Replies
+from rlax_jetstream.replies import Replies, RequestError
 from rlax_plugin.api import (
     Job,
     Key,
@@ -28,17 +28,12 @@ from rlax_plugin.api import (
     Rollouts,
     SamplingParams,
     TextEncoder,
-    WorkerError,
     stop_strings_of,
 )
 
 log = logging.getLogger("rlax.jetstream")
 
 _BACKLOG_FACTOR = 4  # waiting samples per slot from which on requests are turned away
-
-
-class RequestError(WorkerError):
-    """A request that no worker of this run can answer."""
 
 
 class DrivenEngine(Protocol):

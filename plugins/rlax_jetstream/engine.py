@@ -42,6 +42,7 @@ from rlax_plugin.api import (
 
 log = logging.getLogger("rlax.jetstream")
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens
+_STREAM_S = 0.05  # between two reads of the device for clients that see tokens as they come
 _CLOSE_S = 10.0  # longest wait for the thread to leave a decode call
 
 
@@ -91,7 +92,7 @@ class JetstreamEngine(RolloutEngine):
         self._swaps, self._closing = Swaps(), False
         self._error: Exception | None = None
         self._active, self._decode_s = 0, 0.0  # written by the engine thread only
-        self._report_at_s = time.monotonic() + rollouts.progress_s
+        self._report_at_s, self._stream_at_s = time.monotonic() + rollouts.progress_s, 0.0
         self._slots: DecodeSlots | None = None
         self._scheduler: Scheduler | None = None
         self._ready: Future[DecodeSlots] = Future()
@@ -149,10 +150,7 @@ class JetstreamEngine(RolloutEngine):
         return await asyncio.get_running_loop().run_in_executor(self._loading, self._read, version)
 
     async def use(self, loaded: Loaded) -> None:
-        """Returns when the engine has swapped; running samples are never shortened.
-
-        With ``finish`` they end first, which a caller's deadline has to allow for.
-        """
+        """Returns when the engine has swapped; with ``finish``, running samples end before it."""
         await self._between_samples(loaded, None)
 
     async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
@@ -352,7 +350,6 @@ class JetstreamEngine(RolloutEngine):
             for job in ended:
                 job.deliver(job.samples)
             self._active = scheduler.active
-            scheduler.stream()
             self._report(scheduler)
         return True
 
@@ -363,7 +360,10 @@ class JetstreamEngine(RolloutEngine):
             self._waiting = list(dict.fromkeys(back + self._waiting))
 
     def _report(self, scheduler: Scheduler) -> None:
-        if self.rollouts.on_new_weights != "continue" or time.monotonic() < self._report_at_s:
+        if (now_s := time.monotonic()) >= self._stream_at_s:
+            scheduler.stream()
+            self._stream_at_s = now_s + _STREAM_S
+        if self.rollouts.on_new_weights != "continue" or now_s < self._report_at_s:
             return
         with self._changed:
             waiting = list(self._waiting)

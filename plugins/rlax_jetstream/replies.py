@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from rlax_plugin.api import (
     PromptSource,
     Sampled,
@@ -16,14 +18,19 @@ from rlax_plugin.api import (
 )
 
 _INCOMPLETE = "\ufffd"  # stands for the bytes of a character that are not all there yet
+_GROWTH = 16  # a text is decoded whole, so only when its tokens are more by this part of them
+
+
+class RequestError(WorkerError):
+    """A request that no worker of this run can answer."""
 
 
 class Replies:
     """Sends the messages of a request, through JetStream's return channel.
 
-    Text that a longer completion may change is held back: a part of a character, and what a stop
-    string may begin with. So the texts of all messages, one behind the other, are the text of the
-    whole completion.
+    Text that a longer completion may change is held back: what is made of single bytes, and what a
+    stop string may begin with. So the texts of all messages, one behind the other, are the text of
+    the whole completion.
 
     Args:
       request: JetStream's ``ActiveRequest``.
@@ -41,7 +48,7 @@ class Replies:
     ):
         self._channel, self._later, self._source = request.return_channel, later, source
         self._as_text = isinstance(request.prefill_content, str)
-        self._tokens, self._texts = [0] * samples, [""] * samples  # sent so far
+        self._tokens, self._texts = [0] * samples, [""] * samples  # sent so far, of each sample
         self._lock = threading.Lock()
         self._newest: Sequence[Sampled] | None = None  # not sent yet
 
@@ -59,7 +66,10 @@ class Replies:
     def _send_newest(self) -> None:
         with self._lock:
             samples, self._newest = self._newest, None
-        if samples and any(len(s.tokens) > n for s, n in zip(samples, self._tokens, strict=True)):
+        if samples and any(
+            len(s.tokens) - sent > (sent // _GROWTH if self._as_text else 0)
+            for s, sent in zip(samples, self._tokens, strict=True)
+        ):
             self._send(samples)
 
     def _end(self, samples: Sequence[Sampled]) -> None:
@@ -79,23 +89,36 @@ class Replies:
         self._channel.add_result(found)
 
     def _new_text(self, index: int, sample: Sampled) -> str:
-        source, sent = self._source(), self._texts[index]
-        text = storable(completion_text(source, sample.tokens))
+        source, sent, tokens = self._source(), self._texts[index], sample.tokens
+        if sample.finish is None:
+            tokens = tokens[: whole_tokens(source, tokens)]
+        text = storable(completion_text(source, tokens))
         if sample.finish is None:
             text = stable(text, stop_strings_of(source))
         if not text.startswith(sent):
             if sample.finish is None:
                 return ""
-            raise WorkerError(
+            raise RequestError(
                 "the tokenizer has changed text that was sent already: send token_content instead"
             )
         self._texts[index] = text
         return text[len(sent) :]
 
 
+def whole_tokens(source: PromptSource, tokens: np.ndarray) -> int:
+    """Returns the number of tokens before the last ones that alone are no text.
+
+    Such tokens are single bytes. Some tokenizers turn all those that follow each other into
+    U+FFFD, also the bytes of whole characters, if the next byte fits no character.
+    """
+    end = len(tokens)
+    while end and _INCOMPLETE in source.decode(tokens[end - 1 : end]):
+        end -= 1
+    return end
+
+
 def stable(text: str, stop_strings: Sequence[str]) -> str:
     """Returns the part of an unfinished completion's text that further tokens do not change."""
-    text = text.rstrip(_INCOMPLETE)
     ends = (
         length
         for stop in stop_strings

@@ -21,8 +21,9 @@ from typing import Any
 import grpc
 
 from rlax_jetstream.capabilities import SERVICE
-from rlax_jetstream.driver import DrivenEngine, DriverOfOne, JetStreamDriver, RequestError
+from rlax_jetstream.driver import DrivenEngine, DriverOfOne, JetStreamDriver
 from rlax_jetstream.later_fields import samples_asked
+from rlax_jetstream.replies import RequestError
 from rlax_plugin.api import DatasetSource, PromptSource, TextEncoder, WorkerError
 
 log = logging.getLogger("rlax.jetstream")
@@ -59,7 +60,7 @@ def servicer_class(orchestrator: ModuleType) -> type:
                 await context.abort(grpc.StatusCode.INTERNAL, str(error))
 
         # The stock pair joins a text token by token, with a module whose import takes seconds
-        # (TensorFlow). Here a completion arrives whole and decoded, so nothing is to be joined.
+        # (TensorFlow). Here texts arrive decoded, without what later tokens may change.
 
         def should_buffer_response(self, response: Any) -> bool:
             return False

@@ -33,7 +33,6 @@ from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.resume.run_state import RunState, Saved
 from rlax_plugin.types import Judged, Rejected, Request, TrainBatch, group_of
 
-_MOST_BEGUN = 32  # groups that are issued in one go: a few milliseconds
 _MOST_AT_ONCE = 512  # samples whose advantages are computed on the event loop: a few milliseconds
 
 
@@ -164,7 +163,7 @@ class Flow:
         self._new = self._issuing.new() if self._new is None else self._new
         for count, request in enumerate(self._new, 1):
             self._begin(request)
-            if count == _MOST_BEGUN:
+            if count == self._issuing.at_once:
                 asyncio.get_running_loop().call_soon(self.wake)
                 return
         self._new = None

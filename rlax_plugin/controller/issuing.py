@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 
 from rlax_plugin.config import RlaxSection
@@ -17,6 +18,9 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.resume.run_state import Open
 from rlax_plugin.types import Key, Request, SamplingParams
+
+MOST_BEGUN = 32
+"""Groups that are issued in one go, which takes a few milliseconds."""
 
 
 class Issuing(RequestRefresher):
@@ -44,6 +48,15 @@ class Issuing(RequestRefresher):
         self._environment = environment
         self._rule, self._staleness = buffer.rule, buffer.staleness
         self._newest = newest
+
+    @property
+    def at_once(self) -> int:
+        """Maximum number of groups that are issued in one go.
+
+        The prompts that take the place of rejected groups depend on the scores so far. In a
+        deterministic run they must not depend on how many arrive meanwhile.
+        """
+        return sys.maxsize if self._section.deterministic else MOST_BEGUN
 
     # --- new groups ----------------------------------------------------------------------------
 
@@ -81,7 +94,7 @@ class Issuing(RequestRefresher):
             event = self._history.choose(min(capacity - ahead, in_step), version)
             for group_id in range(event.first, event.first + len(event.prompts)):
                 if (one := state.open.get(group_id)) is not None:  # or it has ended meanwhile
-                    yield self._request(group_id, one)
+                    yield self.refreshed(self._request(group_id, one))
 
     def _give_up(self) -> None:
         state, ready = self._history.run_state, self._buffer.groups

@@ -9,6 +9,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 
 _LAUNCHER = "local"
+_APART = "trainer_threads"  # its option
 _PARTS, _SIZE = "gradient_accumulation_steps", "per_device_batch_size"
 
 
@@ -81,6 +82,9 @@ def given(config: ResolvedConfig) -> tuple[Arrangement, int]:
     if section.deterministic:
         reason = "is not planned for: groups are then decoded one by one, whatever the slots are"
         raise ConfigError("rlax.deterministic", True, reason)
+    if launcher.options.get(_APART):
+        reason = "is not planned for: leave it out, and rlax plan shares all cores"
+        raise ConfigError(f"rlax.launcher.{_APART}", launcher.options[_APART], reason)
     parts, size = _whole(_PARTS, maxtext.get(_PARTS, 1)), maxtext.get(_SIZE)
     left = _SIZE not in maxtext or (isinstance(size, float) and 0 < size < 1)
     rows = 0 if left else parts * _whole(_SIZE, size)

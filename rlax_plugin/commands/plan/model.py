@@ -55,7 +55,8 @@ class StepModel:
       training: of a step with one micro-batch, and the power of their number by which it grows or,
         as smaller ones may fit into a cache, shrinks.
       worker_cores: in use by a worker that generates alone.
-      trainer_cores: in use by the trainer while it trains, and while it takes samples in.
+      trainer_cores: in use by the trainer while it trains, and while workers generate: it then
+        takes samples in, and on CPUs was seen to need the more the longer that lasts.
       rest_s: of a synchronous step, beside generation and training.
       overlap: measured time of an asynchronous step, divided by what this model says without it.
       trainer_bytes, batch_bytes: memory of the trainer, without and for the rows of an update.
