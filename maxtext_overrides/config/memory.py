@@ -26,7 +26,6 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
-from maxtext_overrides.sampler import buckets
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
 
@@ -139,7 +138,7 @@ class DecodingMemory:
       laid_out: the copy of the weights in the dtype and order of arithmetic, which XLA makes before
         the loop of decode steps; on a processor, ``layer_major`` avoids it.
       near: the part of the prompts' caches that a decode program copies if it attends to that part
-        only, see ``buckets.reaches``.
+        only.
     """
 
     version: int
@@ -150,11 +149,12 @@ class DecodingMemory:
     near: Held
 
 
-def of_decoding(config: Config) -> DecodingMemory:
+def of_decoding(config: Config, reach: int) -> DecodingMemory:
     """Returns the memory of a worker.
 
     Args:
       config: a worker's config, as ``maxengine_model`` takes it.
+      reach: tokens of each prompt that a decode program copies; 0: none.
 
     Raises:
       Exception: as ``of_training``.
@@ -166,8 +166,7 @@ def of_decoding(config: Config) -> DecodingMemory:
         for path, cache in nnx.to_flat_state(nnx.filter_state(state, nnx.Cache))
     }
     laid_out = {} if config.hardware == "cpu" else _laid_out(config, weights)
-    *shorter, longest = buckets.reaches(int(config.max_prefill_predict_length))
-    reach = max(shorter, default=0)
+    longest = int(config.max_prefill_predict_length)
     near = {n: size * reach // longest for n, size in caches.items() if "cached_prefill" in n}
     return DecodingMemory(
         version=_bytes(weights),

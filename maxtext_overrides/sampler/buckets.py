@@ -93,6 +93,15 @@ def reaches(longest: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def copied(longest: int) -> int:
+    """Returns how many places of the prompts' caches a decode program copies at most; or 0.
+
+    The one that attends to all of them copies none.
+    """
+    *shorter, _ = reaches(longest)
+    return max(shorter, default=0)
+
+
 def _lengths(longest: int, prompt_tokens: int) -> list[int]:
     """Returns the lengths to compile, ascending: the two given ones, and powers of two below them.
 

@@ -79,8 +79,10 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
         overrides = sizes(context.section, 1) | config.maxtext
         worker = load_to_check(given, **overrides)
         from maxtext_overrides.config import memory
+        from maxtext_overrides.sampler import buckets
 
-        needed = memory.of_decoding(worker)
+        reach = buckets.copied(int(worker.max_prefill_predict_length))
+        needed = memory.of_decoding(worker, reach)
     slots = context.section.rollouts.slots
     parts = {
         "weights": needed.weights,

@@ -357,8 +357,7 @@ def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
         if running.done():  # this process was away for as long as all of it takes
             break
     server.process.send_signal(signal.SIGTERM)
-    (whole,) = wholes(running)
-    assert len(whole.token_ids) == 80
+    assert [len(one.token_ids) for one in wholes(running)] == [80]
     assert server.wait()[0] == 0
 
 
@@ -396,6 +395,6 @@ def test_the_documented_client_runs(server: Server, tmp_path: Path) -> None:
     client = tmp_path / "client.py"
     client.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     assert len(client.read_text().splitlines()) <= 30
-    command = [sys.executable, str(client), server.address, token_path(server.address), "17"]
-    out = subprocess.check_output(command, text=True, timeout=DEADLINE_S)
+    words = [sys.executable, str(client), server.address, token_path(server.address), "17"]
+    out = subprocess.check_output(words, text=True, timeout=DEADLINE_S)
     assert out == decode(np.array(generated(server.address, encode("17")))) + "\n"
