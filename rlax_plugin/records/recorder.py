@@ -75,7 +75,7 @@ class Recorder:
         self._lines: list[str] = []
         self._rows: list[pa.Table] = []
         self._last_event = 0
-        self._failed: BaseException | None = None  # what the first failed commit raised
+        self._failed: BaseException | None = None  # what the first failed write raised
 
     def go_on_from(
         self,
@@ -175,6 +175,16 @@ class Recorder:
     # --- on the thread -------------------------------------------------------------------------
 
     def _to_ledger(self, taken: _Taken) -> None:
+        if self._failed is not None:
+            # A ledger with what a group became, but not with its issue, cannot be resumed from.
+            raise RlaxError(f"earlier events were not written: {self._failed}")
+        try:
+            self._add(taken)
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _add(self, taken: _Taken) -> None:
         rows = samples.to_table(taken.judged) if taken.judged else None
         encoded = [(event, ev.encode(event)) for event in taken.news]
         self._last_event = self._ledger.add(encoded, rows, taken.turns)

@@ -102,7 +102,8 @@ class Troubled:
         return status is not None and status.pid == self.run.process.pid
 
     def steps(self) -> int:
-        return int(self.run.steps()[-1]["step"])
+        steps = self.run.steps()  # none, while it goes on from before its first checkpoint
+        return int(steps[-1]["step"]) if steps else 0
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         self.run.until(condition, what)

@@ -12,6 +12,7 @@ from flow_harness import Harness, settle
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import journal, recorder
+from rlax_plugin.records.ledger import Ledger
 
 
 async def scored(run, *groups):
@@ -68,6 +69,32 @@ def test_after_a_segment_that_was_not_written_none_is(tmp_path, monkeypatch) -> 
             await run.flow.commit()
         assert list(journal.read(run.files)) == []
         assert [type(error) for error in run.errors] == [OSError, RlaxError]
+        run.ledger.close()
+
+    asyncio.run(main())
+
+
+def test_after_events_that_were_not_written_none_are(tmp_path, monkeypatch) -> None:
+    """The ledger would say what became of a group without saying that there is one."""
+    real, failures = Ledger.add, [OSError(errno.ENOSPC, "No space left on device")]
+
+    def add(*arguments):
+        if failures:
+            raise failures.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(Ledger, "add", add)
+
+    async def main():
+        run = Harness(tmp_path, 1, 2)
+        await run.start()
+        await settle()
+        await run.recorder.flush()
+        await run.answers.answer(0, 0)
+        await run.recorder.flush()
+        assert [type(error) for error in run.errors] == [OSError, RlaxError]
+        assert "earlier events were not written: [Errno 28]" in str(run.errors[1])
+        assert run.ledger.tail(0, journal.START) in (None, ([], []))
         run.ledger.close()
 
     asyncio.run(main())
