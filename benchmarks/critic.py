@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench import interval
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t
 from staleness import HERE, run_all
 
 RESULTS = HERE / "results"
@@ -120,9 +120,8 @@ def show(results: Sequence[dict[str, Any]]) -> None:
         if {("ppo", s), ("dapo", s)} <= after.keys()
     ]
     if len(found) > 1:
-        mean, error = statistics.fmean(found), statistics.stdev(found) / len(found) ** 0.5
-        width = error * float(t.ppf(0.975, len(found) - 1))
-        console.print(f"PPO - DAPO: {mean:+.3f} [{mean - width:+.3f}, {mean + width:+.3f}]")
+        low, high = interval(found)
+        console.print(f"PPO - DAPO: {statistics.fmean(found):+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -55,12 +55,6 @@ class LocalConfig(Section):
         "workers use the others. 0: trainer and workers use the same cores",
     )
 
-    def check(self, cores: int) -> None:
-        """Raises ConfigError if no core of a machine with ``cores`` is left for workers."""
-        if self.trainer_threads and self.trainer_threads >= cores:
-            reason = f"at most {cores - 1}, so that one of the {cores} cores is left for workers"
-            raise ConfigError("rlax.launcher.trainer_threads", self.trainer_threads, reason)
-
 
 class Local(Launcher):
     """Starts ``rlax serve`` processes on this machine and starts them again when they end."""
@@ -198,7 +192,11 @@ class Static(Launcher):
 
 
 def _check_cores(config: LocalConfig, context: BuildContext) -> None:
-    config.check(len(os.sched_getaffinity(0)))
+    if not config.trainer_threads:
+        return
+    if config.trainer_threads >= (cores := len(os.sched_getaffinity(0))):
+        reason = f"at most {cores - 1}, so that one of the {cores} cores is left for workers"
+        raise ConfigError("rlax.launcher.trainer_threads", config.trainer_threads, reason)
 
 
 @hookimpl

@@ -39,7 +39,7 @@ class Job:
       fail: takes the error that ended the engine before the request was complete.
       abandoned: returns True once its call has ended, so its result is not used.
       report: takes the samples so far, some unfinished; called on the engine's thread.
-      stream: takes the same after each decode call; None: it is not to be called so often.
+      stream: takes the same more often, for a client that sees tokens as they come; or None.
       samples: one per seed, in order.
       waiting: indices of the samples that wait for a slot, in order.
       min_version: the oldest weights to generate with; see ``Request.needs_version``.

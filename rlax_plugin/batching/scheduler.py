@@ -216,11 +216,11 @@ class Scheduler:
         return list(self._so_far([*self.jobs(), *(job for job in waiting if job.started)]).items())
 
     def stream(self) -> None:
-        """Hands the samples so far to the groups in slots that want them after each call."""
-        wanted = [job for job in self.jobs() if job.stream is not None]
-        for job, samples in self._so_far(wanted).items() if wanted else ():
-            if job.stream is not None:
-                job.stream(samples)
+        """Hands the samples so far to the groups in slots that have a ``Job.stream``."""
+        wanted = {job: job.stream for job in self.jobs() if job.stream is not None}
+        if wanted:
+            for job, samples in self._so_far(wanted).items():
+                wanted[job](samples)
 
     def _so_far(self, jobs: Iterable[Job]) -> dict[Job, list[Sampled]]:
         """Returns groups with their samples so far; reads the device once."""

@@ -395,6 +395,6 @@ def test_the_documented_client_runs(server: Server, tmp_path: Path) -> None:
     client = tmp_path / "client.py"
     client.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     assert len(client.read_text().splitlines()) <= 30
-    words = [sys.executable, str(client), server.address, token_path(server.address), "17"]
-    out = subprocess.check_output(words, text=True, timeout=DEADLINE_S)
+    command = [sys.executable, str(client), server.address, token_path(server.address), "17"]
+    out = subprocess.check_output(command, text=True, timeout=DEADLINE_S)
     assert out == decode(np.array(generated(server.address, encode("17")))) + "\n"

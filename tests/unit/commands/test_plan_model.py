@@ -201,3 +201,11 @@ def test_rows_that_a_device_does_not_have_alone_stay_as_they_are() -> None:
         "gradient_accumulation_steps=4",
         "per_device_batch_size=16",
     ]
+
+
+def test_separate_cores_are_not_planned_for() -> None:
+    found = config()
+    launcher = {"name": "local", "trainer_threads": 1}
+    section = RlaxSection.model_validate(found.section.model_dump() | {"launcher": launcher})
+    with pytest.raises(ConfigError, match=r"^rlax.launcher.trainer_threads = 1: is not planned"):
+        given(replace(found, section=section))
