@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_LENGTHS = 9  # with the program that scores a canary there are ten prefills to compile
+MOST_BEHIND = 3
 _SHORTEST = 16  # tokens; the cost of a call hardly depends on shorter prompts
 
 # A call computes about as many tokens as one decode step, which is one per slot, unless one prompt
@@ -61,6 +62,25 @@ def plan(
     return tuple(buckets)
 
 
+def behind(buckets: Sequence[Bucket], longest: int) -> tuple[Bucket, ...]:
+    """Returns the programs that prefill tokens behind a context that a slot keeps, ascending.
+
+    They are few, as each is compiled once for every reach; what is longer than the last one is
+    prefilled with its context.
+
+    Args:
+      buckets: returned by ``plan``.
+      longest: tokens that a prefill may hold.
+    """
+    shorter = [bucket for bucket in buckets if bucket.length <= longest // 2]
+    return tuple(shorter[:: max(1, -(-len(shorter) // MOST_BEHIND))])
+
+
+def of(buckets: Sequence[Bucket], length: int) -> Bucket:
+    """Returns the program that takes a prompt of a length, which fits the longest one."""
+    return next(bucket for bucket in buckets if length <= bucket.length)
+
+
 def calls(buckets: Sequence[Bucket], lengths: Sequence[int]) -> list[tuple[Bucket, list[int]]]:
     """Decides which prefill program computes which prompts.
 
@@ -73,7 +93,7 @@ def calls(buckets: Sequence[Bucket], lengths: Sequence[int]) -> list[tuple[Bucke
     """
     members: dict[Bucket, list[int]] = {bucket: [] for bucket in buckets}
     for index, length in enumerate(lengths):
-        members[next(b for b in buckets if length <= b.length)].append(index)
+        members[of(buckets, length)].append(index)
     return [
         (bucket, indices[start : start + bucket.rows])
         for bucket, indices in members.items()

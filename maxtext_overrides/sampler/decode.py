@@ -6,7 +6,9 @@ until a slot is free, without Python per token. Settings, seeds and limits are p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -14,17 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxtext_overrides.sampler import buckets, layer_major
+from maxtext_overrides.sampler.kept_contexts import Ended, KeptContexts, Match
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
-from maxtext_overrides.sampler.ring import collect, packed
-from maxtext_overrides.sampler.sampling import empty_settings, ends, sample_next
+from maxtext_overrides.sampler.ring import collect
+from maxtext_overrides.sampler.sampling import empty_settings
+from maxtext_overrides.sampler.slot_programs import SlotPrograms, State
 from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.types import SamplingParams
 
 __all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Prefill", "SlotOutput"]
 
 _SCORED = 16  # tokens that the compiled ``logprobs`` scores at least, where prompts hold as many
-
-State = dict[str, Any]
 
 
 class DecodeEngine:
@@ -42,6 +44,7 @@ class DecodeEngine:
         these the tokens that decode steps generated, one per step and slot in use.
       prefill_tokens_total, prefill_computed_total: tokens of the prompts prefilled so far, and the
         tokens computed for them, which include the padding of rows and lengths.
+      prefill_kept_total: tokens of prompts that were not prefilled, because a slot kept them.
 
     Args:
       config: MaxText's config. Prompts hold ``max_prefill_predict_length`` tokens at most,
@@ -51,6 +54,9 @@ class DecodeEngine:
       group_size: samples that usually share a prompt.
       prompt_tokens: the longest prompt without the tokens of a continued sample; None: as long as
         fits. This and ``group_size`` shape the prefill programs (``buckets.plan``).
+      keeps: True if free slots keep the contexts of their last samples, for the next turns of
+        episodes; without effect where MaxText's model does not allow it. A token's log-prob then
+        depends, in its last bits, on whether its context was kept.
       devices: see ``MaxEngineModel``.
 
     Raises:
@@ -63,6 +69,7 @@ class DecodeEngine:
         *,
         group_size: int = 1,
         prompt_tokens: int | None = None,
+        keeps: bool = False,
         devices: Sequence[Any] | None = None,
     ):
         self.model = MaxEngineModel(config, devices)
@@ -74,18 +81,26 @@ class DecodeEngine:
         most, rows = prompt_tokens or self.max_prompt_tokens, self.model.row_shards
         self._buckets = buckets.plan(self.slots, self.max_prompt_tokens, most, group_size, rows)
         self._reaches = buckets.reaches(self.max_prompt_tokens)
+        keeps = keeps and self.model.joins and not self.rounds_caches
+        self._behind = buckets.behind(self._buckets, self.max_prompt_tokens) if keeps else ()
+        self._kept = KeptContexts(self.max_prompt_tokens, self.max_new_tokens)
         self.forget_totals()
         replicated = jax.sharding.NamedSharding(self.model.mesh, jax.sharding.PartitionSpec())
-        self._shardings = jax.tree.map(lambda _: replicated, jax.eval_shape(self._empty))
+        programs = SlotPrograms(self.model, self.max_prompt_tokens, self.max_new_tokens)
+        self._empty = programs.empty
+        self._shardings = jax.tree.map(lambda _: replicated, jax.eval_shape(programs.empty))
         self._shardings["cache"] = {p: x.sharding for p, x in self.model.caches_like.items()}
         outputs = (self._shardings, replicated)
-        self._insert = jax.jit(self._insert_step, out_shardings=self._shardings, donate_argnums=0)
+        fills = functools.partial(jax.jit, out_shardings=self._shardings, donate_argnums=0)
+        self._insert = fills(programs.insert_step)
+        self._insert_behind = fills(programs.insert_behind, static_argnums=10)
+        self._keep = fills(programs.keep_tokens)
         self._decode = jax.jit(
-            self._decode_loop, out_shardings=outputs, donate_argnums=0, static_argnums=5
+            programs.decode_loop, out_shardings=outputs, donate_argnums=0, static_argnums=5
         )
         self._collect = jax.jit(collect, out_shardings=replicated)
-        self._score = jax.jit(self._score_prefixes, out_shardings=replicated)
-        self._clear = jax.jit(self._empty, out_shardings=self._shardings)
+        self._score = jax.jit(programs.score_prefixes, out_shardings=replicated)
+        self._clear = jax.jit(programs.empty, out_shardings=self._shardings)
         self.reset()
 
     def variables_like(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -106,7 +121,20 @@ class DecodeEngine:
 
     @property
     def free_slots(self) -> list[int]:
-        return [int(slot) for slot in np.flatnonzero(~self._occupied)]
+        """The slots without a sample; what they keep is lost in this order, see ``kept_for``."""
+        return self._kept.order([int(slot) for slot in np.flatnonzero(~self._occupied)])
+
+    def kept_for(self, context: np.ndarray) -> int | None:
+        """Returns the free slot that a sample behind a context should have; None if any will do.
+
+        It keeps the first tokens of the context, which then need no prefill.
+        """
+        found = self._match(context)
+        return found and found.slot
+
+    def forget_contexts(self) -> None:
+        """Forgets what free slots keep; called when the weights change, while all are free."""
+        self._kept.forget()
 
     def reset(self) -> None:
         """Empties all slots and clears the caches."""
@@ -116,10 +144,22 @@ class DecodeEngine:
         self._prompt = np.zeros(self.slots, np.int32)  # tokens in its cache of the prompt
         self._generated = np.zeros(self.slots, np.int32)
         self._state: State = self._clear()
+        self._kept.forget()
 
     def release(self, slots: Sequence[int]) -> None:
         """Frees slots, even if their samples have not ended."""
         self._occupied[list(slots)] = False
+        if self._behind:
+            self._keep_contexts(self._kept.released(slots, self.steps_total))
+
+    def _keep_contexts(self, ended: Sequence[Ended]) -> None:
+        """Copies the tokens of samples that have ended to where they are not overwritten."""
+        if not ended:
+            return
+        columns = np.zeros((4, self.slots), np.int32)
+        columns[:, : len(ended)] = np.transpose(ended)
+        slots, *others = columns
+        self._state = self._keep(self._state, slots, np.int32(len(ended)), *others)
 
     def insert(self, weights: Weights, requests: Sequence[Prefill]) -> None:
         """Prefills every prompt once and generates each slot's next token.
@@ -132,21 +172,67 @@ class DecodeEngine:
         self._check(requests)
         # Nothing runs: starting the rings anew makes the result independent of the past.
         fresh = not self._occupied.any()
-        for bucket, indices in buckets.calls(self._buckets, [len(r.tokens) for r in requests]):
-            self._prefill(weights, bucket, [requests[i] for i in indices], fresh)
+        taken = {slot for r in requests for slot in r.slots}
+        found = [self._match(r.tokens, taken - set(r.slots)) for r in requests]
+        behind = [(r, match) for r, match in zip(requests, found, strict=True) if match]
+        lengths = [len(r.tokens) - match.count for r, match in behind]
+        for bucket, indices in buckets.calls(self._behind, lengths):
+            self._prefill_behind(weights, bucket, [behind[i] for i in indices], fresh)
+            fresh = False
+        others = [r for r, match in zip(requests, found, strict=True) if not match]
+        for bucket, indices in buckets.calls(self._buckets, [len(r.tokens) for r in others]):
+            some = [others[i] for i in indices]
+            arguments = self._arguments(bucket, some, [0] * len(some))
+            self._state = self._insert(self._state, dict(weights), *arguments, np.bool_(fresh))
             fresh = False
 
-    def _prefill(
-        self, weights: Weights, bucket: buckets.Bucket, requests: Sequence[Prefill], fresh: bool
+    def _match(self, context: np.ndarray, taken: Collection[int] = ()) -> Match | None:
+        """Returns the kept first tokens of a context, if computing the others takes less.
+
+        Args:
+          taken: slots that are about to be filled with something else.
+        """
+        if not self._behind or (found := self._kept.find(context)) is None:
+            return None
+        rest = len(context) - found.count
+        whole = next((b for b in self._buckets if len(context) <= b.length), None)
+        if found.slot in taken or whole is None or rest > self._behind[-1].length:
+            return None
+        return found if buckets.of(self._behind, rest).length < whole.length else None
+
+    def _prefill_behind(
+        self,
+        weights: Weights,
+        bucket: buckets.Bucket,
+        found: Sequence[tuple[Prefill, Match]],
+        fresh: bool,
     ) -> None:
+        slots, counts = np.zeros((2, bucket.rows), np.int32)
+        for i, (_, match) in enumerate(found):
+            slots[i], counts[i] = match
+        reach = next(reach for reach in self._reaches if reach >= counts.max())
+        some = [request for request, _ in found]
+        arguments = self._arguments(bucket, some, [match.count for _, match in found])
+        self._state = self._insert_behind(
+            self._state, dict(weights), *arguments, np.bool_(fresh), slots, counts, reach
+        )
+
+    def _arguments(
+        self, bucket: buckets.Bucket, requests: Sequence[Prefill], kept: Sequence[int]
+    ) -> tuple[Any, ...]:
+        """Returns what a prefill program is called with, and notes what the slots hold from now on.
+
+        Args:
+          kept: number of first tokens of each request that are not prefilled.
+        """
         tokens = np.zeros((bucket.rows, bucket.length), np.int32)
         lengths = np.ones(bucket.rows, np.int32)
         source = np.full(self.slots, -1, np.int32)
         settings = empty_settings(self.slots)
-        for i, r in enumerate(requests):
-            slots = list(r.slots)
-            tokens[i, : len(r.tokens)] = r.tokens
-            lengths[i] = len(r.tokens)
+        for i, (r, count) in enumerate(zip(requests, kept, strict=True)):
+            slots, new = list(r.slots), r.tokens[count:]
+            tokens[i, : len(new)] = new
+            lengths[i] = len(new)
             source[slots] = i
             self._earlier[slots], self._prompt[slots] = r.generated, len(r.tokens)
             settings["seed"][slots] = [(seed >> 32, seed & 0xFFFFFFFF) for seed in r.seeds]
@@ -155,21 +241,16 @@ class DecodeEngine:
             settings["top_p"][slots] = r.sampling.top_p
             settings["limit"][slots] = r.sampling.max_new_tokens
             settings["stop"][slots, : len(r.sampling.stop_ids)] = r.sampling.stop_ids
-        self._state = self._insert(
-            self._state,
-            dict(weights),
-            tokens,
-            lengths,
-            source,
-            self._earlier.copy(),  # the call returns before it has read its arguments
-            settings,
-            np.bool_(fresh),
-        )
+            if self._behind:
+                self._kept.inserted(slots, r.tokens, self.steps_total)
+            self.prefill_tokens_total += len(new)
+            self.prefill_kept_total += count
         self._occupied |= source >= 0
         self._generated = np.where(source >= 0, self._earlier + 1, self._generated)
         self.tokens_total += int(np.sum(source >= 0))
-        self.prefill_tokens_total += sum(len(r.tokens) for r in requests)
         self.prefill_computed_total += tokens.size
+        # A call returns before it has read its arguments.
+        return tokens, lengths, source, self._earlier.copy(), settings
 
     def decode(self, weights: Weights, max_steps: int, stop_when_free: bool) -> list[SlotOutput]:
         """Runs up to ``max_steps`` decode steps and returns the samples that have ended.
@@ -212,6 +293,7 @@ class DecodeEngine:
         for slot, row in zip(slots, rows, strict=False):  # the padding's rows are left out
             tokens, *bits = row[:, : self._generated[slot] - self._earlier[slot]].copy()
             generated.append(SlotOutput(slot, tokens, *(b.view(np.float32) for b in bits)))
+            self._kept.read(slot, tokens)
         return generated
 
     def logprobs(self, weights: Weights, tokens: np.ndarray) -> np.ndarray:
@@ -248,6 +330,15 @@ class DecodeEngine:
             tokens = np.zeros(bucket.length, np.int32)
             self.insert(weights, [Prefill(tokens, (0,), (0,), SamplingParams(max_new_tokens=1))])
             self.release([0])
+        for bucket, reach in itertools.product(self._behind, self._reaches):
+            fills = np.zeros((2, bucket.rows), np.int32)
+            rest = Prefill(np.zeros(1, np.int32), (0,), (0,), SamplingParams(max_new_tokens=1))
+            arguments = self._arguments(bucket, [rest], [0])
+            self._state = self._insert_behind(
+                self._state, weights, *arguments, np.bool_(True), *fills, reach
+            )
+        if self._behind:
+            self._keep_contexts([Ended(0, 0, 0, 0)])
         for reach in self._reaches:
             self._prompt[0], self._occupied[0] = reach, True
             self.decode(weights, 1, True)
@@ -259,129 +350,11 @@ class DecodeEngine:
 
     def forget_totals(self) -> None:
         self.steps_total = self.slot_steps_total = self.tokens_total = 0
-        self.prefill_tokens_total = self.prefill_computed_total = 0
+        self.prefill_tokens_total = self.prefill_computed_total = self.prefill_kept_total = 0
 
     def _counts_read(self) -> list[int]:
         """Returns the slot counts ``read`` is compiled for: powers of two below all, and all."""
         return [1 << i for i in range((self.slots - 1).bit_length())] + [self.slots]
-
-    def _insert_step(
-        self,
-        state: State,
-        weights: Weights,
-        tokens_nl: jax.Array,
-        lengths_n: jax.Array,
-        source_b: jax.Array,
-        earlier_b: jax.Array,
-        settings: State,
-        fresh: jax.Array,
-    ) -> State:
-        logits_nv, prefix = self.model.prefill(weights, tokens_nl, lengths_n)
-        from_b, generated_b = jnp.maximum(source_b, 0), earlier_b + 1
-        generated = sample_next(logits_nv[from_b], settings, earlier_b)
-        row = jnp.where(fresh, 0, state["row"])
-        news = settings | {
-            "token": generated[0],
-            "position": lengths_n[from_b],
-            "generated": generated_b,
-            "done": ends(generated[0], generated_b, settings),
-            "born": jnp.broadcast_to(row, source_b.shape),
-            "first": packed(*generated),
-        }
-        for name, new in news.items():
-            takes = jnp.reshape(source_b >= 0, (-1,) + (1,) * (new.ndim - 1))
-            news[name] = jnp.where(takes, new, state[name])
-        cache = self.model.fan_out(state["cache"], prefix, source_b, fresh)
-        return state | news | {"row": row, "cache": cache}
-
-    def _decode_loop(
-        self,
-        state: State,
-        weights: Weights,
-        occupied_b: jax.Array,
-        max_steps: jax.Array,
-        stop_when_free: jax.Array,
-        reach: int,
-    ) -> tuple[State, jax.Array]:
-        """Attends to ``reach`` places of the prompts' caches, which hold all prompts in use.
-
-        Returns the state and int32 [2 + 2 * slots]: steps, tokens; per slot length and done.
-        """
-        names = ("token", "position", "generated", "done", "row", "record", "cache")
-        fixed = {name: value for name, value in state.items() if name not in names}
-        # Top-k and top-p of samples that are gone would cost a sort of the vocabulary each step.
-        fixed["top_k"] = jnp.where(occupied_b, state["top_k"], 0)
-        fixed["top_p"] = jnp.where(occupied_b, state["top_p"], 1.0)
-
-        def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
-            step, s = carry
-            running = jnp.any(occupied_b & ~s["done"])
-            freed = jnp.any(occupied_b & s["done"])
-            return (step < max_steps) & running & ~(stop_when_free & freed)
-
-        def one_step(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
-            step, s = carry
-            logits_bv, cache = self.model.step(weights, s["cache"], s["token"], s["position"])
-            generated = sample_next(logits_bv, fixed, s["generated"])
-            live_b = occupied_b & ~s["done"]
-            generated_b = s["generated"] + live_b
-            record = jax.lax.dynamic_update_index_in_dim(
-                s["record"], packed(*generated).T, s["row"], 0
-            )
-            return step + 1, {
-                "token": jnp.where(live_b, generated[0], s["token"]),
-                "position": s["position"] + live_b,
-                "generated": generated_b,
-                "done": s["done"] | (live_b & ends(generated[0], generated_b, fixed)),
-                "row": (s["row"] + 1) % record.shape[0],
-                "record": record,
-                "cache": cache,
-            }
-
-        whole = state["cache"]
-        near = {}
-        if reach < self.max_prompt_tokens:
-            near = self.model.prompt_caches(whole, reach)
-        start = {name: state[name] for name in names} | {"cache": whole | near}
-        steps, moved = jax.lax.while_loop(goes_on, one_step, (jnp.int32(0), start))
-        moved["cache"] |= {path: whole[path] for path in near}
-        head = jnp.stack([steps, jnp.sum(moved["generated"] - state["generated"])])
-        return fixed | moved, jnp.concatenate([head, moved["generated"], moved["done"]])
-
-    def _score_prefixes(self, weights: Weights, tokens_l: jax.Array) -> jax.Array:
-        """Returns float32 [l - 1]: log-prob of each token but the first, given those before it."""
-        count = tokens_l.shape[0] - 1
-        prefixes_nl = jnp.broadcast_to(tokens_l[:-1], (count, count))
-        logits_nv, _ = self.model.prefill(weights, prefixes_nl, jnp.arange(1, count + 1))
-        logprobs_nv = jax.nn.log_softmax(logits_nv.astype(jnp.float32))
-        return jnp.take_along_axis(logprobs_nv, tokens_l[1:, None], axis=1)[:, 0]
-
-    def _empty(self) -> State:
-        """Returns the state of all slots when empty.
-
-        ``record`` is a ring over decode steps, shared as MaxEngine's cache is: one row a step,
-        [step, 3, slot]; a slot's rows start at ``born``. It holds twice the longest sample, as a
-        sample that ends early in a call is read only after the call.
-        """
-        zeros = {
-            name: jnp.zeros(self.slots, jnp.int32) for name in ("token", "position", "generated")
-        }
-        rows = 2 * max(self.max_new_tokens - 1, 1)
-        return (
-            zeros
-            | jax.tree.map(jnp.asarray, empty_settings(self.slots))
-            | {
-                "done": jnp.ones(self.slots, bool),
-                "born": jnp.zeros(self.slots, jnp.int32),
-                "first": jnp.zeros((self.slots, 3), jnp.int32),
-                "row": jnp.int32(0),
-                "record": jnp.zeros((rows, 3, self.slots), jnp.int32),
-                "cache": {
-                    path: jnp.zeros(like.shape, like.dtype)
-                    for path, like in self.model.caches_like.items()
-                },
-            }
-        )
 
     def _check(self, requests: Sequence[Prefill]) -> None:
         taken = self._occupied.copy()

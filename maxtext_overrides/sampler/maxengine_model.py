@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides import tied_head
 from maxtext_overrides.models import rope_scaling
-from maxtext_overrides.sampler import windows
+from maxtext_overrides.sampler import joined_prefill, windows
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.upstream import jetstream_compat
 from maxtext_overrides.upstream.declared import BY_MODULE
@@ -67,6 +67,7 @@ class MaxEngineModel:
       variables_like: name -> shape, dtype and sharding of what ``weights`` must hold.
       layer_axes: name -> axis of its layers, where that is not the first; see ``layer_major``.
       caches_like: path -> shape, dtype and sharding of the decode caches.
+      joins: True if ``prefill_behind`` can be used.
 
     Args:
       config: MaxText's.
@@ -82,6 +83,7 @@ class MaxEngineModel:
         tied_head.install(allow_untested)
         rope_scaling.install(allow_untested)
         windows.install(allow_untested)
+        joined_prefill.install(allow_untested)
         engine = maxengine.MaxEngine(config, devices)
         self.slots = int(engine.max_concurrent_decodes)
         self.mesh = engine.mesh
@@ -113,6 +115,8 @@ class MaxEngineModel:
             elif not isinstance(variable, UNPUBLISHED):
                 names[".".join(map(str, path))] = _axis_names(variable)
         self.layer_axes = layer_axes(names)
+        self._longest = int(config.max_prefill_predict_length)
+        self.joins = joined_prefill.possible(config, self._axes)
 
     def prefill(
         self, weights: Weights, tokens_nl: jax.Array, lengths_n: jax.Array
@@ -125,19 +129,62 @@ class MaxEngineModel:
         Returns:
           Logits after each prompt's last token [n, vocab], and the caches of all prompts.
         """
+        return self._prefill(weights, tokens_nl, lengths_n, {}, jnp.zeros_like(lengths_n))
+
+    def prefill_behind(
+        self,
+        weights: Weights,
+        caches: Caches,
+        slots_n: jax.Array,
+        counts_n: jax.Array,
+        reach: int,
+        tokens_nl: jax.Array,
+        lengths_n: jax.Array,
+    ) -> tuple[jax.Array, Caches]:
+        """Runs n prompts whose first tokens are in slots' caches, where ``joins`` is True.
+
+        Args:
+          caches: those of all slots.
+          slots_n: int32 [n], the slot of each prompt's first tokens.
+          counts_n: int32 [n], number of these, at most ``reach``.
+          reach: places of the caches that are attended to.
+          tokens_nl, lengths_n: the other tokens of each prompt, padded on the right.
+
+        Returns:
+          As ``prefill``, of the whole prompts.
+        """
+        axes, active = self._axes, DECODING_ACTIVE_SEQUENCE_INDICATOR
+        before = joined_prefill.earlier_parts(caches, axes, slots_n, counts_n, reach, active)
+        logits_nv, after = self._prefill(weights, tokens_nl, lengths_n, before, counts_n)
+        return logits_nv, joined_prefill.whole_prompts(
+            after, axes, counts_n, lengths_n, reach, self._longest, active
+        )
+
+    def out_of_the_ring(self, caches: Caches, *ended: jax.Array) -> Caches:
+        """See ``joined_prefill.out_of_the_ring``."""
+        return joined_prefill.out_of_the_ring(caches, self._axes, *ended)
+
+    def _prefill(
+        self,
+        weights: Weights,
+        tokens_nl: jax.Array,
+        lengths_n: jax.Array,
+        before: Caches,
+        counts_n: jax.Array,
+    ) -> tuple[jax.Array, Caches]:
         empty = {
             path: jnp.zeros(variable.get_value().shape, variable.get_value().dtype)
             for path, variable in nnx.to_flat_state(self._prefill_state)
             if isinstance(variable, nnx.Cache)
         }
-        model = self._merge(self._prefill_graph, self._prefill_state, weights, empty)
+        model = self._merge(self._prefill_graph, self._prefill_state, weights, empty | before)
         places_nl = jax.lax.broadcasted_iota(jnp.int32, tokens_nl.shape, 1)
         inside_nl = (places_nl < lengths_n[:, None]).astype(jnp.int32)
-        with self._scope():
+        with self._scope(), joined_prefill.joined(model) if before else nullcontext():
             outputs = model.decoder(
                 shared_embedding=model.token_embedder,
                 decoder_input_tokens=tokens_nl,
-                decoder_positions=places_nl,
+                decoder_positions=places_nl + counts_n[:, None],
                 decoder_segment_ids=inside_nl * DECODING_ACTIVE_SEQUENCE_INDICATOR,
                 deterministic=True,
                 model_mode=MODEL_MODE_PREFILL,

@@ -41,10 +41,12 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
     check_slots(rollouts, devices)
     overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
     check_mesh({**given_config(context).maxtext, **overrides}, devices)
+    section = context.section
     return DecodeEngine(
         load(given_config(context), **overrides),
         group_size=rollouts.group_size,
         prompt_tokens=rollouts.max_prompt_tokens,
+        keeps=config.keep_contexts and section.several_turns and not section.deterministic,
     )
 
 

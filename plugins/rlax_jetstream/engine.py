@@ -339,7 +339,7 @@ class JetstreamEngine(RolloutEngine):
             more_waits = paused or self._admissible()
         if swap is not None:
             self._active = 0
-            self._swaps.perform(swap, slots)
+            self._swaps.perform(swap, slots, scheduler.forget_contexts)
             return True
         slots.insert(self._swaps.weights, prefills)
         self._active = scheduler.active

@@ -18,6 +18,7 @@ TOTALS = (
     "tokens_total",
     "prefill_tokens_total",
     "prefill_computed_total",
+    "prefill_kept_total",
 )
 
 
@@ -95,17 +96,24 @@ class Swaps:
         if self._tried is not None and self._tried.arrays is arrays:
             self._tried = None
 
-    def perform(self, swap: Swap, slots: DecodeSlots) -> None:
-        """Performs an operation on the engine's thread, while all slots are free."""
+    def perform(self, swap: Swap, slots: DecodeSlots, forget: Callable[[], None]) -> None:
+        """Performs an operation on the engine's thread, while all slots are free.
+
+        Args:
+          forget: makes the slots forget the contexts that they keep, see ``ContextKeeper``.
+        """
+        forget()
         if swap.greedy is None:
             self.used = swap.loaded
             swap.done.set_result(None)
             return
         try:
-            swap.done.set_result(_decode_greedy(slots, swap.loaded.arrays, *swap.greedy))
+            decoded = _decode_greedy(slots, swap.loaded.arrays, *swap.greedy)
         except Exception as error:
             swap.done.set_exception(error)
             raise
+        forget()  # these weights may be discarded
+        swap.done.set_result(decoded)
 
     def fail(self, error: Exception) -> None:
         """Ends all operations with an error."""
@@ -143,7 +151,7 @@ def _decode_greedy(
 
     The counts of the slots stay unchanged, because they are about samples.
     """
-    totals = {name: getattr(slots, name) for name in TOTALS}
+    totals = {name: getattr(slots, name, 0) for name in TOTALS}
     sampling = SamplingParams(temperature=0.0, max_new_tokens=count)
     slots.insert(weights, [Prefill(tokens, (0,), (0,), sampling)])
     (generated,) = slots.decode(weights, count, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -113,3 +113,26 @@ class DecodeSlots(Protocol):
     def logprobs(self, weights: Mapping[str, Any], tokens: np.ndarray) -> np.ndarray: ...
 
     def warm_up(self) -> None: ...
+
+
+@runtime_checkable
+class ContextKeeper(Protocol):
+    """Slots that keep the context of their last sample, for the next turn of its episode.
+
+    Attributes:
+      prefill_kept_total: tokens of prompts so far that were not prefilled, because a slot kept
+        them.
+    """
+
+    prefill_kept_total: int
+
+    def kept_for(self, context: np.ndarray) -> int | None:
+        """Returns the free slot that keeps the first tokens of a context; None if there is none.
+
+        Nothing else should be put into it before the sample that continues this context.
+        """
+        ...
+
+    def forget_contexts(self) -> None:
+        """Forgets what free slots keep; called when the weights change, while all are free."""
+        ...

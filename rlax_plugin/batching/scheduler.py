@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.batching.decode_engine import DecodeSlots, Prefill, SlotOutput
+from rlax_plugin.batching.decode_engine import ContextKeeper, DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.batching.jobs import Job
 from rlax_plugin.tokens.stopping import Decode, StopFinder
 from rlax_plugin.types import Finish, Sampled
@@ -132,12 +132,18 @@ class Scheduler:
     def plan(self, waiting: Iterable[Job], version: int) -> list[Prefill]:
         """Assigns free slots to waiting samples that may be generated with ``version``.
 
-        A group that does not fit is admitted in parts, its prompt prefilled once per part.
+        A group that does not fit is admitted in parts, its prompt prefilled once per part. The
+        next turn of an episode gets the slot that keeps its context.
         """
-        free, prefills = self._slots.free_slots, []
-        for job in self._admissible(waiting, version):
-            count = min(len(free), len(job.waiting))
-            taken, free = free[:count], free[count:]
+        jobs, prefills = self._admissible(waiting, version), []
+        kept = self._kept_slots(jobs)
+        free = [slot for slot in self._slots.free_slots if slot not in kept.values()]
+        for job in jobs:
+            if (own := kept.get(job)) is not None:
+                taken = [own]
+            else:
+                count = min(len(free), len(job.waiting))
+                taken, free = free[:count], free[count:]
             indices, more = job.admit(taken)
             for slot, index in zip(taken, indices, strict=True):
                 finder = self._finder(job, index)
@@ -147,6 +153,22 @@ class Scheduler:
                 self._running[slot] = _Running(job, index, version, steps, finder)
             prefills += more
         return prefills
+
+    def forget_contexts(self) -> None:
+        """Makes the slots forget the contexts that they keep, because the weights change."""
+        if isinstance(self._slots, ContextKeeper):
+            self._slots.forget_contexts()
+
+    def _kept_slots(self, jobs: Iterable[Job]) -> dict[Job, int]:
+        """Returns the slots that keep the contexts of groups, where one sample waits."""
+        found: dict[Job, int] = {}
+        if isinstance(self._slots, ContextKeeper):
+            for job in jobs:
+                if len(job.waiting) == 1:
+                    slot = self._slots.kept_for(job.request.context)
+                    if slot is not None and slot not in found.values():
+                        found[job] = slot
+        return found
 
     def advance(self, weights: Mapping[str, Any], more_waits: bool) -> list[Job]:
         """Decodes for a while and returns the groups that are complete now.

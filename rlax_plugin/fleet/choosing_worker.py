@@ -25,8 +25,13 @@ def goes_on(worker: Worker, ticket: Ticket) -> bool:
     return has.resumes and all(one.capabilities.side == has.side for one in before)
 
 
-def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
-    """Returns the worker that gets the request; None if no suitable worker has room."""
+def choose(ticket: Ticket, ready: list[Worker], earlier: str | None = None) -> Worker | None:
+    """Returns the worker that gets the request; None if no suitable worker has room.
+
+    Args:
+      earlier: name of the worker that generated the turn before, whose slots may have kept the
+        context. It gets the request unless that has to wait there, and need not elsewhere.
+    """
     request = ticket.request
     size, tokens = len(request.seeds), sequence_tokens(ticket)
     free = [w for w in ready if _has_room(w, size)]
@@ -39,6 +44,9 @@ def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     able = [w for w in able if w.version >= needs_version] or able
     if request.resume:
         able = [w for w in able if goes_on(w, ticket)] or able
+    idle = [w for w in able if w.assigned < w.capabilities.slots]
+    if kept := [w for w in idle or able if w.name == earlier]:
+        return kept[0]
     # The least loaded one, by share of its slots: equal work for unequal machines.
     return min(able, key=lambda w: w.assigned / w.capabilities.slots)
 

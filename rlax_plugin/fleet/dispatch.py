@@ -19,6 +19,7 @@ from rlax_plugin.fleet.choosing_worker import (
     takes,
     wrong_everywhere,
 )
+from rlax_plugin.fleet.earlier_turns import EarlierTurns
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.giving_up import GivingUp
 from rlax_plugin.fleet.growing import take_report
@@ -85,6 +86,7 @@ class Dispatcher(FleetListener):
         self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
         self.under_way = UnderWay(self._calls.values(), self._waiting.values())
         self._scheduled, self._seen_late, self.backlog = False, "", Backlog()
+        self._earlier_turns = EarlierTurns()
         self._missing = MissingWorker(self._waiting.values(), fleet.workers, deadlines, pace)
         self.reissued = self.tokens_resumed = self.late = 0
 
@@ -101,6 +103,7 @@ class Dispatcher(FleetListener):
         self._missing.watch(ticket)
         self.giving_up.watch(ticket)
         self.backlog.watch(len(request.seeds), ticket.done)
+        self._earlier_turns.requested(request.key)
         self._waiting[request.exactly].add(ticket)
         self.wake()
         return ticket.done
@@ -161,7 +164,8 @@ class Dispatcher(FleetListener):
             ticket = queue.take()
             if ticket.done.done():  # cancelled meanwhile
                 continue
-            worker = choose(ticket, ready)
+            earlier = self._earlier_turns.worker_before(ticket.request.key)
+            worker = choose(ticket, ready, earlier)
             if worker is None:
                 held_back.append(ticket)
                 if ticket.failed_on or not all(takes(w, ticket) for w in ready):
@@ -329,6 +333,7 @@ class Dispatcher(FleetListener):
             return
         del call.open[key], call.told[key]
         self._release(worker, request)
+        self._earlier_turns.generated(key, worker.name)
         if not trusted(workers):
             self._issue_again(
                 worker, [ticket], "a worker that generated a part is not trusted", False

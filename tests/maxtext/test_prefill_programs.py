@@ -156,7 +156,7 @@ def test_an_engine_compiles_nothing_once_a_worker_may_register():
         with compilations() as before:
             await engine.prepare()
         # For prompts 16 and 20 tokens long, and 31 with a sample's own; and for the canary.
-        parts = ("_insert_step", "_score_prefixes", "_decode_loop")
+        parts = ("insert_step", "score_prefixes", "decode_loop")
         assert [sum(part in name for name in before) for part in parts] == [3, 1, 1]
         (slots,) = made
         versions = [store.add(loaded(slots, seed), slots) for seed in range(5)]
