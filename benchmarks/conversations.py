@@ -91,11 +91,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
 
+    import jax
+
     longest = args.prompt + (args.turns - 1) * (args.answer + args.given)
     made = engines(args.work, args.episodes, args.prompt, longest, args.answer)
     rng = np.random.default_rng(0)
     weights = {
-        name: (0.02 * rng.normal(size=like.shape)).astype(like.dtype)
+        name: jax.device_put((0.02 * rng.normal(size=like.shape)).astype(like.dtype))
         for name, like in made["kept"].variables_like().items()
     }
     made["kept"].lay_out(weights)

@@ -330,6 +330,7 @@ class DecodeEngine:
             tokens = np.zeros(bucket.length, np.int32)
             self.insert(weights, [Prefill(tokens, (0,), (0,), SamplingParams(max_new_tokens=1))])
             self.release([0])
+            self.forget_contexts()  # or the next, longer prompt would be prefilled behind this one
         for bucket, reach in itertools.product(self._behind, self._reaches):
             fills = np.zeros((2, bucket.rows), np.int32)
             rest = Prefill(np.zeros(1, np.int32), (0,), (0,), SamplingParams(max_new_tokens=1))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_engine import MOE, NEW, VOCAB, Case, log_softmax, prompts_of
+from compiling import compilations
+from memory_store import Memory, loaded, prompt_of
+from rlax_jetstream import JetstreamConfig
+from rlax_jetstream.building import make_slots
+from rlax_jetstream.engine import JetstreamEngine
+from tiny_engine import MOE, NEW, TINY, VOCAB, Case, log_softmax, prompts_of
 
 from maxtext_overrides.sampler import buckets
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import resolve
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.types import Key, Request, SamplingParams
+from rlax_plugin.weights.taking import take_version
 
 LONGEST = 96
 SIZES = {"max_prefill_predict_length": LONGEST, "max_target_length": LONGEST + NEW}
@@ -78,3 +88,85 @@ def test_later_turns_prefill_what_is_new_and_logprobs_are_the_trainers(case):
         ]
     # The last token of the turn before, and four of the environment, in each of three episodes.
     assert prefilled == [34, 15, 15, 15]
+
+
+def section(new_weights: str = "continue", **others: Any) -> RlaxSection:
+    rollouts = {"slots": 4, "max_prompt_tokens": 20, "max_new_tokens": NEW, "group_size": 2}
+    return RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "x"}],
+            "environment": {"name": "turns"},
+            "episodes": {"max_turns": 4, "max_tokens": 60},
+            "rollouts": rollouts | {"on_new_weights": new_weights},
+            **others,
+        }
+    )
+
+
+def test_an_engine_keeps_contexts_until_weights_change_and_compiles_nothing_for_it():
+    settings, store, made = section(), Memory(), []
+    context = BuildContext(run_dir=None, seed=0, section=settings, config=resolve(TINY))
+    engine = JetstreamEngine(
+        make_slots=lambda: made.append(make_slots(JetstreamConfig(), context)) or made[0],
+        store=store,
+        rollouts=settings.rollouts,
+        config=JetstreamConfig(),
+        make_prompt_source=lambda: pytest.fail("there is no text"),
+        max_context=settings.max_context_tokens,
+    )
+    params = SamplingParams(max_new_tokens=NEW)
+
+    async def sampled(*requests: Request) -> list[np.ndarray]:
+        """Returns the tokens of the first sample of each request, behind its context."""
+        found = {}
+        await engine.generate(requests, lambda key, samples: found.update({key: samples[0]}))
+        return [np.concatenate([r.context, found[r.key].tokens]) for r in requests]
+
+    def later(sample: int, number: int, context: np.ndarray) -> Request:
+        given = np.concatenate([context, np.full(3, 7, np.int32)])
+        return Request(Key("train", 0, sample, 0, number), 1, given, (sample,), params)
+
+    async def scenario() -> None:
+        await engine.prepare()
+        (slots,) = made
+        versions = [store.add(loaded(slots, seed), slots) for seed in range(2)]
+        await take_version(engine, versions[0])
+        with compilations() as compiled:
+            firsts = [Request(Key("train", i), 1, prompt_of(20, i), (i,), params) for i in (0, 1)]
+            contexts = await sampled(*firsts)
+            for number in (1, 2):
+                before = engine.health()
+                contexts = await sampled(*(later(i, number, c) for i, c in enumerate(contexts)))
+                kept = engine.health()["prefill_kept_total"] - before["prefill_kept_total"]
+                # All but the last token of the answer before, and what is given behind it.
+                assert kept == sum(len(context) - NEW - 4 for context in contexts)
+            await take_version(engine, versions[1])
+            before = engine.health()
+            await sampled(*(later(i, 3, c[:40]) for i, c in enumerate(contexts)))
+            assert engine.health()["prefill_kept_total"] == before["prefill_kept_total"]
+        assert compiled == []
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 120))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"deterministic": True, "new_weights": "finish"},
+        {"environment": {"name": "single_turn"}},
+    ],
+    ids=["deterministic", "one turn"],
+)
+def test_contexts_are_not_kept_where_they_would_change_a_sample_or_are_of_no_use(others):
+    context = BuildContext(run_dir=None, seed=0, section=section(**others), config=resolve(TINY))
+    slots = make_slots(JetstreamConfig(), context)
+    weights = loaded(slots, 0)
+    for _ in range(2):
+        slots.insert(weights, [Prefill(prompt_of(20), (0,), (0,), sampling(NEW))])
+        while not slots.decode(weights, NEW, True):
+            pass
+    assert slots.prefill_kept_total == 0 and slots.prefill_tokens_total == 40

@@ -3,22 +3,20 @@
 import asyncio
 import dataclasses
 
-import jax
 import numpy as np
 from compiling import compilations
+from memory_store import Memory, loaded, prompt_of
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.building import make_slots
 from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.engine import JetstreamEngine
-from tiny_engine import NEW, TINY, VOCAB, random_weights
+from tiny_engine import NEW, TINY
 
 from rlax_plugin.batching.decode_engine import Prefill
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
-from rlax_plugin.weights.device_fingerprint import fingerprint
+from rlax_plugin.types import Key, Request, SamplingParams
 from rlax_plugin.weights.taking import take_version
 
 SLOTS, PROMPT, GROUP = 6, 20, 2  # no powers of two: samples are read 1, 2, 4 or 6 at once
@@ -42,16 +40,6 @@ def slots_of(settings):
     config = resolve(TINY, ["scan_layers=true"])  # whose weights are laid out, with each version
     context = BuildContext(run_dir=None, seed=0, section=settings, config=config)
     return make_slots(JetstreamConfig(), context)
-
-
-def loaded(slots, seed):
-    """Weights where a weight store puts them."""
-    like = slots.variables_like()
-    return {n: jax.device_put(a, like[n].sharding) for n, a in random_weights(slots, seed).items()}
-
-
-def prompt_of(length, seed=0):
-    return np.random.default_rng([seed, length]).integers(0, VOCAB, length).astype(np.int32)
 
 
 def go_through_every_size(slots, weights):
@@ -78,29 +66,6 @@ def go_through_every_size(slots, weights):
         assert len(slots.read(list(range(count)))) == count
     for length in range(2, 18):  # a canary has at most 16 tokens
         slots.logprobs(weights, prompt_of(length))
-
-
-class Memory:
-    """A weight store that holds versions by number."""
-
-    def __init__(self):
-        self.versions = []
-
-    def add(self, weights, slots):
-        slots.lay_out(laid_out := dict(weights))
-        prints = slots.fingerprints(laid_out, fingerprint)
-        tensors = {
-            name: TensorSpec(tuple(a.shape), a.dtype.name, int(prints[name]))
-            for name, a in weights.items()
-        }
-        tokens = prompt_of(len(self.versions) + 3)
-        canary = Canary(tokens, slots.logprobs(weights, tokens), 1e-4)
-        self.versions.append(weights)
-        number = len(self.versions) - 1
-        return make_version(number, str(number), tensors, canary)
-
-    def load(self, path, like):
-        return self.versions[int(path)]
 
 
 class Digits:
