@@ -3,7 +3,7 @@
 A prefill program takes a fixed number of prompts (rows) of a fixed length. All of them follow from
 a worker's limits, so that they are compiled before the first request and no request needs another
 one. A prompt's own length chooses its program: other prompts prefilled at the same time change
-neither its program nor its results. No JAX.
+neither its program nor its results, except the last bits where contexts are kept. No JAX.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_LENGTHS = 9  # with the program that scores a canary there are ten prefills to compile
-MOST_BEHIND = 3
+MOST_BEHIND = 2  # lengths behind a context that a slot keeps, each for every reach
+_MOST_SCORES = 2**23  # of one head in such a program
 _SHORTEST = 16  # tokens; the cost of a call hardly depends on shorter prompts
 
 # A call computes about as many tokens as one decode step, which is one per slot, unless one prompt
@@ -62,18 +63,24 @@ def plan(
     return tuple(buckets)
 
 
-def behind(buckets: Sequence[Bucket], longest: int) -> tuple[Bucket, ...]:
+def behind(buckets: Sequence[Bucket], slots: int, rows_multiple: int = 1) -> tuple[Bucket, ...]:
     """Returns the programs that prefill tokens behind a context that a slot keeps, ascending.
 
-    They are few, as each is compiled once for every reach; what is longer than the last one is
-    prefilled with its context.
+    They are few, as each is compiled for every reach, and short, as their attention holds a score
+    for each pair of tokens. What is longer is prefilled with its context.
 
     Args:
-      buckets: returned by ``plan``.
-      longest: tokens that a prefill may hold.
+      buckets: returned by ``plan``; the last one holds the longest context.
+      slots, rows_multiple: see ``plan``.
     """
-    shorter = [bucket for bucket in buckets if bucket.length <= longest // 2]
-    return tuple(shorter[:: max(1, -(-len(shorter) // MOST_BEHIND))])
+    longest, found = buckets[-1].length, []
+    for length in (bucket.length for bucket in buckets if bucket.length <= longest // 2):
+        # One sample behind each context: a group shares nothing but its prompt.
+        rows = max(1, _TOKENS_PER_SLOT * slots // length)
+        rows = -(-min(rows, slots) // rows_multiple) * rows_multiple
+        if rows * length * (longest + length) <= _MOST_SCORES:
+            found.append(Bucket(rows, length))
+    return (found[0], found[-1]) if len(found) > MOST_BEHIND else tuple(found)
 
 
 def of(buckets: Sequence[Bucket], length: int) -> Bucket:

@@ -82,7 +82,7 @@ class DecodeEngine:
         self._buckets = buckets.plan(self.slots, self.max_prompt_tokens, most, group_size, rows)
         self._reaches = buckets.reaches(self.max_prompt_tokens)
         keeps = keeps and self.model.joins and not self.rounds_caches
-        self._behind = buckets.behind(self._buckets, self.max_prompt_tokens) if keeps else ()
+        self._behind = buckets.behind(self._buckets, self.slots, rows) if keeps else ()
         self._kept = KeptContexts(self.max_prompt_tokens, self.max_new_tokens)
         self.forget_totals()
         replicated = jax.sharding.NamedSharding(self.model.mesh, jax.sharding.PartitionSpec())
@@ -130,7 +130,7 @@ class DecodeEngine:
         It keeps the first tokens of the context, which then need no prefill.
         """
         found = self._match(context)
-        return found and found.slot
+        return found.slot if found and self._kept.goes_on(found) else None
 
     def forget_contexts(self) -> None:
         """Forgets what free slots keep; called when the weights change, while all are free."""
@@ -192,13 +192,14 @@ class DecodeEngine:
         Args:
           taken: slots that are about to be filled with something else.
         """
-        if not self._behind or (found := self._kept.find(context)) is None:
+        if not self._behind or (found := self._kept.find(context, taken)) is None:
             return None
         rest = len(context) - found.count
-        whole = next((b for b in self._buckets if len(context) <= b.length), None)
-        if found.slot in taken or whole is None or rest > self._behind[-1].length:
+        if rest > self._behind[-1].length or len(context) > self.max_prompt_tokens:
             return None
-        return found if buckets.of(self._behind, rest).length < whole.length else None
+        # Calls are full where it matters, so that a row's length is its cost.
+        computed = buckets.of(self._behind, rest).length
+        return found if 2 * computed <= buckets.of(self._buckets, len(context)).length else None
 
     def _prefill_behind(
         self,
@@ -210,7 +211,7 @@ class DecodeEngine:
         slots, counts = np.zeros((2, bucket.rows), np.int32)
         for i, (_, match) in enumerate(found):
             slots[i], counts[i] = match
-        reach = next(reach for reach in self._reaches if reach >= counts.max())
+        reach = self._reach(counts.max())
         some = [request for request, _ in found]
         arguments = self._arguments(bucket, some, [match.count for _, match in found])
         self._state = self._insert_behind(
@@ -266,7 +267,7 @@ class DecodeEngine:
             self._occupied,
             np.int32(max_steps),
             np.bool_(stop_when_free),
-            self._reach(),
+            self._reach(self._prompt[self._occupied].max()),
         )
         (steps, new), self._generated, done = np.split(np.asarray(status), [2, 2 + self.slots])
         self.steps_total += int(steps)
@@ -277,9 +278,8 @@ class DecodeEngine:
         self.release(ended)
         return finished
 
-    def _reach(self) -> int:
-        """Returns how many places of the prompts' caches the slots in use need."""
-        longest = self._prompt[self._occupied].max()
+    def _reach(self, longest: int) -> int:
+        """Returns how many places of the prompts' caches a program attends to."""
         return next(reach for reach in self._reaches if reach >= longest)
 
     def read(self, slots: Sequence[int]) -> list[SlotOutput]:

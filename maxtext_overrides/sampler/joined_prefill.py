@@ -104,10 +104,20 @@ def possible(config: Any, axes: Axes) -> bool:
         path[-1] in _KNOWN and (path[-1] not in _PROMPT or len(_places(names)) == 1)
         for path, names in axes.items()
     )
-    places_matter = config.moba or config.use_indexer or config.chunk_attn_window_size > 0
+    alike = all(
+        names == axes[*path[:-1], _OF_PROMPT[path[-1]]]
+        for path, names in axes.items()
+        if path[-1] in _OF_PROMPT
+    )
+    places_matter = (
+        config.moba
+        or config.use_indexer
+        or config.engram_layers
+        or config.chunk_attn_window_size > 0
+    )
     kinds = ("global", "local_sliding", "mla")
     rounded = bool(config.quantize_kvcache)
-    return kept and not places_matter and not rounded and config.attention_type in kinds
+    return kept and alike and not places_matter and not rounded and config.attention_type in kinds
 
 
 @contextmanager
@@ -137,7 +147,7 @@ def earlier_parts(
     """
     found = {}
     for path, full, batch, place in _prompts(caches, axes):
-        rows = jnp.take(jax.lax.slice_in_dim(full, 0, reach, axis=place), slots_n, axis=batch)
+        rows = jax.lax.slice_in_dim(jnp.take(full, slots_n, axis=batch), 0, reach, axis=place)
         if path[-1] == _SEGMENTS:
             inside_nr = jnp.arange(reach) >= reach - counts_n[:, None]
             found[path] = _segments(inside_nr, rows.shape, batch, place, active)

@@ -86,7 +86,7 @@ class KeptContexts:
     def released(self, slots: Collection[int], steps: int) -> list[Ended]:
         """Returns the samples whose entries of the ring are to be moved, and keeps their contexts.
 
-        What may have been overwritten, or does not fit, is not kept.
+        What was not read, may have been overwritten, or does not fit, is not kept.
 
         Args:
           slots: those of samples that have ended, or are not wanted any more.
@@ -96,8 +96,8 @@ class KeptContexts:
         for slot in slots:
             if (one := self._running.pop(slot, None)) is None:
                 continue
-            prompt, new, age = len(one.tokens), max(len(one.new) - 1, 0), steps - one.since
-            if age > self._ring or prompt + new > self._longest:
+            prompt, new, age = len(one.tokens), len(one.new) - 1, steps - one.since
+            if not 0 <= new <= age <= self._ring or prompt + new > self._longest:
                 continue
             # Nothing has attended to the last token: its keys and values are not known.
             tokens = np.concatenate([one.tokens, one.new[:new]])
@@ -107,20 +107,34 @@ class KeptContexts:
                 found.append(Ended(slot, prompt, new, age))
         return found
 
-    def find(self, context: np.ndarray) -> Match | None:
+    def find(self, context: np.ndarray, taken: Collection[int] = ()) -> Match | None:
         """Returns the slot that keeps most of the tokens with which a context begins.
 
         One token at least is left to be prefilled, as the next one is sampled after it.
+
+        Args:
+          taken: slots that must not be returned.
         """
         best: Match | None = None
         for length, same in self._by_prompt.items():
             if length > len(context):
                 continue
             for slot in same.get(context[:length].tobytes(), ()):
+                if slot in taken:
+                    continue
                 count = min(_common(self._kept[slot].tokens, context), len(context) - 1)
                 if count > (best.count if best else 0):
                     best = Match(slot, count)
         return best
+
+    def goes_on(self, match: Match) -> bool:
+        """True if a context goes on behind most of what the slot's sample has generated.
+
+        Otherwise it has no more in common with it than the samples of a group have.
+        """
+        kept = self._kept[match.slot]
+        generated = len(kept.tokens) - kept.length
+        return 2 * (match.count - kept.length) >= generated
 
     def order(self, free: Sequence[int]) -> list[int]:
         """Returns free slots in the order to fill them: what keeps nothing, and then the oldest."""

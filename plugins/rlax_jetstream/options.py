@@ -35,15 +35,16 @@ class JetstreamConfig(Section):
     )
     warm_up: bool = Field(
         True,
-        description="true: compile all programs, including at most ten for prefill, before the "
-        "worker registers, so that no request waits for a compilation",
+        description="true: compile all programs, including at most ten for prefill, and six more "
+        "where contexts are kept, before the worker registers, so that no request waits for a "
+        "compilation",
     )
     keep_contexts: bool = Field(
         True,
         description="true: where episodes have several turns, a free slot keeps the context of its "
         "last sample until it is needed, so that the next turn prefills only what is new. It has "
         "no effect with rlax.deterministic, with quantize_kvcache, after new weights, and for "
-        "models with recurrent layers, chunked attention or an indexer",
+        "models with recurrent layers, compressed or chunked attention, MoBA or an indexer",
     )
     maxtext: dict[str, bool | int | float | str] = Field(
         {},

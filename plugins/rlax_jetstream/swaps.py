@@ -151,7 +151,7 @@ def _decode_greedy(
 
     The counts of the slots stay unchanged, because they are about samples.
     """
-    totals = {name: getattr(slots, name, 0) for name in TOTALS}
+    totals = {name: getattr(slots, name) for name in TOTALS if hasattr(slots, name)}
     sampling = SamplingParams(temperature=0.0, max_new_tokens=count)
     slots.insert(weights, [Prefill(tokens, (0,), (0,), sampling)])
     (generated,) = slots.decode(weights, count, True)

@@ -63,6 +63,8 @@ def _no_text(tokens: np.ndarray) -> str:
 class Scheduler:
     """Fills free slots with waiting samples, oldest group first, and collects those that end.
 
+    A turn whose context a free slot keeps may overtake older groups that wait: it gets that slot.
+
     Args:
       slots: the decode engine.
       arrival_steps: decode steps between looks for arrivals while slots are free.
@@ -221,6 +223,7 @@ class Scheduler:
         Returns:
           The groups they belong to, in the order of admission.
         """
+        self.forget_contexts()  # weights change next: nothing is to be kept of what ends here
         jobs, interrupted = self.jobs(), list(self._running.items())
         slots = [slot for slot, _ in interrupted]
         generated = self._slots.read(slots) if keep_tokens else [None] * len(slots)

@@ -30,7 +30,7 @@ def choose(ticket: Ticket, ready: list[Worker], earlier: str | None = None) -> W
 
     Args:
       earlier: name of the worker that generated the turn before, whose slots may have kept the
-        context. It gets the request unless that has to wait there, and need not elsewhere.
+        context. It gets the request if it has an idle slot.
     """
     request = ticket.request
     size, tokens = len(request.seeds), sequence_tokens(ticket)
@@ -45,7 +45,7 @@ def choose(ticket: Ticket, ready: list[Worker], earlier: str | None = None) -> W
     if request.resume:
         able = [w for w in able if goes_on(w, ticket)] or able
     idle = [w for w in able if w.assigned < w.capabilities.slots]
-    if kept := [w for w in idle or able if w.name == earlier]:
+    if kept := [w for w in idle if w.name == earlier]:
         return kept[0]
     # The least loaded one, by share of its slots: equal work for unequal machines.
     return min(able, key=lambda w: w.assigned / w.capabilities.slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from rlax_jetstream.building import make_slots
 from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import MOE, NEW, TINY, VOCAB, Case, log_softmax, prompts_of
 
-from maxtext_overrides.sampler import buckets
+from maxtext_overrides.sampler import buckets, joined_prefill
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
@@ -88,6 +89,72 @@ def test_later_turns_prefill_what_is_new_and_logprobs_are_the_trainers(case):
         ]
     # The last token of the turn before, and four of the environment, in each of three episodes.
     assert prefilled == [34, 15, 15, 15]
+
+
+def test_contexts_are_read_from_a_ring_in_which_others_go_on(case):
+    """Samples begin and end at different steps, and continue in other slots, one of them twice."""
+    engine, found = case.engine, {}
+    engine.reset()
+    first = prompts_of(5, 9, 14)
+    for slot, (prompt, new) in enumerate(zip(first, (4, NEW, 7), strict=True)):
+        engine.insert(case.weights, [Prefill(prompt, (slot,), (slot,), sampling(new))])
+        found |= {one.slot: one for one in engine.decode(case.weights, 3, False)}
+    assert list(found) == [0]  # the ring has gone on beyond its entries
+    engine.insert(case.weights, [Prefill(prompts_of(6)[0], (0,), (9,), sampling(NEW))])
+    while len(found) < 3:
+        found |= {o.slot: o for o in engine.decode(case.weights, 1, True) if o.slot}
+    given = np.array([7, 8], np.int32)
+    contexts = [np.concatenate([first[slot], found[slot].tokens, given]) for slot in (1, 2)]
+    assert [engine.kept_for(context) for context in contexts] == [1, 2]
+    before = engine.prefill_tokens_total
+    requests = [
+        Prefill(contexts[0], (3, 4), (20, 21), sampling(3)),
+        Prefill(contexts[1], (5,), (22,), sampling(NEW), 2),  # two are its own
+    ]
+    engine.insert(case.weights, requests)
+    assert engine.prefill_tokens_total - before == 2 * 3
+    found = {}
+    while len(found) < 4:
+        found |= {one.slot: one for one in engine.decode(case.weights, 1000, True)}
+    for slot, context in ((3, contexts[0]), (4, contexts[0]), (5, contexts[1])):
+        one = found[slot]
+        np.testing.assert_allclose(
+            one.logprobs, expected(case, context, one.tokens), atol=1e-4, err_msg=f"slot {slot}"
+        )
+    assert len(found[5].tokens) == NEW - 2
+
+
+NAMES = {
+    "cached_prefill_key": ("cache_batch", "cache_heads", "cache_sequence", "cache_kv"),
+    "cached_ar_key": ("cache_batch", "cache_heads", "cache_sequence", "cache_kv"),
+    "cache_prefill_segment_id": ("cache_batch", "cache_sequence"),
+}
+PLAIN = {
+    **dict.fromkeys(("moba", "use_indexer", "quantize_kvcache"), False),
+    **{"engram_layers": [], "chunk_attn_window_size": 0, "attention_type": "global"},
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "names", "can"),
+    [
+        ({}, {}, True),
+        ({"attention_type": "mla"}, {}, True),
+        ({"attention_type": "chunk"}, {}, False),
+        ({"moba": True}, {}, False),
+        ({"use_indexer": True}, {}, False),
+        ({"quantize_kvcache": True}, {}, False),
+        ({"engram_layers": [1]}, {}, False),
+        ({"chunk_attn_window_size": 8192}, {}, False),
+        # Recurrent layers, caches of something else, and a ring whose axes are ordered differently.
+        ({}, {"cached_prefill_key": ("cache_batch", "cache_heads", "", "")}, False),
+        ({}, {"accumulator_index": ("cache_batch", "")}, False),
+        ({}, {"cached_ar_key": ("cache_sequence", "cache_heads", "cache_batch", "")}, False),
+    ],
+)
+def test_contexts_are_kept_for_attention_that_sees_nothing_but_positions(keys, names, can):
+    axes = {("layer", name): of for name, of in (NAMES | names).items()}
+    assert joined_prefill.possible(SimpleNamespace(**PLAIN | keys), axes) == can
 
 
 def section(new_weights: str = "continue", **others: Any) -> RlaxSection:

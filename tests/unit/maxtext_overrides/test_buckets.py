@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from maxtext_overrides.sampler.buckets import MOST_LENGTHS, Bucket, calls, plan
+from maxtext_overrides.sampler.buckets import MOST_LENGTHS, Bucket, behind, calls, plan
 
 
 def test_plans_worked_out_by_hand():
@@ -23,6 +23,19 @@ def test_plans_worked_out_by_hand():
     lengths = [b.length for b in plan(256, 33791, 1024, 16)]
     assert lengths[-1] == 33791 and 1024 in lengths
     assert max(b / a for a, b in itertools.pairwise(lengths)) <= 2.5
+
+
+def test_programs_behind_a_kept_context_are_two_and_hold_few_scores():
+    # Lengths 16, 48, 96 and 188: none that is nearly a whole prefill. A row holds one sample.
+    plans = plan(64, 188, 48, 8)
+    assert [b.length for b in plans] == [16, 32, 48, 64, 128, 188]
+    assert behind(plans, 64) == (Bucket(4, 16), Bucket(1, 64))
+    assert behind(plan(64, 188, 48, 8, 4), 64, rows_multiple=4) == (Bucket(4, 16), Bucket(4, 64))
+    # A score for each pair of tokens: 128 x (32768 + 128) fits 2^23, and 512 would not.
+    long = behind(plan(8, 32_768, 4096, 8), 8)
+    assert all(b.rows * b.length * (32_768 + b.length) <= 2**23 for b in long)
+    assert [b.length for b in long] == [128]
+    assert behind(plan(8, 20, 20, 8), 8) == ()
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8, 64, 1024])

@@ -12,7 +12,7 @@ def tokens(*values: int) -> np.ndarray:
 
 
 def ended(
-    kept: KeptContexts, slot: int, prompt: np.ndarray, new: np.ndarray, since: int = 0, steps=2
+    kept: KeptContexts, slot: int, prompt: np.ndarray, new: np.ndarray, since: int = 0, steps=4
 ) -> list[Ended]:
     """Fills a slot, reads what it has generated, and frees it."""
     kept.inserted([slot], prompt, since)
@@ -57,10 +57,24 @@ def test_a_slot_that_is_filled_again_keeps_nothing_of_before():
     ended(kept, 0, tokens(1, 2), tokens(5, 6))
     kept.inserted([0], tokens(7, 8), 2)
     assert kept.find(tokens(1, 2, 5)) is None
-    assert kept.released([0], 3) == []  # before anything was read: the prompt is kept
+    assert kept.released([0], 3) == []  # before anything was read
+    assert kept.find(tokens(7, 8, 9)) is None
+    ended(kept, 0, tokens(7, 8), tokens(5))
     assert kept.find(tokens(7, 8, 9)) == Match(0, 2)
     kept.forget()
     assert kept.find(tokens(7, 8, 9)) is None
+
+
+def test_a_context_goes_on_where_it_has_most_of_what_was_generated():
+    kept = KeptContexts(longest=20, ring=8)
+    ended(kept, 0, tokens(1, 2), tokens(5, 6, 7, 8, 9), steps=4)
+    found = kept.find(tokens(1, 2, 5, 6, 7, 8, 9, 3))
+    assert found == Match(0, 6) and kept.goes_on(found)
+    found = kept.find(tokens(1, 2, 5, 6, 3))
+    assert found == Match(0, 4) and kept.goes_on(found)  # a stop string has cut the rest
+    found = kept.find(tokens(1, 2, 5, 3))  # a sample of the same group
+    assert found == Match(0, 3) and not kept.goes_on(found)
+    assert kept.find(tokens(1, 2, 5, 3), taken=[0]) is None
 
 
 def test_slots_that_keep_nothing_are_filled_first_and_then_the_oldest():
