@@ -1,7 +1,7 @@
 """The contexts that free slots keep: which tokens' keys and values they hold. No JAX.
 
 A slot keeps the tokens of its last sample until it is filled again. The next turn of the episode
-then prefills only what follows them.
+then prefills only what follows them, which is known as prefix caching.
 """
 
 from __future__ import annotations
