@@ -81,7 +81,7 @@ class DecodeEngine:
         most, rows = prompt_tokens or self.max_prompt_tokens, self.model.row_shards
         self._buckets = buckets.plan(self.slots, self.max_prompt_tokens, most, group_size, rows)
         self._reaches = buckets.reaches(self.max_prompt_tokens)
-        keeps = keeps and self.model.joins and not self.rounds_caches
+        keeps = keeps and self.model.joins
         self._behind = buckets.behind(self._buckets, self.slots, rows) if keeps else ()
         self._kept = KeptContexts(self.max_prompt_tokens, self.max_new_tokens)
         self.forget_totals()

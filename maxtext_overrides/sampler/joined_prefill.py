@@ -101,7 +101,7 @@ def possible(config: Any, axes: Axes) -> bool:
       axes: names of the axes of each decode cache.
     """
     kept = all(
-        path[-1] in _KNOWN and (path[-1] not in _PROMPT or len(_places(names)) == 1)
+        path[-1] in _KNOWN and (path[-1] not in _PROMPT or len(places(names)) == 1)
         for path, names in axes.items()
     )
     alike = all(
@@ -231,11 +231,12 @@ def _prompts(
     """Yields path, array, axis of the slots and axis of the places."""
     for path, full in caches.items():
         if path[-1] in names:
-            (place,) = _places(axes[path])
+            (place,) = places(axes[path])
             yield path, full, axes[path].index("cache_batch"), place
 
 
-def _places(names: tuple[str, ...]) -> list[int]:
+def places(names: tuple[str, ...]) -> list[int]:
+    """Returns the axes of a cache that count tokens."""
     return [i for i, name in enumerate(names) if name.endswith("_sequence")]
 
 

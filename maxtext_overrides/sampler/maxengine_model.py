@@ -228,7 +228,7 @@ class MaxEngineModel:
         return found
 
     def _sequence_axes(self, path: Path) -> list[int]:
-        return [i for i, axis in enumerate(self._axes[path]) if axis.endswith("_sequence")]
+        return joined_prefill.places(self._axes[path])
 
     def fan_out(
         self,
