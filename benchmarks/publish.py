@@ -1,12 +1,14 @@
 """Publish-to-serving: times how long it takes until workers hold a new, verified version.
 
-One process hands over (fingerprints of the fresh buffers, then a copy in memory or the store), the
-others load, fingerprint the arrays on their device and compare. In the same run the lower limit is
+One process hands over (fingerprints of the fresh buffers, then a copy in memory, the store, or the
+store with only what has changed), the others load, fingerprint the arrays on their device and
+compare. In the same run the lower limit is
 measured: one plain write and as many plain reads as there are workers, one after the other. Run it
 with nothing else on the machine::
 
     python benchmarks/publish.py                # 512 MiB to two workers, and the small model
     python benchmarks/publish.py --readers 4
+    python benchmarks/publish.py --changed .03  # share of elements that change
     python benchmarks/publish.py --small        # the small model only
 """
 
@@ -27,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-WAYS = ("memory", "disk")
+WAYS = ("memory", "disk", "changes")
 DEADLINE_S = 120.0
 BIG = {f"decoder.layers.mlp.wi_{i}.kernel": ((4096, 1024), "bfloat16") for i in range(64)}
 # Fifteen variables of a 2-layer, 64-wide model: 200 kB of float32.
@@ -75,8 +77,8 @@ def read_versions(connection: Connection, spec: Spec) -> None:
     import jax.numpy as jnp
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.types import MemoryCopy
-    from rlax_plugin.weights import memory_copies
+    from rlax_plugin.types import MemoryCopy, VersionPart
+    from rlax_plugin.weights import deltas, memory_copies
     from rlax_plugin.weights.device_fingerprint import fingerprint
 
     store, here = OrbaxStore(), jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -87,6 +89,7 @@ def read_versions(connection: Connection, spec: Spec) -> None:
     zeros = {name: jnp.zeros(s.shape, s.dtype) for name, s in like.items()}
     jax.block_until_ready(fingerprint(zeros))  # compiles, as a worker's first version does
     del zeros
+    held: dict[str, Any] = {}
     connection.send("ready")
     while (job := connection.recv()) is not None:
         place, expected = job
@@ -94,12 +97,17 @@ def read_versions(connection: Connection, spec: Spec) -> None:
         if isinstance(place, MemoryCopy):
             read = memory_copies.read(place, tensors(spec))
             arrays = jax.block_until_ready(memory_copies.on_devices(read, like))
+        elif isinstance(place, VersionPart):
+            found = deltas.read(place, store).items()
+            changed = {name: deltas.applied(held[name], changes) for name, changes in found}
+            arrays = jax.block_until_ready(held | changed)
         else:
             arrays = jax.block_until_ready(store.load(place, like))
         loaded = time.perf_counter()
         found = {name: int(value) for name, value in fingerprint(arrays).items()}
         verified = time.perf_counter()
         assert found == expected, "fingerprints differ"
+        held = arrays if isinstance(place, str) else {}  # the changes come after the disk
         del arrays
         connection.send((loaded - started, verified - loaded))
 
@@ -123,20 +131,36 @@ def plain(directory: Path, size: int, readers: int) -> dict[str, float]:
     return {"write": written - started, "reads": ended - written, "total": ended - started}
 
 
+def changed_arrays(arrays: dict[str, Any], share: float) -> dict[str, Any]:
+    """Returns arrays of which a share of the elements, in random places, have other bits."""
+    import jax
+
+    rng, found = np.random.default_rng(1), {}
+    for name, array in arrays.items():
+        new = np.array(array)
+        places = np.flatnonzero(rng.random(new.size, np.float32) < share)
+        new.reshape(-1).view(f"u{new.itemsize}")[places] ^= 1
+        found[name] = jax.device_put(new)
+    return jax.block_until_ready(found)
+
+
 def publish(
-    directory: Path, spec: Spec, rounds: int, count: int
+    directory: Path, spec: Spec, rounds: int, count: int, share: float
 ) -> dict[str, list[dict[str, float]]]:
     """Times rounds of fingerprint, hand over, load and verify.
 
     Args:
       rounds: of each way, in turns.
       count: number of workers.
+      share: of the elements that change.
 
     Returns:
       way -> seconds of each phase, by round.
     """
     from rlax_orbax.store import OrbaxStore
 
+    from rlax_plugin.types import DELTA, DeltaSize, VersionPart
+    from rlax_plugin.weights import deltas
     from rlax_plugin.weights.device_fingerprint import fingerprint
     from rlax_plugin.weights.memory_copies import MemoryCopies
 
@@ -149,6 +173,7 @@ def publish(
         readers.append((process, ours))
     store, copies = OrbaxStore(), MemoryCopies(1 << 40)
     arrays = random_arrays(spec)
+    changed = changed_arrays(arrays, share)
     {name: int(value) for name, value in fingerprint(arrays).items()}  # compiles
     for process, connection in readers:
         if not connection.poll(DEADLINE_S):
@@ -160,11 +185,18 @@ def publish(
         for way in WAYS:
             path = str(directory / f"version-{turn}")
             started = time.perf_counter()
-            prints = {name: int(value) for name, value in fingerprint(arrays).items()}
+            new = changed if way == "changes" else arrays
+            prints = {name: int(value) for name, value in fingerprint(new).items()}
             fingerprinted = time.perf_counter()
             place: Any = path
             if way == "disk":
                 store.save(path, arrays)
+            elif way == "changes":
+                delta = deltas.encoded(arrays, changed, nbytes(spec))
+                assert delta is not None, "changes that are larger than the weights"
+                store.save(path, delta)
+                size = DeltaSize(**{name: array.nbytes for name, array in delta.items()})
+                place = VersionPart("base_1", path, tensors(spec), DELTA, size)
             elif (place := copies.add(arrays)) is None:
                 raise RuntimeError("this system has no memory that processes can share")
             saved = time.perf_counter()
@@ -176,7 +208,7 @@ def publish(
                     raise TimeoutError(f"reader {process.pid} did not answer")
                 phases.append(connection.recv())
             ended = time.perf_counter()
-            if way == "disk":
+            if way != "memory":
                 store.delete(path)
             copies.close()
             results[way].append(
@@ -186,6 +218,7 @@ def publish(
                     "plain_s": floor["total"],
                     "fingerprint_s": fingerprinted - started,
                     "save_s": saved - fingerprinted,
+                    "bytes": size.gaps + size.values if way == "changes" else nbytes(spec),
                     "load_s": max(load for load, _ in phases),
                     "verify_s": max(verify for _, verify in phases),
                     "publish_to_serving_s": ended - started,
@@ -233,6 +266,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="only the small model's latency")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--readers", type=int, default=2, help="number of workers")
+    parser.add_argument("--changed", type=float, default=0.03, help="share of changed elements")
     parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/publish.json"))
     args = parser.parse_args()
@@ -248,14 +282,19 @@ def main() -> None:
         for name, value in report["small"].items():
             print(f"  {name.removesuffix('_ms'):24}{value:10.2f} ms")
         if not args.small:
-            report["big"] = {"bytes": nbytes(BIG), "readers": args.readers}
+            report["big"] = {
+                "bytes": nbytes(BIG),
+                "readers": args.readers,
+                "changed": args.changed,
+            }
             print(f"{nbytes(BIG) / 2**20:.0f} MiB in {len(BIG)} arrays, {args.readers} workers")
-            for way, rounds in publish(directory, BIG, args.rounds, args.readers).items():
+            found = publish(directory, BIG, args.rounds, args.readers, args.changed)
+            for way, rounds in found.items():
                 middle = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
                 report["big"][way] = {"rounds": rounds, "median": middle}
                 print(f"by {way} (medians; ratio {spread([r['ratio'] for r in rounds])})")
                 for name, value in middle.items():
-                    unit = "x plain" if name == "ratio" else "s"
+                    unit = {"ratio": "x plain", "bytes": "bytes"}.get(name, "s")
                     print(f"  {name.removesuffix('_s'):24}{value:10.3f} {unit}")
     finally:
         shutil.rmtree(directory)

@@ -19,7 +19,7 @@ from maxtext_overrides.trainer.train_loop import Events, extended
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.upstream.signatures import check
-from maxtext_overrides.variables import published
+from maxtext_overrides.variables import published, rounded
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.ports.compiling import CompiledProgram
 
@@ -37,7 +37,7 @@ def compile_train_step(
     update_arrays: Mapping[str, ArraySpec],
     objective: rl_loss.Objective,
     outputs: Collection[str],
-    copies: Mapping[str, int],
+    copies: Mapping[str, bool],
     frozen_updates: int = 0,
 ) -> CompiledProgram:
     """Compiles one update of an RL step.
@@ -47,7 +47,8 @@ def compile_train_step(
       arrays: see ``run_train_loop``; so are ``objective``, ``outputs`` and
         ``frozen_updates``.
       update_arrays: see ``Events``.
-      copies: purpose -> number of copies of the weights that a trainer holds beside its state.
+      copies: purpose of each copy of the weights that a trainer holds beside its state -> True if
+        it has the dtypes of ``variables.rounded``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
@@ -71,7 +72,10 @@ def compile_train_step(
         axis_rules: Any,
     ) -> Any:
         del keywords, config
-        weights = bytes_per_device(_weights(arguments[0], in_shardings[0]))
+        weights = {
+            rounds: bytes_per_device(_weights(arguments[0], in_shardings[0], rounds))
+            for rounds in (False, True)
+        }
         with jax.set_mesh(mesh), axis_rules:
             jitted = jax.jit(
                 function,
@@ -80,7 +84,7 @@ def compile_train_step(
                 static_argnums=static_argnums,
                 donate_argnums=donate_argnums,
             )
-            beside = {purpose: number * weights for purpose, number in copies.items()}
+            beside = {purpose: weights[rounds] for purpose, rounds in copies.items()}
             program, _ = compile_measured(
                 "train step", work, jitted, arguments, beside=beside, options=options
             )
@@ -114,10 +118,12 @@ def _compiler(config: Any, measured: Any) -> Iterator[Any]:
         train_compile.pyconfig.initialize, train_compile.jit_and_compile = stock
 
 
-def _weights(state: Any, shardings: Any) -> dict[str, Any]:
+def _weights(state: Any, shardings: Any, rounds: bool) -> dict[str, Any]:
     """Returns the variables of a weight version by name, with their shardings."""
     where = published(shardings.model)
     return {
-        name: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=where[name])
+        name: jax.ShapeDtypeStruct(
+            like.shape, rounded(like.dtype) if rounds else like.dtype, sharding=where[name]
+        )
         for name, like in published(state.model).items()
     }

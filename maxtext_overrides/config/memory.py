@@ -27,7 +27,7 @@ from flax.core.spmd import logical_axis_rules
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.upstream.lean_imports import unavailable
-from maxtext_overrides.variables import published
+from maxtext_overrides.variables import published, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class TrainingMemory:
 
     Attributes:
       parameters: number of trained parameters.
-      weights: bytes of a weight version.
+      weights: bytes of the weights.
+      version: bytes of a weight version.
       gradients: bytes; with accumulation those of a micro-batch and their sum.
       optimizer: bytes of the optimizer's state.
       logits: bytes of one micro-batch's logits, or of one tile of them, on as many devices as the
@@ -53,6 +54,7 @@ class TrainingMemory:
 
     parameters: int
     weights: int
+    version: int
     gradients: int
     optimizer: int
     logits: int
@@ -62,8 +64,11 @@ class TrainingMemory:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def of_training(config: Config) -> TrainingMemory:
+def of_training(config: Config, rounds: bool = False) -> TrainingMemory:
     """Returns the memory of the train state and the logits, by tracing the model's forward pass.
+
+    Args:
+      rounds: True if weight versions have the dtypes of ``variables.rounded``.
 
     Raises:
       Exception: MaxText's own, for a model that it cannot build or call; see
@@ -80,6 +85,7 @@ def of_training(config: Config) -> TrainingMemory:
     return TrainingMemory(
         parameters=sum(x.size for x in jax.tree.leaves(parameters)),
         weights=_bytes(weights),
+        version=_bytes(_versions(weights, rounds)),
         gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
         logits=_logits(config, graph, state),
@@ -149,10 +155,11 @@ class DecodingMemory:
     near: Held
 
 
-def of_decoding(config: Config, reach: int) -> DecodingMemory:
+def of_decoding(config: Config, reach: int, rounds: bool = False) -> DecodingMemory:
     """Returns the memory of a worker.
 
     Args:
+      rounds: see ``of_training``.
       config: a worker's config, as ``maxengine_model`` takes it.
       reach: tokens of each prompt that a decode program copies; 0: none.
 
@@ -160,7 +167,7 @@ def of_decoding(config: Config, reach: int) -> DecodingMemory:
       Exception: as ``of_training``.
     """
     state = nnx.state(abstract_model(config, "autoregressive"))
-    weights, copies = published(state), MeshCopies(config, state)
+    weights, copies = _versions(published(state), rounds), MeshCopies(config, state)
     caches = {
         ".".join(map(str, path)): _bytes(cache)
         for path, cache in nnx.to_flat_state(nnx.filter_state(state, nnx.Cache))
@@ -273,6 +280,13 @@ def _logits(config: Config, graph: Any, state: nnx.State) -> int:
         return _bytes(found)
     # A tiled model returns none; one tile of float32 logits exists at a time.
     return shape[0] * shape[1] * -(-int(config.vocab_size) // int(config.num_vocab_tiling)) * 4
+
+
+def _versions(weights: Mapping[str, Any], rounds: bool) -> Mapping[str, Any]:
+    """Returns the variables of a model with the dtypes that they have in weight versions."""
+    if not rounds:
+        return weights
+    return {n: jax.ShapeDtypeStruct(x.shape, rounded(x.dtype)) for n, x in weights.items()}
 
 
 def _bytes(tree: Any) -> int:

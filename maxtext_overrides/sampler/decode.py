@@ -57,7 +57,7 @@ class DecodeEngine:
       keeps: True if free slots keep the contexts of their last samples, for the next turns of
         episodes; without effect where MaxText's model does not allow it. A token's log-prob then
         depends, in its last bits, on whether its context was kept.
-      devices: see ``MaxEngineModel``.
+      rounds, devices: see ``MaxEngineModel``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
@@ -70,9 +70,10 @@ class DecodeEngine:
         group_size: int = 1,
         prompt_tokens: int | None = None,
         keeps: bool = False,
+        rounds: bool = False,
         devices: Sequence[Any] | None = None,
     ):
-        self.model = MaxEngineModel(config, devices)
+        self.model = MaxEngineModel(config, devices, rounds=rounds)
         self.slots = self.model.slots
         self.max_prompt_tokens = int(config.max_prefill_predict_length)
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlax_plugin.weights.device_changes import with_changes
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,11 @@ class LayerMajor:
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.array.dtype
+
+    def with_changes(self, indices: tuple[np.ndarray, ...], bits: np.ndarray) -> LayerMajor:
+        """Returns it with some elements changed; the indices are those of the published axes."""
+        layers, others = indices[self.axis], (*indices[: self.axis], *indices[self.axis + 1 :])
+        return LayerMajor(with_changes(self.array, (layers, *others), bits), self.axis)
 
     def published(self) -> jax.Array:
         """Returns the array with its published axes; free in a jitted function that scans it."""

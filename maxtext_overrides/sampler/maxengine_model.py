@@ -27,7 +27,7 @@ from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.upstream import jetstream_compat
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
-from maxtext_overrides.variables import UNPUBLISHED, published
+from maxtext_overrides.variables import UNPUBLISHED, published, rounded
 
 jetstream_compat.prepare()  # before MaxEngine, which looks for JetStream when it is imported
 
@@ -72,12 +72,13 @@ class MaxEngineModel:
     Args:
       config: MaxText's.
       devices: the devices of the mesh; None: those of this process.
+      rounds: True if versions have the dtypes of ``variables.rounded``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
     """
 
-    def __init__(self, config: Any, devices: Sequence[Any] | None = None):
+    def __init__(self, config: Any, devices: Sequence[Any] | None = None, *, rounds: bool = False):
         allow_untested = getattr(config, "allow_untested", False)
         check(OVERRIDES, allow_untested)
         tied_head.install(allow_untested)
@@ -95,7 +96,9 @@ class MaxEngineModel:
             shardings = sharding.nnx_construct_named_sharding(self._decode_state, self.mesh)
         where = published(shardings)
         self.variables_like = {
-            name: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=where[name])
+            name: jax.ShapeDtypeStruct(
+                like.shape, rounded(like.dtype) if rounds else like.dtype, sharding=where[name]
+            )
             for name, like in published(self._decode_state).items()
         }
         where = dict(nnx.to_flat_state(shardings))

@@ -14,6 +14,7 @@ dispatched when ``on_step_end`` begins, so its decision applies to this very ste
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,7 +36,7 @@ from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
-from maxtext_overrides.variables import published
+from maxtext_overrides.variables import published, rounded
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.arrays import ArraySpec
 
@@ -52,17 +53,23 @@ _TRAIN = "maxtext.trainers.pre_train.train"
 OVERRIDES = BY_MODULE["maxtext_overrides/trainer/train_loop.py"]
 
 
-@jax.jit
-def _copy(arrays: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
-    return jax.tree.map(jnp.copy, arrays)
+@functools.partial(jax.jit, static_argnames="rounds")
+def _copy(arrays: Mapping[str, jax.Array], rounds: bool) -> Mapping[str, jax.Array]:
+    return {
+        name: jnp.array(array, rounded(array.dtype) if rounds else array.dtype, copy=True)
+        for name, array in arrays.items()
+    }
 
 
-def fresh_weights(loop: Loop) -> Mapping[str, jax.Array]:
-    """Returns the variables of a weight version in new buffers, with the model's dtypes.
+def fresh_weights(loop: Loop, rounds: bool = False) -> Mapping[str, jax.Array]:
+    """Returns the variables of a weight version in new buffers.
 
     The call returns at once; the copy runs after the step that computes the weights.
+
+    Args:
+      rounds: False gives them the model's dtypes, True those of ``variables.rounded``.
     """
-    return _copy(published(loop.model_state))
+    return _copy(published(loop.model_state), rounds)
 
 
 def _unless_frozen(frozen_updates: int, before: Any, after: Any) -> Any:

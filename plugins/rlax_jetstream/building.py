@@ -47,6 +47,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
         group_size=rollouts.group_size,
         prompt_tokens=rollouts.max_prompt_tokens,
         keeps=config.keep_contexts and section.several_turns and not section.deterministic,
+        rounds=section.weights.rounded,
     )
 
 
@@ -84,7 +85,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
         from maxtext_overrides.sampler import buckets
 
         reach = buckets.copied(int(worker.max_prefill_predict_length))
-        needed = memory.of_decoding(worker, reach)
+        needed = memory.of_decoding(worker, reach, context.section.weights.rounded)
     slots = context.section.rollouts.slots
     parts = {
         "weights": needed.weights,

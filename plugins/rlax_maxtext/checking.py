@@ -39,7 +39,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         devices = _devices(config, section)
         from maxtext_overrides.config import memory
 
-        needed = memory.of_training(config)
+        needed = memory.of_training(config, section.weights.rounded)
         ignored = list(_check_first_weights(config, needed))
     warm = options.warm_start
     if warm.enabled:
@@ -54,7 +54,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
             *_warnings_of_memory(config, needed),
             *ignored,
         ],
-        weights_bytes=needed.weights,
+        weights_bytes=needed.version,
     )
 
 
@@ -201,17 +201,22 @@ def _memory(
         found[f"a layer and its gradient, and the output, gathered on {devices} devices"] = (
             needed.gathered * devices
         )
-    return found | dict.fromkeys(kept_copies(slots, options), needed.weights)
+    copies = kept_copies(slots, options).items()
+    return found | {what: needed.version if is_one else needed.weights for what, is_one in copies}
 
 
-def kept_copies(slots: ObjectiveSlots, options: TrainerOptions) -> list[str]:
-    """The purposes of the copies of the weights that a trainer keeps on its devices."""
-    found = ["copy that is being published"]
+def kept_copies(slots: ObjectiveSlots, options: TrainerOptions) -> dict[str, bool]:
+    """The copies of the weights that a trainer keeps on its devices.
+
+    Returns:
+      Purpose -> True if it is a weight version, whose dtypes may be others than the weights'.
+    """
+    found = {"copy that is being published": True}
     if slots.needs_reference and not options.offload_reference:
-        found.append("reference policy")
+        found["reference policy"] = False
     reprefill = slots.algorithm.old_policy == "reprefill" and slots.max_staleness > 1
     if reprefill and not options.offload_old_policy:
-        found.append("old policy (reprefill)")
+        found["old policy (reprefill)"] = False
     return found
 
 

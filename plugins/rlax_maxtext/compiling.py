@@ -49,5 +49,8 @@ def compile_programs(
             config,
             update_arrays=training.update_arrays,
             **training.of_loop,
-            copies=dict.fromkeys(kept_copies(slots, options), 1),
+            copies={
+                purpose: is_version and context.section.weights.rounded
+                for purpose, is_version in kept_copies(slots, options).items()
+            },
         )

@@ -55,6 +55,7 @@ class MaxTextTrainer(Trainer):
 
     takes_signals = True
     takes_shared_prompts = True
+    rounds_weights = True
 
     def __init__(self, options: TrainerOptions, context: BuildContext):
         self._options, self._context = options, context
@@ -76,9 +77,10 @@ class MaxTextTrainer(Trainer):
         from rlax_maxtext.canary_forward import CanaryForward
 
         canary = CanaryForward(port.canary_tokens)
+        rounds = self._section.weights.rounded
 
         def publish(loop: Loop) -> None:
-            arrays = fresh_weights(loop)
+            arrays = fresh_weights(loop, rounds)
             port.publish(loop.completed, arrays, canary(loop, arrays))
 
         return publish

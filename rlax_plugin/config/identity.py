@@ -16,7 +16,13 @@ _NOT_HASHED_RLAX = frozenset(
     ["deadlines", "launcher", "network", "observers", "retention", "state_dir", "trackers"]
 )
 # Of ``rlax:``, what decides a sample, or whether a worker can read its weights at all.
-_SAMPLED = ("rlax.deterministic", "rlax.rollouts.", "rlax.staleness.", "rlax.weights.store")
+_SAMPLED = (
+    "rlax.deterministic",
+    "rlax.rollouts.",
+    "rlax.staleness.",
+    "rlax.weights.dtype",
+    "rlax.weights.store",
+)
 KEPT_BACK = ("hf_access_token",)  # of MaxText's keys; a secret, which no worker is sent
 _NOT_SAMPLED = frozenset((*KEPT_BACK, "rlax.rollouts.groups_per_step", "rlax.rollouts.progress_s"))
 # What a worker may say for itself. MaxText's keys among them: devices, and directories.
@@ -39,7 +45,7 @@ _NOT_HASHED_BELOW = {
     "curation": ("guard", "max_refill"),
     "objective": ("max_gap", "max_gap_steps"),
     "rollouts": ("order",),
-    "weights": ("memory_mib", "stream_dir", "streams", "transfer"),
+    "weights": ("full_every", "memory_mib", "stream_dir", "streams", "transfer"),
 }
 
 
@@ -49,8 +55,8 @@ def config_hash(content: Mapping[str, Any]) -> str:
     Keys that may change when a run is resumed are left out: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
     trackers, observers, retention, curation.guard, curation.max_refill, objective.max_gap,
-    objective.max_gap_steps, rollouts.order, weights.memory_mib, weights.stream_dir,
-    weights.streams and weights.transfer.
+    objective.max_gap_steps, rollouts.order, weights.full_every, weights.memory_mib,
+    weights.stream_dir, weights.streams and weights.transfer.
 
     Args:
       content: see ``ResolvedConfig``.

@@ -17,6 +17,9 @@ from rlax_plugin.config.base import (
 )
 from rlax_plugin.errors import ConfigError
 
+MOST_STEPS = 16
+"""Largest ``full_every``: a version has as many parts, and their number is limited."""
+
 
 class Weights(Section):
     """Transfer of weights from the trainer to the workers."""
@@ -28,6 +31,24 @@ class Weights(Section):
         default="",
         description="directory of the weight versions, which every worker with transfer: path must "
         "be able to read; empty: <run_dir>/weights",
+    )
+    dtype: Literal["model", "bfloat16"] = Field(
+        default="model",
+        description="dtype of the published weights. model: that of the trainer's weights, "
+        "MaxText's weight_dtype; bfloat16: float32 variables are rounded before they are "
+        "published, which halves their bytes, and workers generate with the rounded weights. If "
+        "MaxText's dtype is bfloat16, workers round most of them in any case",
+    )
+    full_every: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_STEPS,
+        description="of this many versions in a row, the first is written in full, and of each "
+        "other one only what has changed since the version before, unless that is more than half "
+        "of the bytes. With dtype: bfloat16 an update usually changes few of the weights. A worker "
+        "that has an earlier version reads only the changes since then; other workers read the "
+        "full version and all changes since then. The trainer's host keeps one more version in "
+        "memory. 1: every version is written in full",
     )
     keep: PositiveInt = Field(
         default=2,
@@ -64,6 +85,11 @@ class Weights(Section):
         description="number of workers to which the parameter server sends files at the same time; "
         "others wait for their turn",
     )
+
+    @property
+    def rounded(self) -> bool:
+        """True if float32 variables are published as bfloat16."""
+        return self.dtype == "bfloat16"
 
     @field_validator("stream_dir")
     @classmethod

@@ -19,7 +19,12 @@ from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.manager import told
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
-from rlax_plugin.ports.training import SharedPromptsTrainer, SignalTrainer, Trainer
+from rlax_plugin.ports.training import (
+    RoundingTrainer,
+    SharedPromptsTrainer,
+    SignalTrainer,
+    Trainer,
+)
 from rlax_plugin.types import Prompt, ScoredGroup
 
 
@@ -70,7 +75,8 @@ class Builder:
 
         Raises:
           ConfigError: the config lists signals, and the trainer would ignore them; or samples
-            share their prompts, and its model cannot read such rows.
+            share their prompts, and its model cannot read such rows; or published weights are
+            rounded, and the trainer cannot.
         """
         choice = self.section.trainer
         trainer: Trainer = self.part("trainer", choice, "rlax.trainer")
@@ -89,6 +95,14 @@ class Builder:
                 True,
                 f"must be false with rlax.trainer.name {choice.name!r}, whose trainer does not "
                 "declare takes_shared_prompts",
+            )
+        rounds = isinstance(trainer, RoundingTrainer) and trainer.rounds_weights
+        if (dtype := self.section.weights.dtype) != "model" and not rounds:
+            raise ConfigError(
+                "rlax.weights.dtype",
+                dtype,
+                f"must be model with rlax.trainer.name {choice.name!r}, whose trainer does not "
+                "declare rounds_weights",
             )
         return trainer
 

@@ -164,6 +164,7 @@ class ControllerPort(TrainerPort):
         self._times.train_s = now - self._batch_at_s
         self._times.whole_s = now - self._last_done_s
         self._times.write_s = self._publisher.last_s
+        self._times.written_bytes = self._publisher.last_bytes
         self._times.ended_s = now
         self._times.spans += self._training_spans(now)
         written, self._written = self._written, self._publisher.last_written

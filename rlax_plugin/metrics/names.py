@@ -239,6 +239,12 @@ STAGES: tuple[Stage, ...] = (
         (
             ("tokens", "tokens", "number of completion tokens in the batch"),
             (
+                "published_bytes",
+                "bytes",
+                "size of the last weight version that is in the store, as it was written: of the "
+                "changes only, if it was not written in full (`rlax.weights.full_every`)",
+            ),
+            (
                 "sent_bytes",
                 "bytes",
                 "size of the rows and arrays that host 0 has sent to the trainer's other hosts",

@@ -78,6 +78,7 @@ class StepTimes:
     train_s: float = 0.0  # from the batch to the finished update
     publish_s: float = 0.0  # the loop's own part of publishing
     write_s: float = 0.0  # of the newest version that is written, beside the loop
+    written_bytes: int = 0  # of that version
     whole_s: float = 0.0  # from one finished step to the next
     ended_s: float = 0.0  # of time.perf_counter
     spans: list[Span] = field(default_factory=list)  # of time.perf_counter
@@ -158,6 +159,7 @@ def step_metrics(
         "rollout/tokens": float(sum(lengths)),
         "rollout/workers": float(workers),
         "train/tokens": float(sum(trained)),
+        "train/published_bytes": float(done.times.written_bytes),
         "time/wait_s": done.times.wait_s,
         "time/generate_s": done.stats.generate_s,
         "time/reward_s": done.stats.reward_s / max(1, len(scored)),

@@ -90,6 +90,19 @@ class SharedPromptsTrainer(Protocol):
         ...
 
 
+@runtime_checkable
+class RoundingTrainer(Protocol):
+    """A trainer that can publish its weights rounded to bfloat16."""
+
+    @property
+    def rounds_weights(self) -> bool:
+        """True; otherwise ``rlax.weights.dtype: bfloat16`` in a config is an error.
+
+        The canary is then computed from the rounded weights, as workers do.
+        """
+        ...
+
+
 class ConvertibleModel(Protocol):
     """A model of another library, read and checked, but not yet written.
 
@@ -227,6 +240,7 @@ TRAINER_ABILITIES = (
     FirstWeightsReader,
     CheckpointStarter,
     SharedPromptsTrainer,
+    RoundingTrainer,
     SignalTrainer,
     HostTrainer,
     ModelConverter,

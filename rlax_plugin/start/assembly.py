@@ -210,6 +210,7 @@ class _Assembly:
             announcer=parameters,
             failures=self._supervision,
             deadline_s=s.deadlines.weights_s,
+            full_every=s.weights.full_every,
             pace=generation.pace,
             copies=MemoryCopies(s.weights.memory_mib << 20),
             near=embedded if leader is None else None,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import ml_dtypes
 import numpy as np
 from pydantic import Field
 
@@ -151,6 +152,7 @@ class ScriptedEngine(RolloutEngine):
             raise WorkerError("this engine is broken")
         self._config, self._store, self._decode_text = config, store, decode
         self._rollouts, self._clock = section.rollouts, clock or Clock()
+        self._dtype = ml_dtypes.bfloat16 if section.weights.rounded else np.float32
         self._unseeded = np.random.default_rng()
         self._held = _Held(-1, {})
         self._changed = asyncio.Condition()
@@ -229,7 +231,7 @@ class ScriptedEngine(RolloutEngine):
             read_weights,
             version,
             FaultyStore(self._store, fault, self._held.weights) if fault else self._store,
-            {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()},
+            {name: np.empty(shape, self._dtype) for name, shape in policy.SHAPES.items()},
             fingerprint=fingerprint_numpy,
             held=self._scored_with,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ml_dtypes
 import numpy as np
 
 from rlax_plugin.testing.task import STOP, VOCABULARY
@@ -53,11 +54,17 @@ def log_probs(
     Returns:
       [n, vocabulary].
     """
-    logits_nv = weights["table"][previous_n] * weights["scale"] + weights["bias"]
+    table_nv = _computed(weights["table"][previous_n])
+    logits_nv = table_nv * _computed(weights["scale"]) + _computed(weights["bias"])
     logits_nv /= _of_rows(temperature)
     logits_nv -= logits_nv.max(axis=-1, keepdims=True)
     logits_nv -= np.log(np.exp(logits_nv).sum(axis=-1, keepdims=True))
     return logits_nv
+
+
+def _computed(array: np.ndarray) -> np.ndarray:
+    """The array in the dtype of arithmetic, which is float32 for published bfloat16."""
+    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def _of_rows(temperature: Temperature) -> Temperature:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from rlax_plugin.config import NoOptions
 from rlax_plugin.errors import (
     RlaxError,
@@ -17,6 +20,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import pack, unpack
 
 FILE = "weights.npz"
+_BFLOAT16 = ":bfloat16"  # ends the names of arrays whose dtype numpy's files do not know
 
 
 class NpzConfig(NoOptions):
@@ -31,7 +35,7 @@ class NpzStore(WeightStore):
         try:
             if files.exists(FILE):
                 raise WeightsError(f"cannot write {path}: it exists")
-            files.put(FILE, pack(arrays))
+            files.put(FILE, pack(_plain(arrays)))
         except WeightsError:
             raise
         except ValueError as error:
@@ -42,7 +46,7 @@ class NpzStore(WeightStore):
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
         files = RunFiles(path)
         try:
-            arrays = unpack(files.get(FILE))
+            arrays = _whole(unpack(files.get(FILE)))
         except FileNotFoundError as error:
             raise WeightsUnreadableError(f"{files.location(FILE)} does not exist") from error
         except ValueError as error:
@@ -61,3 +65,21 @@ class NpzStore(WeightStore):
             RunFiles(parent).delete(name)
         except RlaxError as error:
             raise WeightsError(str(error)) from error
+
+
+def _plain(arrays: Arrays) -> dict[str, np.ndarray]:
+    found = {}
+    for name, array in arrays.items():
+        if array.dtype == ml_dtypes.bfloat16:
+            name, array = f"{name}{_BFLOAT16}", np.asarray(array).view(np.uint16)
+        found[name] = array
+    return found
+
+
+def _whole(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        name.removesuffix(_BFLOAT16): array.view(ml_dtypes.bfloat16)
+        if name.endswith(_BFLOAT16)
+        else array
+        for name, array in arrays.items()
+    }

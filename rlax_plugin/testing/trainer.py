@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
+import ml_dtypes
 import numpy as np
 from pydantic import Field
 
@@ -107,6 +108,7 @@ class BigramTrainer(Trainer):
       temperature: see ``batches.temperature_of``; above 0 to train.
       signals: name -> signal; ``running_value`` is added if its option is set.
       advantages: slot for values that signals give, unless ``running_value`` is set.
+      rounds: True if the published weights are bfloat16.
 
     Raises:
       ConfigError: a signal adds a term to the loss.
@@ -114,6 +116,7 @@ class BigramTrainer(Trainer):
 
     takes_signals = True
     takes_shared_prompts = True
+    rounds_weights = True
 
     def __init__(
         self,
@@ -125,7 +128,9 @@ class BigramTrainer(Trainer):
         temperature: float | None,
         signals: Mapping[str, BatchSignal] = MappingProxyType({}),
         advantages: AdvantageSlot = less_value,
+        rounds: bool = False,
     ):
+        self._dtype = np.dtype(ml_dtypes.bfloat16 if rounds else np.float32)
         self._config, self._steps = config, steps
         self._seed, self._temperature = seed, temperature
         self._checkpoints = Checkpoints(files)
@@ -162,6 +167,7 @@ class BigramTrainer(Trainer):
             temperature=context.section.rollouts.only_temperature,
             signals=signals,
             advantages=advantages,
+            rounds=context.section.weights.rounded,
         )
 
     @staticmethod
@@ -187,7 +193,7 @@ class BigramTrainer(Trainer):
         start, weights = self._checkpoints.newest() or (0, self.first_weights())
         model = BigramView(weights, start, self._temperature)
         self._signals.start(model, start)
-        _publish(port, start, weights)
+        _publish(port, start, weights, self._dtype)
         for step in range(start + 1, self._steps + 1):
             model.show(weights, step - 1)
             batch = self._signals.complete(model, step, port.next_batch(step))
@@ -200,7 +206,7 @@ class BigramTrainer(Trainer):
             due = step % self._config.checkpoint_every == 0 or step == self._steps
             if due:
                 self._checkpoint(port, step, weights)
-            _publish(port, step, weights)
+            _publish(port, step, weights, self._dtype)
             port.step_done(step, self._signals.metrics | metrics)
             decision = port.decide(step)
             if decision.save and not due:
@@ -240,11 +246,11 @@ class BigramTrainer(Trainer):
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``CheckpointReader``."""
-        _publish(port, *self._checkpoints.read(name))
+        _publish(port, *self._checkpoints.read(name), self._dtype)
 
     def publish_first(self, port: TrainerPort) -> None:
         """See ``FirstWeightsReader``."""
-        _publish(port, 0, self.first_weights())
+        _publish(port, 0, self.first_weights(), self._dtype)
 
     def _update(
         self, weights: policy.Weights, batch: Mapping[str, np.ndarray]
@@ -264,12 +270,13 @@ class BigramTrainer(Trainer):
         reached(FaultPoint.CHECKPOINT_WRITTEN)
 
 
-def _publish(port: TrainerPort, step: int, weights: policy.Weights) -> None:
+def _publish(port: TrainerPort, step: int, weights: policy.Weights, dtype: np.dtype[Any]) -> None:
+    published = {name: array.astype(dtype) for name, array in weights.items()}
     tokens = port.canary_tokens
     canary = None
     if len(tokens) > 1:
-        canary = Canary(tokens, policy.sequence_log_probs(weights, tokens), CANARY_TOLERANCE)
-    port.publish(step, weights, canary)
+        canary = Canary(tokens, policy.sequence_log_probs(published, tokens), CANARY_TOLERANCE)
+    port.publish(step, published, canary)
 
 
 def _metric_sums(batch: Mapping[str, np.ndarray], logprobs_n: np.ndarray) -> dict[str, Any]:

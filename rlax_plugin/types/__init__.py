@@ -39,9 +39,11 @@ from rlax_plugin.types.sampled import (
 )
 from rlax_plugin.types.weights import (
     BASE,
+    DELTA,
     MOST_PARTS,
     NATIVE,
     Canary,
+    DeltaSize,
     Descent,
     MemoryCopy,
     TensorSpec,
@@ -51,11 +53,13 @@ from rlax_plugin.types.weights import (
 
 __all__ = [
     "BASE",
+    "DELTA",
     "EMPTY",
     "MOST_PARTS",
     "NATIVE",
     "Attempt",
     "Canary",
+    "DeltaSize",
     "Descent",
     "Episode",
     "Finish",

@@ -15,10 +15,12 @@ BASE = "base"
 """The part with the model's own variables."""
 NATIVE = "native"
 """The format of a part whose variables have the trainer's names and shapes."""
-MOST_PARTS = 8
+DELTA = "delta"
+"""The format of a part that holds what has changed since the part before it."""
+MOST_PARTS = 24
 """Parts of one version, at most."""
 
-_NAME = re.compile("[a-z_]{1,32}")
+_NAME = re.compile("[a-z0-9_]{1,32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +81,46 @@ class MemoryCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSize:
+    """The bytes of a part's two arrays, if it holds changes, see ``weights/deltas.py``.
+
+    Raises:
+      ValueError: one is negative.
+    """
+
+    gaps: int
+    values: int
+
+    def __post_init__(self) -> None:
+        if self.gaps < 0 or self.values < 0:
+            raise ValueError(f"the changes of weights take {self.gaps} and {self.values} bytes")
+
+
+@dataclass(frozen=True, slots=True)
 class VersionPart:
     """Some variables of a version, which are written and read together.
 
     A part that has not changed belongs to the next version as it is: both have the same path.
 
     Attributes:
-      name: ``base``; later others, such as ``adapter``.
+      name: ``base``; later others, such as ``adapter``, and ``base_1`` for its first changes.
       path: location of the bytes, which every worker can read.
-      tensors: variable name -> spec.
+      tensors: variable name -> spec; with changes that of the changed variable.
       format: convention of the variables' names and shapes; ``native``: the trainer's.
+      delta: size of the changes, with the format ``delta`` only.
       memory: a copy for readers on the trainer's machine, which may be there before the path is;
         None: there is none.
 
     Raises:
-      ValueError: name or format is not of at most 32 letters a to z and underscores.
+      ValueError: name or format is not of at most 32 letters, digits and underscores, or format and
+        ``delta`` disagree.
     """
 
     name: str
     path: str
     tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
     format: str = NATIVE
+    delta: DeltaSize | None = None
     memory: MemoryCopy | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,8 +128,15 @@ class VersionPart:
             if not _NAME.fullmatch(word):
                 raise ValueError(
                     f"a part of a version has the name or format {word[:100]!r}: expected at most "
-                    "32 letters a to z and underscores"
+                    "32 letters a to z, digits and underscores"
                 )
+        if (self.format == DELTA) != (self.delta is not None):
+            raise ValueError(f"part {self.name} has format {self.format}, and delta {self.delta}")
+
+    @property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Variable name -> shape and dtype."""
+        return {name: (spec.shape, spec.dtype) for name, spec in self.tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +169,13 @@ class WeightVersion:
     Attributes:
       version: counts from 0; equals the training step that produced it.
       step: completed training steps.
-      parts: together every variable of the model that is neither cache nor RNG state.
+      parts: together every variable of the model that is neither cache nor RNG state. A part may
+        be followed by changes of its variables, and these by further ones, see ``chains``.
       canary: log-probs that a worker must reproduce; None if the trainer computes none.
 
     Raises:
-      ValueError: there are no parts or too many, or two share their name, path or a variable.
+      ValueError: there are no parts or too many, two share their name, path or a variable, or
+        changes do not belong to the part before them.
     """
 
     version: int
@@ -157,11 +187,31 @@ class WeightVersion:
         if not 1 <= len(self.parts) <= MOST_PARTS:
             raise ValueError(f"a version has {len(self.parts)} parts, not 1 to {MOST_PARTS}")
         names = [part.name for part in self.parts]
-        variables = sum(len(part.tensors) for part in self.parts)
+        variables = sum(len(chain[0].tensors) for chain in self.chains)
         if not len(names) == len(set(names)) == len(set(self.paths)):
             raise ValueError(f"parts {', '.join(names)} share a name or a path")
         if variables != len(self.tensors):
             raise ValueError(f"parts {', '.join(names)} share variables")
+        for before, part in itertools.pairwise(self.parts):
+            if part.format == DELTA and part.shapes != before.shapes:
+                raise ValueError(f"part {part.name} changes other variables than {before.name} has")
+
+    @property
+    def chains(self) -> tuple[tuple[VersionPart, ...], ...]:
+        """The parts, each complete one with the changes that come after it, in order.
+
+        Raises:
+          ValueError: there is nothing before the first changes.
+        """
+        found: list[tuple[VersionPart, ...]] = []
+        for part in self.parts:
+            if part.format != DELTA:
+                found.append((part,))
+            elif found:
+                found[-1] = (*found[-1], part)
+            else:
+                raise ValueError(f"part {part.name} has changes, and there is no part before it")
+        return tuple(found)
 
     @property
     def in_memory(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import threading
 import time
@@ -25,8 +26,10 @@ from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.weights import deltas
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.memory_copies import MemoryCopies
+from rlax_plugin.weights.newest_parts import NewestParts
 
 log = logging.getLogger("rlax.controller")
 
@@ -102,12 +105,14 @@ class Publisher:
       on_published: called on the event loop once a version is written, and every reader can load
         it.
       deadline_s: time limit for one version.
+      full_every: see ``NewestParts``.
       pace: measures the size and duration of versions, and estimates the time they need.
       copies: makes copies of versions in memory, for workers on this machine; None: there are none.
       near: tells these workers of a copy; None: there are no copies.
 
     Attributes:
       last_s: seconds that writing the last version took.
+      last_bytes: bytes of the arrays that were written for it.
       last_written: its beginning and end by ``time.perf_counter``; None: there is none.
       activity: the version that is being published.
       unwritten: attempts to write that have failed.
@@ -122,6 +127,7 @@ class Publisher:
         announcer: Announcer,
         failures: Supervision,
         deadline_s: float,
+        full_every: int = 1,
         pace: Pace | None = None,
         copies: MemoryCopies | None = None,
         near: NearAnnouncer | None = None,
@@ -139,8 +145,8 @@ class Publisher:
         self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
         self._restart = True  # what the parameter server knows so far is another process's
-        self._newest: dict[str, VersionPart] = {}  # the parts of the newest version
-        self.last_s = 0.0
+        self._newest = NewestParts(full_every)
+        self.last_s, self.last_bytes, self._bytes = 0.0, 0, 0
         self.last_written: tuple[float, float] | None = None
 
     def publish(self, weights: NewWeights) -> None:
@@ -174,14 +180,15 @@ class Publisher:
         self.activity.begins(f"publishing version {weights.step}", ends)
         self._write(weights, prints)
         self.activity.ends()
-        self.last_s = (ended := time.perf_counter()) - started
+        self.last_s, self.last_bytes = (ended := time.perf_counter()) - started, self._bytes
         self.last_written = started, ended
 
     def _write(self, weights: NewWeights, prints: _Prints) -> None:
         step, given, canary = weights
+        self._bytes = 0
         if self._pace is not None:
-            held = (self._newest[name] for name, arrays in given.items() if arrays is None)
-            size = sum(tensor.nbytes for part in held for tensor in part.tensors.values())
+            held = (self._newest.chain(name) for name, arrays in given.items() if arrays is None)
+            size = sum(deltas.nbytes(whole) for whole, *_ in held)
             self._pace.weighs(size + sum(map(_nbytes, given.values())))
         new = {
             name: self._described(step, name, arrays, prints[name])
@@ -189,17 +196,24 @@ class Publisher:
             if arrays is not None
         }
         offered = self._offer(step, weights, new)
-        parts = tuple(
-            self._newest[name]
+        chains = {
+            name: self._newest.chain(name)
             if arrays is None
-            else dataclasses.replace(new[name], path=self._save(step, new[name], arrays))
+            else self._written(step, new[name], arrays)
             for name, arrays in given.items()
-        )
+        }
+        parts = tuple(itertools.chain.from_iterable(chains.values()))
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         self._doing = f"announcing to the parameter server version {step}"
         self._on_loop(self._make_visible(WeightVersion(step, step, parts, canary), offered))
-        self._newest = {part.name: part for part in parts}
+        self._newest.published(chains, given)
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
+
+    def _written(self, step: int, whole: VersionPart, arrays: Arrays) -> tuple[VersionPart, ...]:
+        """Writes a part in full, or what has changed; returns what it consists of."""
+        before, part, arrays = self._newest.to_write(whole, arrays)
+        self._bytes += _nbytes(arrays)
+        return *before, dataclasses.replace(part, path=self._save(step, part, arrays))
 
     def _described(
         self, step: int, name: str, arrays: Arrays, prints: Mapping[str, Any]

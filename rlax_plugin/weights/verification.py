@@ -25,8 +25,8 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion
-from rlax_plugin.weights import memory_copies
+from rlax_plugin.types import DELTA, NATIVE, Prompt, VersionPart, WeightVersion
+from rlax_plugin.weights import deltas, memory_copies
 
 _CANARY_TOKENS = 16
 # Nats. Logits of that size are rounded by more than a tolerance for small ones, so log-probs of a
@@ -58,8 +58,8 @@ def read_weights(
     Args:
       like: name -> shape, dtype (and sharding) of every variable of the engine's model.
       fingerprint: (name -> array) to name -> uint32; None: see ``Loaded``.
-      held: the weights in use; parts that they share with the version are not read again. None:
-        all parts are read.
+      held: the weights in use; parts that they share with the version are not read again, and only
+        the changes since them. None: all parts are read.
 
     Raises:
       WeightsUnreadableError: they could not be read, for any reason that the store gave.
@@ -67,18 +67,55 @@ def read_weights(
       DeadlineError: reading them took too long.
     """
     check_variables(version, like)
-    shared = () if held is None else tuple(part for part in version.parts if part in held.parts)
     arrays: dict[str, Any] = {}
-    for part in version.parts:
-        if part not in shared:
-            wanted = {name: array for name, array in like.items() if name in part.tensors}
-            arrays |= _read_part(version, part, store, wanted)
+    whole: dict[str, Any] = {}  # of parts that are in use as they are
+    unchanged: list[VersionPart] = []
+    for chain in version.chains:
+        known = _in_use(chain, held)
+        names = chain[0].tensors
+        if known:
+            assert held is not None
+            found = {name: held.arrays[name] for name in names}
+        else:
+            found = _read_part(version, chain[0], store, {name: like[name] for name in names})
+        if known == len(chain):
+            whole |= found
+            unchanged += chain
+        else:
+            arrays |= _with_changes(found, chain[known or 1 :], store)
     computed = None if fingerprint is None else functools.partial(fingerprint, dict(arrays))
-    for part in shared:
-        assert held is not None
-        arrays |= {name: held.arrays[name] for name in part.tensors}
-    names = frozenset(part.name for part in shared)
-    return Loaded(version.version, arrays, computed, parts=version.parts, held=names)
+    return Loaded(
+        version.version,
+        arrays | whole,
+        computed,
+        parts=version.parts,
+        held=frozenset(part.name for part in unchanged),
+    )
+
+
+def _in_use(chain: Sequence[VersionPart], held: Loaded | None) -> int:
+    """The number of first parts of a chain that the weights in use have, and no others after them.
+
+    Changes can be applied only to the weights that they are changes of.
+    """
+    if held is None or chain[0] not in held.parts:
+        return 0
+    first = held.parts.index(chain[0])
+    used = itertools.takewhile(lambda part: part.format == DELTA, held.parts[first + 1 :])
+    steps = (chain[0], *used)
+    return len(steps) if steps == tuple(chain[: len(steps)]) else 0
+
+
+def _with_changes(
+    arrays: dict[str, Any], changed: Sequence[VersionPart], store: WeightStore
+) -> dict[str, Any]:
+    """The arrays after all changes; each array is copied once."""
+    if not changed:
+        return arrays
+    steps = [_reading(part, lambda part=part: deltas.read(part, store)) for part in changed]
+    for name, changes in deltas.combined(steps).items():
+        arrays[name] = deltas.applied(arrays[name], changes)
+    return arrays
 
 
 def _read_part(
@@ -89,10 +126,23 @@ def _read_part(
             f"version {version.version}: its part {part.name} has format {part.format}, and only "
             f"{NATIVE} can be read"
         )
-    try:
+
+    def read() -> dict[str, Any]:
         if part.memory is not None:
             return memory_copies.on_devices(memory_copies.read(part.memory, part.tensors), like)
         return store.load(part.path, like)
+
+    return _reading(part, read)
+
+
+def _reading[T](part: VersionPart, read: Callable[[], T]) -> T:
+    """Reads a part.
+
+    Raises:
+      WeightsUnreadableError: it failed for a reason that says nothing of the bytes.
+    """
+    try:
+        return read()
     except RlaxError:
         raise
     except Exception as error:  # of a file system or a client library: it says nothing of the bytes
@@ -136,7 +186,8 @@ def check_fingerprints(
     Raises:
       WeightsMismatchError: one differs.
     """
-    read = (part.tensors.items() for part in version.parts if part.name not in held)
+    last = (chain[-1] for chain in version.chains)
+    read = (part.tensors.items() for part in last if part.name not in held)
     for name, spec in itertools.chain.from_iterable(read):
         if (number := int(found[name])) != spec.fingerprint:
             raise WeightsMismatchError(

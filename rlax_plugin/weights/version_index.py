@@ -11,7 +11,15 @@ import numpy as np
 
 from rlax_plugin.config import INT32_MAX
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.types import BASE, NATIVE, Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.types import (
+    BASE,
+    NATIVE,
+    Canary,
+    DeltaSize,
+    TensorSpec,
+    VersionPart,
+    WeightVersion,
+)
 
 # Of texts that others have edited: numbers may be infinite, and lists nested without end.
 _WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -88,6 +96,7 @@ def _parts(entries: Sequence[dict[str, Any]]) -> tuple[VersionPart, ...]:
 
 
 def _part_from_json(entry: dict[str, Any]) -> VersionPart:
+    size = entry.get("delta")
     return VersionPart(
         name=str(entry.get("name", BASE)),
         path=str(entry["path"]),
@@ -96,6 +105,7 @@ def _part_from_json(entry: dict[str, Any]) -> VersionPart:
             for name, t in entry["tensors"].items()
         },
         format=str(entry.get("format", NATIVE)),
+        delta=DeltaSize(int(size["gaps"]), int(size["values"])) if size else None,
     )
 
 

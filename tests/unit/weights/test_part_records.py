@@ -37,12 +37,12 @@ def test_an_index_from_before_versions_had_parts_is_read() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([], "a version has 0 parts, not 1 to 8"),
-        ([("a" * n, f"/{n}", "native") for n in range(1, MOST_PARTS + 2)], "9 parts, not 1 to 8"),
+        ([], "a version has 0 parts, not 1 to 24"),
+        ([("a" * n, f"/{n}", "native") for n in range(1, MOST_PARTS + 2)], "25 parts, not 1 to 24"),
         ([("Base", "/1", "native")], "the name or format 'Base'"),
         ([("../x", "/1", "native")], "the name or format '../x'"),
         ([("", "/1", "native")], "the name or format ''"),
-        ([("a" * 33, "/1", "native")], "at most 32 letters"),
+        ([("a" * 33, "/1", "native")], "at most 32 letters a to z, digits"),
         ([("base", "/1", "\x1b[2J")], r"the name or format '\\x1b\[2J'"),
         ([("base", "/1", "native"), ("base", "/2", "native")], "base, base share a name or a path"),
         ([("base", "/1", "native"), ("adapter", "/1", "native")], "share a name or a path"),
