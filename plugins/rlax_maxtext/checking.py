@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlax_maxtext.config_agreement import answered_prompts, check_shapes, given_config
 from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
 from rlax_plugin.api import (
@@ -250,6 +252,20 @@ def _warnings(
         yield (
             "checkpoint_period",
             f"is {period} with {config.steps} steps, so a killed run starts from the beginning",
+        )
+    weights = section.weights
+    if weights.full_every > 1 and not weights.rounded and config.weight_dtype == np.float32:
+        yield (
+            "rlax.weights.full_every",
+            f"is {weights.full_every}, but an update changes nearly all float32 weights, so every "
+            "version will be written in full: set rlax.weights.dtype to bfloat16",
+        )
+    if weights.rounded and config.dtype == np.float32:
+        yield (
+            "rlax.weights.dtype",
+            "is bfloat16, but the trainer computes with float32 weights: what an update changes by "
+            "less than the distance of two bfloat16 numbers, it sees and workers do not, so their "
+            "log-probs differ; set dtype to bfloat16, with which both compute with rounded weights",
         )
     length = config.trainable_position_size
     if 0 < length < section.sequence_tokens:

@@ -36,8 +36,9 @@ class Weights(Section):
         default="model",
         description="dtype of the published weights. model: that of the trainer's weights, "
         "MaxText's weight_dtype; bfloat16: float32 variables are rounded before they are "
-        "published, which halves their bytes, and workers generate with the rounded weights. If "
-        "MaxText's dtype is bfloat16, workers round most of them in any case",
+        "published, which halves their bytes, and workers generate with the rounded weights. It "
+        "belongs to MaxText's dtype: bfloat16, with which the trainer computes with rounded "
+        "weights too; with float32 the log-probs of trainer and workers would differ",
     )
     full_every: int = Field(
         default=1,

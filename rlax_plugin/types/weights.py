@@ -17,7 +17,7 @@ NATIVE = "native"
 """The format of a part whose variables have the trainer's names and shapes."""
 DELTA = "delta"
 """The format of a part that holds what has changed since the part before it."""
-MOST_PARTS = 24
+MOST_PARTS = 128
 """Parts of one version, at most."""
 
 _NAME = re.compile("[a-z0-9_]{1,32}")

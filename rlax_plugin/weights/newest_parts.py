@@ -55,7 +55,7 @@ class NewestParts:
         if changes is None:
             return (), whole, arrays
         size = DeltaSize(**{kind: array.nbytes for kind, array in changes.items()})
-        name = f"{name}_{len(before)}"
+        name = f"{name[:28]}_{len(before)}"  # names have a limit
         return before, dataclasses.replace(whole, name=name, format=DELTA, delta=size), changes
 
     def published(self, chains: Mapping[str, Chain], given: Mapping[str, Arrays | None]) -> None:

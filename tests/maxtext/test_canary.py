@@ -12,6 +12,7 @@ from rlax_maxtext.canary_forward import CanaryForward, tolerance
 
 from maxtext_overrides.sampler.decode import DecodeEngine
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
+from maxtext_overrides.variables import restore
 
 TOKENS = np.random.default_rng(0).integers(0, tests.VOCAB, 9).astype(np.int32)
 DENSE = {"scan_layers": False}
@@ -78,6 +79,36 @@ def test_it_is_what_the_live_model_and_the_worker_compute(tmp_path, model):
     np.testing.assert_allclose(canary.logprobs, expected, atol=1e-6)
     engine = DecodeEngine(tiny_engine.configure(**model))
     worker = engine.logprobs(arrays, TOKENS)  # the buffers are intact: nothing was donated
+    np.testing.assert_allclose(worker, canary.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [SCANNED, EXPERTS], ids=["scanned", "experts"])
+def test_a_rounded_version_is_computed_with_alike(tmp_path, model):
+    """The worker's model is that of float32 weights; it gets the rounded ones."""
+
+    def look(loop):
+        exact, arrays = fresh_weights(loop), fresh_weights(loop, rounds=True)
+        canary = CanaryForward(TOKENS)(loop, arrays)
+        back = {name: array.astype(exact[name].dtype) for name, array in arrays.items()}
+        rounded = SimpleNamespace(
+            graph=loop.graph, model_state=restore(loop.model_state, back), shardings=loop.shardings
+        )
+        return exact, arrays, canary, live_logprobs(rounded, TOKENS), live_logprobs(loop, TOKENS)
+
+    exact, arrays, canary, expected, unrounded = at_start(tmp_path, look, **model)
+    assert {str(array.dtype) for array in arrays.values()} == {"bfloat16"}
+    for name, array in exact.items():
+        by_numpy = np.asarray(array).astype(arrays[name].dtype)
+        np.testing.assert_array_equal(np.asarray(arrays[name]), by_numpy)
+    assert canary.tolerance == 1e-4
+    np.testing.assert_allclose(canary.logprobs, expected, atol=1e-6)
+    assert np.abs(expected - unrounded).max() > 1e-4  # else this would show nothing
+    engine = DecodeEngine(tiny_engine.configure(**model), rounds=True)
+    like = engine.variables_like()
+    assert {n: (x.shape, x.dtype) for n, x in like.items()} == {
+        n: (x.shape, x.dtype) for n, x in arrays.items()
+    }
+    worker = engine.logprobs(arrays, TOKENS)
     np.testing.assert_allclose(worker, canary.logprobs, atol=1e-5)
 
 

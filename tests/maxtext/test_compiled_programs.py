@@ -52,7 +52,7 @@ def train_step(*argv: str):
         update_arrays={},
         objective=policy_gradient,
         outputs=(),
-        copies={"copy that is being published": 1, "reference policy": 1},
+        copies={"copy that is being published": False, "reference policy": False},
     )
 
 
@@ -109,12 +109,12 @@ def test_copies_that_a_trainer_keeps() -> None:
         )
 
     published = "copy that is being published"
-    assert kept_copies(slots(False, "sampler", 2), TrainerOptions()) == [published]
+    assert kept_copies(slots(False, "sampler", 2), TrainerOptions()) == {published: True}
     both = slots(True, "reprefill", 2)
-    assert kept_copies(both, TrainerOptions()) == [
-        published,
-        "reference policy",
-        "old policy (reprefill)",
-    ]
+    assert kept_copies(both, TrainerOptions()) == {
+        published: True,  # the only one that is a weight version
+        "reference policy": False,
+        "old policy (reprefill)": False,
+    }
     offloaded = TrainerOptions(offload_reference=True, offload_old_policy=True)
-    assert kept_copies(both, offloaded) == [published]
+    assert kept_copies(both, offloaded) == {published: True}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlax_plugin.commands.check.examined import Examined
-from rlax_plugin.config import Evaluation
+from rlax_plugin.config import Evaluation, Weights
 from rlax_plugin.objective.loss import choices
 from rlax_plugin.start.schedules import schedules_of
 
@@ -210,6 +210,14 @@ def _schedules(config: Examined) -> Words:
     return words
 
 
+def _written(weights: Weights) -> str:
+    """How versions are written, if not in full and with the dtypes of the trainer."""
+    found = ", rounded to bfloat16" if weights.rounded else ""
+    if weights.full_every > 1:
+        found += f"; one of {weights.full_every} in full, of the others what has changed"
+    return found
+
+
 def _files(config: Examined) -> Words:
     section, maxtext = config.section, config.maxtext
     base = str(maxtext.get("base_output_directory") or "base_output_directory")
@@ -218,7 +226,7 @@ def _files(config: Examined) -> Words:
     words = {
         "run": run,
         "weights": f"{weights.path or f'{run}/weights'}, {weights.store.name}, the newest "
-        f"{plural(weights.keep, 'version')}",
+        f"{plural(weights.keep, 'version')}{_written(weights)}",
     }
     if section.state_dir:
         words["ledger and logs"] = section.state_dir

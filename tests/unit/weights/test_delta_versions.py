@@ -3,72 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from two_parts import CANARY_TOKENS, NotingStore
+from sparse_updates import SparseTrainer, holds
+from two_parts import NotingStore
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError
-from rlax_plugin.ports.training import NewWeights
-from rlax_plugin.testing import FakeEngine, policy
-from rlax_plugin.types import Canary, DeltaSize, VersionPart, WeightVersion
+from rlax_plugin.testing import FakeEngine
+from rlax_plugin.types import DeltaSize, VersionPart, WeightVersion
 from rlax_plugin.weights.leased_versions import VersionTable
-from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.taking import Reading, take_version
 from rlax_plugin.weights.version_index import versions_from_json, versions_to_json
-
-LIMIT_S = 60
-Weights = dict[str, np.ndarray]
-
-
-class Announcer:
-    async def writing(self, path: str) -> None:
-        pass
-
-    async def publish(self, version: WeightVersion, restart: bool = False) -> None:
-        pass
-
-
-class Failures:
-    def fail_from_thread(self, error: BaseException) -> None:
-        raise error
-
-
-class Trainer:
-    """A process that publishes the toy policy; of each version a few weights differ."""
-
-    def __init__(self, loop: Any, directory: Path, store: NotingStore, full_every: int = 3):
-        self.versions: list[WeightVersion] = []
-        self.weights: list[Weights] = [policy.initial_weights(0)]
-        self.publisher = Publisher(
-            loop=loop,
-            write=by_one_host(store),
-            directory=str(directory),
-            announcer=Announcer(),
-            failures=Failures(),  # type: ignore[arg-type]
-            deadline_s=LIMIT_S,
-            full_every=full_every,
-            on_published=self.versions.append,
-        )
-
-    def publish(self, weights: Weights | None = None) -> WeightVersion:
-        step = len(self.versions)
-        if weights is None:
-            weights = {name: array.copy() for name, array in self.weights[-1].items()}
-            if step:
-                rows = np.random.default_rng(step).integers(0, policy.VOCABULARY, 3)
-                weights["table"][rows, rows] *= np.float32(-1.5)
-                weights["bias"][step] = -0.0
-        tokens = CANARY_TOKENS
-        canary = Canary(tokens, policy.sequence_log_probs(weights, tokens), 1e-4)
-        self.publisher.publish(NewWeights(step, {"base": weights}, canary))
-        self.publisher.wait()
-        self.weights.append(weights)
-        return self.versions[-1]
 
 
 @pytest.fixture
@@ -77,24 +25,19 @@ def store() -> NotingStore:
 
 
 @pytest.fixture
-def trainer(loop: asyncio.AbstractEventLoop, tmp_path: Path, store: NotingStore) -> Trainer:
-    return Trainer(loop, tmp_path / "weights", store)
+def trainer(loop: asyncio.AbstractEventLoop, tmp_path: Path, store: NotingStore) -> SparseTrainer:
+    return SparseTrainer(loop, tmp_path / "weights", store)
 
 
 def take(engine: FakeEngine, version: WeightVersion, reading: Reading | None = None) -> None:
     asyncio.run(take_version(engine, version, reading=reading))
 
 
-def holds(engine: FakeEngine, weights: Mapping[str, np.ndarray]) -> bool:
-    held = engine._held.weights
-    return all(held[n].tobytes() == array.tobytes() for n, array in weights.items())
-
-
 def kinds(version: WeightVersion) -> list[str]:
     return [part.name for part in version.parts]
 
 
-def test_every_third_version_is_written_in_full(trainer: Trainer, store: NotingStore) -> None:
+def test_every_third_version_is_written_in_full(trainer: SparseTrainer, store: NotingStore) -> None:
     versions = [trainer.publish() for _ in range(5)]
     full, changed = ["base"], ["base", "base_1"]
     assert [kinds(v) for v in versions] == [full, changed, [*changed, "base_2"], full, changed]
@@ -108,7 +51,7 @@ def test_every_third_version_is_written_in_full(trainer: Trainer, store: NotingS
         assert versions_from_json(versions_to_json([version]), "x")[0].parts == version.parts
 
 
-def test_a_reader_of_every_version_reads_only_the_changes(trainer: Trainer, store) -> None:
+def test_a_reader_of_every_version_reads_only_the_changes(trainer: SparseTrainer, store) -> None:
     engine = FakeEngine(store)
     for number in range(5):
         version = trainer.publish()
@@ -117,44 +60,44 @@ def test_a_reader_of_every_version_reads_only_the_changes(trainer: Trainer, stor
     assert store.loaded == store.saved
 
 
-def test_a_reader_that_missed_versions_reads_what_it_lacks(trainer: Trainer, store) -> None:
+def test_a_reader_that_missed_versions_reads_what_it_lacks(trainer: SparseTrainer, store) -> None:
     versions = [trainer.publish() for _ in range(6)]
     engine = FakeEngine(store)
     take(engine, versions[0])
     take(engine, versions[2])  # without version 1
-    assert holds(engine, trainer.weights[3])
+    assert holds(engine, trainer.weights[2])
     assert store.loaded == [*versions[0].paths, *versions[2].paths[1:]]
     store.loaded.clear()
     take(engine, versions[5])  # and without the full version 3
-    assert holds(engine, trainer.weights[6]) and store.loaded == list(versions[5].paths)
+    assert holds(engine, trainer.weights[5]) and store.loaded == list(versions[5].paths)
     assert len(versions[5].paths) == 3
     late = FakeEngine(store)
     take(late, versions[5])
-    assert holds(late, trainer.weights[6])
+    assert holds(late, trainer.weights[5])
 
 
-def test_an_older_version_is_not_made_of_a_newer_one(trainer: Trainer, store) -> None:
+def test_an_older_version_is_not_made_of_a_newer_one(trainer: SparseTrainer, store) -> None:
     """A pinned worker goes back: the changes that it has used do not belong to that version."""
     versions = [trainer.publish() for _ in range(3)]
     engine = FakeEngine(store)
     take(engine, versions[2])
     store.loaded.clear()
     take(engine, versions[1])
-    assert holds(engine, trainer.weights[2]) and store.loaded == list(versions[1].paths)
+    assert holds(engine, trainer.weights[1]) and store.loaded == list(versions[1].paths)
 
 
-def test_changes_of_a_version_that_became_void_are_not_kept(trainer: Trainer, store) -> None:
+def test_changes_of_a_version_that_became_void_are_not_kept(trainer: SparseTrainer, store) -> None:
     versions = [trainer.publish() for _ in range(3)]
     engine = FakeEngine(store)
     take(engine, versions[1])
     other = replace(versions[2], parts=(versions[2].parts[0], versions[2].parts[2]))
     with pytest.raises(WeightsMismatchError, match="has fingerprint"):  # it lacks a change
         take(engine, other)
-    assert engine.version == 1 and holds(engine, trainer.weights[2])
+    assert engine.version == 1 and holds(engine, trainer.weights[1])
     assert store.loaded[-2:] == list(other.paths)
 
 
-def test_the_same_weights_again_are_no_changes(trainer: Trainer, store) -> None:
+def test_the_same_weights_again_are_no_changes(trainer: SparseTrainer, store) -> None:
     first = trainer.publish()
     second = trainer.publish(trainer.weights[-1])
     assert second.parts[1].delta == DeltaSize(0, 0)
@@ -164,7 +107,7 @@ def test_the_same_weights_again_are_no_changes(trainer: Trainer, store) -> None:
     assert engine.version == 1 and holds(engine, trainer.weights[-1])
 
 
-def test_large_changes_and_other_shapes_are_written_in_full(trainer: Trainer) -> None:
+def test_large_changes_and_other_shapes_are_written_in_full(trainer: SparseTrainer) -> None:
     trainer.publish()
     moved = {name: array + np.float32(0.5) for name, array in trainer.weights[-1].items()}
     assert kinds(trainer.publish(moved)) == ["base"]
@@ -174,13 +117,13 @@ def test_large_changes_and_other_shapes_are_written_in_full(trainer: Trainer) ->
 
 
 def test_the_first_version_of_a_process_is_complete(loop, tmp_path: Path, store) -> None:
-    again = [Trainer(loop, tmp_path / "weights", store) for _ in range(2)]
+    again = [SparseTrainer(loop, tmp_path / "weights", store) for _ in range(2)]
     assert [kinds(one.publish()) for one in again] == [["base"], ["base"]]
 
 
 @pytest.mark.parametrize("fault", ["bytes", "size", "fingerprint", "shape"])
 def test_wrong_changes_are_found_and_the_weights_in_use_stay(
-    trainer: Trainer, store, fault: str
+    trainer: SparseTrainer, store, fault: str
 ) -> None:
     first, second = trainer.publish(), trainer.publish()
     engine = FakeEngine(store)
@@ -208,10 +151,10 @@ def test_wrong_changes_are_found_and_the_weights_in_use_stay(
         return
     with pytest.raises(error, match=message) as caught:
         take(engine, replace(second, parts=(base, part)))
-    assert caught.type is error and engine.version == 0 and holds(engine, trainer.weights[1])
+    assert caught.type is error and engine.version == 0 and holds(engine, trainer.weights[0])
 
 
-def test_files_stay_as_long_as_a_version_is_made_of_them(trainer: Trainer) -> None:
+def test_files_stay_as_long_as_a_version_is_made_of_them(trainer: SparseTrainer) -> None:
     versions = [trainer.publish() for _ in range(7)]
     paths = [version.paths[-1] for version in versions]
     table = VersionTable(keep=1, lease_s=10.0)
