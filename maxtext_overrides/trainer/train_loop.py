@@ -55,10 +55,11 @@ OVERRIDES = BY_MODULE["maxtext_overrides/trainer/train_loop.py"]
 
 @functools.partial(jax.jit, static_argnames="rounds")
 def _copy(arrays: Mapping[str, jax.Array], rounds: bool) -> Mapping[str, jax.Array]:
-    return {
-        name: jnp.array(array, rounded(array.dtype) if rounds else array.dtype, copy=True)
-        for name, array in arrays.items()
-    }
+    def copied(array: jax.Array) -> jax.Array:
+        dtype = rounded(array.dtype) if rounds else array.dtype
+        return jnp.copy(array) if dtype == array.dtype else array.astype(dtype)
+
+    return {name: copied(array) for name, array in arrays.items()}
 
 
 def fresh_weights(loop: Loop, rounds: bool = False) -> Mapping[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""Workers that are sent what has changed, by real gRPC: the bytes, and the bits they end up with."""
+"""Workers that are sent what has changed, over real gRPC: the bytes, and the bits they load."""
 
 from __future__ import annotations
 
