@@ -20,8 +20,9 @@ from rich.table import Table
 from rlax_orbax.store import OrbaxStore
 
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.types import BASE, WeightVersion
+from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept_versions import listed_versions
+from rlax_plugin.weights.verification import read_weights
 
 RESULTS = Path(__file__).parent / "results" / "changed_weights.jsonl"
 Arrays = dict[str, np.ndarray]
@@ -29,9 +30,8 @@ Arrays = dict[str, np.ndarray]
 
 def arrays_of(version: WeightVersion) -> Arrays:
     """Returns a version's arrays, flat."""
-    (part,) = (part for part in version.parts if part.name == BASE)
-    like = {name: np.empty(spec.shape, spec.dtype) for name, spec in part.tensors.items()}
-    arrays = OrbaxStore().load(part.path, like)
+    like = {name: np.empty(spec.shape, spec.dtype) for name, spec in version.tensors.items()}
+    arrays = read_weights(version, OrbaxStore(), like, fingerprint=None).arrays
     return {name: np.asarray(array).reshape(-1) for name, array in arrays.items()}
 
 

@@ -98,9 +98,11 @@ def read_versions(connection: Connection, spec: Spec) -> None:
             read = memory_copies.read(place, tensors(spec))
             arrays = jax.block_until_ready(memory_copies.on_devices(read, like))
         elif isinstance(place, VersionPart):
-            found = deltas.read(place, store).items()
-            changed = {name: deltas.applied(held[name], changes) for name, changes in found}
-            arrays = jax.block_until_ready(held | changed)
+            arrays, own = dict(held), set[str]()
+            for name, changes in deltas.read(place, tensors(spec), store):
+                arrays[name] = deltas.applied(arrays[name], changes, own=name in own)
+                own.add(name)
+            jax.block_until_ready(arrays)
         else:
             arrays = jax.block_until_ready(store.load(place, like))
         loaded = time.perf_counter()
@@ -194,7 +196,7 @@ def publish(
             elif way == "changes":
                 delta = deltas.encoded(arrays, changed, nbytes(spec))
                 assert delta is not None, "changes that are larger than the weights"
-                store.save(path, delta)
+                store.save(path, deltas.stored(delta))
                 size = DeltaSize(**{name: array.nbytes for name, array in delta.items()})
                 place = VersionPart("base_1", path, tensors(spec), DELTA, size)
             elif (place := copies.add(arrays)) is None:

@@ -14,18 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from rlax_plugin.errors import WeightsError
 
 UNPUBLISHED = (nnx.Cache, nnx.RngState, nnx.Intermediate)
-
-
-def rounded(dtype: Any) -> np.dtype[Any]:
-    """The dtype of a variable in versions of bfloat16, in which float32 variables are rounded."""
-    return np.dtype(jnp.bfloat16) if np.dtype(dtype) == np.float32 else np.dtype(dtype)
 
 
 def _named(state: nnx.State) -> Iterator[tuple[str, nnx.Variable]]:

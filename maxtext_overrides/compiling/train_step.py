@@ -14,12 +14,13 @@ from typing import Any
 import jax
 
 from maxtext_overrides.compiling.measured import bytes_per_device, compile_measured
+from maxtext_overrides.rounding import version_like
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.train_loop import Events, extended
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.upstream.signatures import check
-from maxtext_overrides.variables import published, rounded
+from maxtext_overrides.variables import published
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.ports.compiling import CompiledProgram
 
@@ -48,7 +49,7 @@ def compile_train_step(
         ``frozen_updates``.
       update_arrays: see ``Events``.
       copies: purpose of each copy of the weights that a trainer holds beside its state -> True if
-        it has the dtypes of ``variables.rounded``.
+        it has the dtypes of ``rounding.version_dtypes``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
@@ -71,9 +72,9 @@ def compile_train_step(
         config: Any,
         axis_rules: Any,
     ) -> Any:
-        del keywords, config
+        del keywords
         weights = {
-            rounds: bytes_per_device(_weights(arguments[0], in_shardings[0], rounds))
+            rounds: bytes_per_device(_weights(arguments[0], in_shardings[0], config, rounds))
             for rounds in (False, True)
         }
         with jax.set_mesh(mesh), axis_rules:
@@ -118,12 +119,10 @@ def _compiler(config: Any, measured: Any) -> Iterator[Any]:
         train_compile.pyconfig.initialize, train_compile.jit_and_compile = stock
 
 
-def _weights(state: Any, shardings: Any, rounds: bool) -> dict[str, Any]:
+def _weights(state: Any, shardings: Any, config: Any, rounds: bool) -> dict[str, Any]:
     """Returns the variables of a weight version by name, with their shardings."""
     where = published(shardings.model)
     return {
-        name: jax.ShapeDtypeStruct(
-            like.shape, rounded(like.dtype) if rounds else like.dtype, sharding=where[name]
-        )
-        for name, like in published(state.model).items()
+        name: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=where[name])
+        for name, like in version_like(published(state.model), config, rounds).items()
     }

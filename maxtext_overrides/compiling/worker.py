@@ -72,6 +72,7 @@ def compile_worker(
     *,
     group_size: int,
     prompt_tokens: int,
+    rounds: bool,
 ) -> Iterator[CompiledProgram]:
     """Compiles the programs of a worker.
 
@@ -79,12 +80,12 @@ def compile_worker(
       config: a worker's config, loaded with the keys of ``topology.keys``.
       devices: see ``topology.devices``.
       progress: see ``CompileTarget``.
-      group_size: see ``DecodeEngine``; so is ``prompt_tokens``.
+      group_size: see ``DecodeEngine``; so are ``prompt_tokens`` and ``rounds``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
     """
     engine = _DescribedEngine(
-        config, group_size=group_size, prompt_tokens=prompt_tokens, devices=devices
+        config, group_size=group_size, prompt_tokens=prompt_tokens, rounds=rounds, devices=devices
     )
     yield from engine.compiled(progress)

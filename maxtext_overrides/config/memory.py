@@ -26,8 +26,9 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
+from maxtext_overrides.rounding import version_like
 from maxtext_overrides.upstream.lean_imports import unavailable
-from maxtext_overrides.variables import published, rounded
+from maxtext_overrides.variables import published
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def of_training(config: Config, rounds: bool = False) -> TrainingMemory:
     """Returns the memory of the train state and the logits, by tracing the model's forward pass.
 
     Args:
-      rounds: True if weight versions have the dtypes of ``variables.rounded``.
+      rounds: see ``rounding.version_dtypes``.
 
     Raises:
       Exception: MaxText's own, for a model that it cannot build or call; see
@@ -85,7 +86,7 @@ def of_training(config: Config, rounds: bool = False) -> TrainingMemory:
     return TrainingMemory(
         parameters=sum(x.size for x in jax.tree.leaves(parameters)),
         weights=_bytes(weights),
-        version=_bytes(_versions(weights, rounds)),
+        version=_bytes(version_like(weights, config, rounds)),
         gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
         logits=_logits(config, graph, state),
@@ -167,7 +168,8 @@ def of_decoding(config: Config, reach: int, rounds: bool = False) -> DecodingMem
       Exception: as ``of_training``.
     """
     state = nnx.state(abstract_model(config, "autoregressive"))
-    weights, copies = _versions(published(state), rounds), MeshCopies(config, state)
+    weights = version_like(published(state), config, rounds)
+    copies = MeshCopies(config, state)
     caches = {
         ".".join(map(str, path)): _bytes(cache)
         for path, cache in nnx.to_flat_state(nnx.filter_state(state, nnx.Cache))
@@ -280,13 +282,6 @@ def _logits(config: Config, graph: Any, state: nnx.State) -> int:
         return _bytes(found)
     # A tiled model returns none; one tile of float32 logits exists at a time.
     return shape[0] * shape[1] * -(-int(config.vocab_size) // int(config.num_vocab_tiling)) * 4
-
-
-def _versions(weights: Mapping[str, Any], rounds: bool) -> Mapping[str, Any]:
-    """Returns the variables of a model with the dtypes that they have in weight versions."""
-    if not rounds:
-        return weights
-    return {n: jax.ShapeDtypeStruct(x.shape, rounded(x.dtype)) for n, x in weights.items()}
 
 
 def _bytes(tree: Any) -> int:

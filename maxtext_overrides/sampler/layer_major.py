@@ -42,10 +42,12 @@ class LayerMajor:
     def dtype(self) -> np.dtype[Any]:
         return self.array.dtype
 
-    def with_changes(self, indices: tuple[np.ndarray, ...], bits: np.ndarray) -> LayerMajor:
+    def with_changes(
+        self, indices: tuple[np.ndarray, ...], bits: np.ndarray, own: bool
+    ) -> LayerMajor:
         """Returns it with some elements changed; the indices are those of the published axes."""
         layers, others = indices[self.axis], (*indices[: self.axis], *indices[self.axis + 1 :])
-        return LayerMajor(with_changes(self.array, (layers, *others), bits), self.axis)
+        return LayerMajor(with_changes(self.array, (layers, *others), bits, own), self.axis)
 
     def published(self) -> jax.Array:
         """Returns the array with its published axes; free in a jitted function that scans it."""

@@ -22,12 +22,13 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides import tied_head
 from maxtext_overrides.models import rope_scaling
+from maxtext_overrides.rounding import version_like
 from maxtext_overrides.sampler import joined_prefill, windows
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.upstream import jetstream_compat
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
-from maxtext_overrides.variables import UNPUBLISHED, published, rounded
+from maxtext_overrides.variables import UNPUBLISHED, published
 
 jetstream_compat.prepare()  # before MaxEngine, which looks for JetStream when it is imported
 
@@ -72,7 +73,7 @@ class MaxEngineModel:
     Args:
       config: MaxText's.
       devices: the devices of the mesh; None: those of this process.
-      rounds: True if versions have the dtypes of ``variables.rounded``.
+      rounds: see ``rounding.version_dtypes``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
@@ -95,11 +96,10 @@ class MaxEngineModel:
         with logical_axis_rules(self._rules):
             shardings = sharding.nnx_construct_named_sharding(self._decode_state, self.mesh)
         where = published(shardings)
+        like = version_like(published(self._decode_state), config, rounds)
         self.variables_like = {
-            name: jax.ShapeDtypeStruct(
-                like.shape, rounded(like.dtype) if rounds else like.dtype, sharding=where[name]
-            )
-            for name, like in published(self._decode_state).items()
+            name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=where[name])
+            for name, one in like.items()
         }
         where = dict(nnx.to_flat_state(shardings))
         self.caches_like: dict[Path, jax.ShapeDtypeStruct] = {}

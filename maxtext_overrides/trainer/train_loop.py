@@ -14,7 +14,6 @@ dispatched when ``on_step_end`` begins, so its decision applies to this very ste
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +26,7 @@ from flax import nnx
 
 from maxtext_overrides import folding, tied_head
 from maxtext_overrides.models import rope_scaling
+from maxtext_overrides.rounding import copied
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer import shared_prompts
 from maxtext_overrides.trainer.async_saves import AsyncSaves
@@ -36,7 +36,7 @@ from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
-from maxtext_overrides.variables import published, rounded
+from maxtext_overrides.variables import published
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.arrays import ArraySpec
 
@@ -53,24 +53,15 @@ _TRAIN = "maxtext.trainers.pre_train.train"
 OVERRIDES = BY_MODULE["maxtext_overrides/trainer/train_loop.py"]
 
 
-@functools.partial(jax.jit, static_argnames="rounds")
-def _copy(arrays: Mapping[str, jax.Array], rounds: bool) -> Mapping[str, jax.Array]:
-    def copied(array: jax.Array) -> jax.Array:
-        dtype = rounded(array.dtype) if rounds else array.dtype
-        return jnp.copy(array) if dtype == array.dtype else array.astype(dtype)
-
-    return {name: copied(array) for name, array in arrays.items()}
-
-
 def fresh_weights(loop: Loop, rounds: bool = False) -> Mapping[str, jax.Array]:
     """Returns the variables of a weight version in new buffers.
 
     The call returns at once; the copy runs after the step that computes the weights.
 
     Args:
-      rounds: False gives them the model's dtypes, True those of ``variables.rounded``.
+      rounds: False gives them the model's dtypes, True those of ``version_dtypes``.
     """
-    return _copy(published(loop.model_state), rounds)
+    return copied(published(loop.model_state), loop.config, rounds)
 
 
 def _unless_frozen(frozen_updates: int, before: Any, after: Any) -> Any:

@@ -42,4 +42,5 @@ def compile_programs(
             target.progress,
             group_size=rollouts.group_size,
             prompt_tokens=rollouts.max_prompt_tokens,
+            rounds=context.section.weights.rounded,
         )

@@ -18,7 +18,7 @@ from rlax_plugin.config.base import (
 from rlax_plugin.errors import ConfigError
 
 MOST_STEPS = 16
-"""Largest ``full_every``: a version has as many parts, and their number is limited."""
+"""Largest ``full_every``. Each version with changes has one part more than the one before it."""
 
 
 class Weights(Section):
@@ -45,11 +45,11 @@ class Weights(Section):
         ge=1,
         le=MOST_STEPS,
         description="of this many versions in a row, the first is written in full, and of each "
-        "other one only what has changed since the version before, unless that is more than half "
-        "of the bytes. With dtype: bfloat16 an update usually changes few of the weights. A worker "
-        "that has an earlier version reads only the changes since then; other workers read the "
-        "full version and all changes since then. The trainer's host keeps one more version in "
-        "memory. 1: every version is written in full",
+        "other one only what has changed since the version before, as long as all changes together "
+        "take at most half of the bytes. With dtype: bfloat16 an update usually changes few of the "
+        "weights. A worker that has one of these versions reads only the changes since then; other "
+        "workers read the full version and all changes. The trainer's host keeps one more version "
+        "in memory, and a third one while it compares two. 1: every version is written in full",
     )
     keep: PositiveInt = Field(
         default=2,

@@ -59,9 +59,9 @@ class Pace(FleetListener):
             first_steps, first_s = self._first.setdefault(who, (steps, decode_s))
             _keep(self._tokens_per_s, who, steps - first_steps, decode_s - first_s)
         size, read_s = figures.get("read_bytes", 0.0), figures.get("read_s", 0.0)
-        _keep(self._read_bytes_per_s, who, size, read_s)
+        self._moved(self._read_bytes_per_s, who, size, read_s)
         size, stream_s = figures.get("stream_bytes", 0.0), figures.get("stream_s", 0.0)
-        _keep(self._streamed_bytes_per_s, who, size, stream_s)
+        self._moved(self._streamed_bytes_per_s, who, size, stream_s)
         # A look is at all workers: many of them take turns, so that a heartbeat stays as cheap.
         self._heard += 1
         if self._heard >= len(self._workers):
@@ -87,8 +87,16 @@ class Pace(FleetListener):
 
     def wrote(self, size: int, seconds: float) -> None:
         """Takes the seconds that writing a version of this many bytes took."""
-        _keep(self._written_bytes_per_s, None, size, seconds)
+        self._moved(self._written_bytes_per_s, None, size, seconds)
         self.look()
+
+    def _moved[K](self, rates: dict[K, float], key: K, size: float, seconds: float) -> None:
+        """Stores the speed of a transfer, unless it was only of what has changed in a version.
+
+        That takes a time which depends little on its size.
+        """
+        if 2 * size >= (self._weights_bytes or 0):
+            _keep(rates, key, size, seconds)
 
     def needed_s(self, name: str) -> float | None:
         """Returns the minimum of ``rlax.deadlines.<name>``; None: unknown. Any thread."""

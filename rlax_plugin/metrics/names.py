@@ -238,12 +238,7 @@ STAGES: tuple[Stage, ...] = (
         "every step",
         (
             ("tokens", "tokens", "number of completion tokens in the batch"),
-            (
-                "published_bytes",
-                "bytes",
-                "size of the last weight version that is in the store, as it was written: of the "
-                "changes only, if it was not written in full (`rlax.weights.full_every`)",
-            ),
+            ("published_bytes", "bytes", "bytes written for the newest version in the store"),
             (
                 "sent_bytes",
                 "bytes",

@@ -40,6 +40,7 @@ from rlax_plugin.types.sampled import (
 from rlax_plugin.types.weights import (
     BASE,
     DELTA,
+    LONGEST_NAME,
     MOST_PARTS,
     NATIVE,
     Canary,
@@ -49,12 +50,14 @@ from rlax_plugin.types.weights import (
     TensorSpec,
     VersionPart,
     WeightVersion,
+    chains_of,
 )
 
 __all__ = [
     "BASE",
     "DELTA",
     "EMPTY",
+    "LONGEST_NAME",
     "MOST_PARTS",
     "NATIVE",
     "Attempt",
@@ -83,5 +86,6 @@ __all__ = [
     "Unscored",
     "VersionPart",
     "WeightVersion",
+    "chains_of",
     "group_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,11 @@ NATIVE = "native"
 DELTA = "delta"
 """The format of a part that holds what has changed since the part before it."""
 MOST_PARTS = 128
-"""Parts of one version, at most."""
+"""Parts of one version, at most; each complete part and all changes of it count."""
+LONGEST_NAME = 32
+"""Characters of a part's name, at most."""
 
-_NAME = re.compile("[a-z0-9_]{1,32}")
+_NAME = re.compile(f"[a-z0-9_]{{1,{LONGEST_NAME}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +87,16 @@ class DeltaSize:
     """The bytes of a part's two arrays, if it holds changes, see ``weights/deltas.py``.
 
     Raises:
-      ValueError: one is negative.
+      ValueError: one is no number of bytes.
     """
 
     gaps: int
     values: int
 
     def __post_init__(self) -> None:
-        if self.gaps < 0 or self.values < 0:
-            raise ValueError(f"the changes of weights take {self.gaps} and {self.values} bytes")
+        for size in (self.gaps, self.values):
+            if not 0 <= size < 2**63:
+                raise ValueError(f"an array of changes has {size} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class VersionPart:
     Attributes:
       name: ``base``; later others, such as ``adapter``, and ``base_1`` for its first changes.
       path: location of the bytes, which every worker can read.
-      tensors: variable name -> spec; with changes that of the changed variable.
+      tensors: variable name -> spec; of changes, the spec of the changed variable, and none if
+        further changes come after them.
       format: convention of the variables' names and shapes; ``native``: the trainer's.
       delta: size of the changes, with the format ``delta`` only.
       memory: a copy for readers on the trainer's machine, which may be there before the path is;
@@ -132,6 +136,17 @@ class VersionPart:
                 )
         if (self.format == DELTA) != (self.delta is not None):
             raise ValueError(f"part {self.name} has format {self.format}, and delta {self.delta}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays at its path.
+
+        Raises:
+          TypeError: a dtype is unknown, see ``TensorSpec``.
+        """
+        if self.delta is not None:
+            return self.delta.gaps + self.delta.values
+        return sum(spec.nbytes for spec in self.tensors.values())
 
     @property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -192,26 +207,14 @@ class WeightVersion:
             raise ValueError(f"parts {', '.join(names)} share a name or a path")
         if variables != len(self.tensors):
             raise ValueError(f"parts {', '.join(names)} share variables")
-        for before, part in itertools.pairwise(self.parts):
-            if part.format == DELTA and part.shapes != before.shapes:
-                raise ValueError(f"part {part.name} changes other variables than {before.name} has")
+        for first, *_, last in (chain for chain in self.chains if len(chain) > 1):
+            if last.shapes != first.shapes:
+                raise ValueError(f"part {last.name} changes other variables than {first.name} has")
 
     @property
     def chains(self) -> tuple[tuple[VersionPart, ...], ...]:
-        """The parts, each complete one with the changes that come after it, in order.
-
-        Raises:
-          ValueError: there is nothing before the first changes.
-        """
-        found: list[tuple[VersionPart, ...]] = []
-        for part in self.parts:
-            if part.format != DELTA:
-                found.append((part,))
-            elif found:
-                found[-1] = (*found[-1], part)
-            else:
-                raise ValueError(f"part {part.name} has changes, and there is no part before it")
-        return tuple(found)
+        """The parts, each complete one with the changes that come after it; see ``chains_of``."""
+        return chains_of(self.parts)
 
     @property
     def in_memory(self) -> bool:
@@ -229,3 +232,20 @@ class WeightVersion:
         if len(self.parts) == 1:
             return self.parts[0].tensors
         return dict(itertools.chain.from_iterable(part.tensors.items() for part in self.parts))
+
+
+def chains_of(parts: Sequence[VersionPart]) -> tuple[tuple[VersionPart, ...], ...]:
+    """Some parts, each complete one with the changes that come after it, in order.
+
+    Raises:
+      ValueError: there is nothing before the first changes.
+    """
+    found: list[tuple[VersionPart, ...]] = []
+    for part in parts:
+        if part.format != DELTA:
+            found.append((part,))
+        elif found:
+            found[-1] = (*found[-1], part)
+        else:
+            raise ValueError(f"part {part.name} has changes, and there is no part before it")
+    return tuple(found)

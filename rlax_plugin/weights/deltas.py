@@ -1,4 +1,4 @@
-"""What has changed between two versions of the same variables, exact to the bit.
+"""The changes between two versions of the same variables, exact to the bit.
 
 An update of reinforcement learning changes few weights once these are rounded to bfloat16: 2 to 3
 of 100 in a step of SmolLM2. So the changes are much smaller than the weights.
@@ -14,7 +14,7 @@ are changes. The changes are two arrays of bytes:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +28,18 @@ from rlax_plugin.types import TensorSpec, VersionPart
 GAPS, VALUES = "gaps", "values"
 
 _MORE = 255  # the gap goes on in the next byte
-_BLOCK = 1 << 24  # elements that are compared at once: an index of each may be needed
+_COMPARED = 1 << 24  # elements that are compared at once: an index of each may be needed
+_DECODED = 1 << 20  # gaps that are decoded at once, and elements that are changed at once
+_STORED = 1 << 16  # bytes; larger arrays are filled up to a multiple, which stores can divide
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}  # by bytes of an element
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changed elements of one variable.
+    """Some changed elements of one variable.
 
     Attributes:
-      places: int64 [n], their row-major indices, increasing.
+      places: int64 [n], their row-major indices, increasing; at least one.
       bits: unsigned integers [n] of the width of the variable's dtype.
     """
 
@@ -56,6 +58,7 @@ def encoded(before: Arrays, after: Arrays, most_bytes: int) -> dict[str, np.ndar
 
     Args:
       before, after: name -> array on the host or a device.
+      most_bytes: limit of the bytes.
 
     Returns:
       ``gaps`` and ``values``, uint8; None: they would take more than ``most_bytes``.
@@ -72,9 +75,9 @@ def encoded(before: Arrays, after: Arrays, most_bytes: int) -> dict[str, np.ndar
     size, first, last = 0, 0, 0
     for name in sorted(after):
         old, new = bits_of(before[name]), bits_of(after[name])
-        for start in range(0, new.size, _BLOCK):
-            block = new[start : start + _BLOCK]
-            changed = block != old[start : start + _BLOCK]
+        for start in range(0, new.size, _COMPARED):
+            block = new[start : start + _COMPARED]
+            changed = block != old[start : start + _COMPARED]
             count = int(np.count_nonzero(changed))
             size += count * (1 + new.dtype.itemsize)
             if size > most_bytes:
@@ -107,98 +110,110 @@ def _in_bytes(gaps: np.ndarray) -> np.ndarray:
 
 def decoded(
     gaps: np.ndarray, values: np.ndarray, tensors: Mapping[str, TensorSpec]
-) -> dict[str, Changes]:
-    """The changes of every variable that has some; the inverse of ``encoded``.
+) -> Iterator[tuple[str, Changes]]:
+    """Yields the changes of the variables, in order and in slices of at most a million elements.
+
+    It is the inverse of ``encoded``, and needs memory for one slice at a time.
 
     Args:
       tensors: the variables, by name.
 
     Raises:
-      WeightsError: they are not changes of these variables.
+      WeightsError: these are not changes of these variables; earlier slices have been yielded.
     """
     if gaps.size and gaps[-1] == _MORE:
         raise WeightsError("the last gap has no end")
-    places = np.cumsum(gaps, dtype=np.int64)[gaps != _MORE]
-    if (np.diff(places) <= 0).any():
-        raise WeightsError("an element changes twice")
-    found: dict[str, Changes] = {}
-    first = begin = used = 0
-    for name in sorted(tensors):
-        spec = tensors[name]
-        width = np.dtype(spec.dtype).itemsize
-        end = int(np.searchsorted(places, first + spec.nbytes // width))
-        if end > begin:
-            raw = values[used : (used := used + (end - begin) * width)]
-            if len(raw) < (end - begin) * width:
+    names = sorted(tensors)
+    # The numbers behind the last element of each variable.
+    ends = np.cumsum([_elements(tensors[name]) for name in names], dtype=np.int64)
+    total = int(ends[-1]) if names else 0
+    last, used = -1, 0
+    begun = np.int64(0)  # sum of all gaps so far
+    for start in range(0, gaps.size, _DECODED):
+        block = gaps[start : start + _DECODED]
+        sums = begun + np.cumsum(block, dtype=np.int64)
+        begun, places = sums[-1], sums[block != _MORE]
+        if (np.diff(places, prepend=last) <= 0).any():
+            raise WeightsError("an element changes twice")
+        last = int(places[-1]) if len(places) else last
+        if last >= total:
+            raise WeightsError(f"element {last:,} changes, and there are {total:,}")
+        while len(places):
+            place = int(np.searchsorted(ends, places[0], side="right"))
+            first = int(ends[place - 1]) if place else 0
+            width = np.dtype(tensors[names[place]].dtype).itemsize
+            count = int(np.searchsorted(places, ends[place]))
+            raw = values[used : (used := used + count * width)]
+            if len(raw) < count * width:
                 raise WeightsError("there are fewer values than gaps")
             bits = np.ascontiguousarray(raw).view(np.dtype(_BITS[width]).newbyteorder("<"))
-            found[name] = Changes(places[begin:end] - first, bits.astype(_BITS[width]))
-        first, begin = first + spec.nbytes // width, end
-    if begin < len(places):
-        raise WeightsError(f"element {places[-1]:,} changes, and there are {first:,}")
+            yield names[place], Changes(places[:count] - first, bits.astype(_BITS[width]))
+            places = places[count:]
     if used < values.size:
         raise WeightsError("there are more values than gaps")
-    return found
 
 
-def read(part: VersionPart, store: WeightStore) -> dict[str, Changes]:
-    """The changes that a part holds, from its path.
+def stored(changes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of ``encoded`` as a store gets them, with zeros at the end of large ones."""
+    return {
+        name: np.concatenate([array, np.zeros(_stored(array.size) - array.size, np.uint8)])
+        for name, array in changes.items()
+    }
+
+
+def _stored(size: int) -> int:
+    return size if size < _STORED else -(-size // _STORED) * _STORED
+
+
+def read(
+    part: VersionPart, tensors: Mapping[str, TensorSpec], store: WeightStore
+) -> Iterator[tuple[str, Changes]]:
+    """Yields the changes that a part holds, from its path; see ``decoded``.
 
     Raises:
-      WeightsError: they are damaged, or not changes of the part's variables.
+      WeightsError: they are damaged, or not changes of these variables.
       Others: those of ``WeightStore.load``.
     """
     assert part.delta is not None, "a part of the format delta has a size"
     sizes = {GAPS: part.delta.gaps, VALUES: part.delta.values}
-    elements = sum(_elements(spec) for spec in part.tensors.values())
+    elements = sum(map(_elements, tensors.values()))
     # Every variable may have changed entirely; before that many bytes are allocated.
-    most = {GAPS: elements + elements // _MORE, VALUES: nbytes(part)}
+    whole = sum(spec.nbytes for spec in tensors.values())
+    most = {GAPS: elements + elements // _MORE, VALUES: whole}
     for name, size in sizes.items():
         if size > most[name]:
             raise WeightsError(f"{part.path} has {size:,} bytes of {name}, of {most[name]:,}")
-    arrays = store.load(part.path, {n: np.empty(size, np.uint8) for n, size in sizes.items()})
+    like = {name: np.empty(_stored(size), np.uint8) for name, size in sizes.items()}
+    arrays = {name: np.asarray(array) for name, array in store.load(part.path, like).items()}
+    if _shapes(arrays) != _shapes(like):
+        raise WeightsError(f"{part.path} has {_shapes(arrays)}, and not {_shapes(like)}")
+    gaps, values = (arrays[name][:size] for name, size in sizes.items())
     try:
-        return decoded(np.asarray(arrays[GAPS]), np.asarray(arrays[VALUES]), part.tensors)
+        yield from decoded(gaps, values, tensors)
     except WeightsError as error:
         raise WeightsError(f"{part.path} has no changes of part {part.name}: {error}") from error
-
-
-def nbytes(part: VersionPart) -> int:
-    """The bytes of all variables of a part, which are more than those of its changes."""
-    return sum(spec.nbytes for spec in part.tensors.values())
 
 
 def _elements(spec: TensorSpec) -> int:
     return spec.nbytes // np.dtype(spec.dtype).itemsize
 
 
-def combined(steps: Sequence[Mapping[str, Changes]]) -> dict[str, Changes]:
-    """Changes after changes as one: each element gets its last value."""
-    if len(steps) == 1:
-        return dict(steps[0])
-    found: dict[str, Changes] = {}
-    for name in dict.fromkeys(name for step in steps for name in step):
-        those = [step[name] for step in reversed(steps) if name in step]
-        places, chosen = np.unique(np.concatenate([c.places for c in those]), return_index=True)
-        found[name] = Changes(places, np.concatenate([c.bits for c in those])[chosen])
-    return found
-
-
-def applied(array: Any, changes: Changes) -> Any:
-    """A new array with some elements changed; the old one stays as it is.
+def applied(array: Any, changes: Changes, own: bool = False) -> Any:
+    """An array with some elements changed.
 
     Args:
       array: numpy or JAX array of any sharding, or an object whose ``with_changes`` returns it
-        changed (the arguments are those of ``device_changes.with_changes``).
+        changed; its arguments are those of ``device_changes.with_changes``.
+      own: True if the array may be overwritten.
     """
     if isinstance(array, np.ndarray):
-        copied = np.array(array, order="C")
+        copied = array if own else np.array(array, order="C")
         copied.reshape(-1).view(changes.bits.dtype)[changes.places] = changes.bits
         return copied
     shape = tuple(array.shape) or (1,)
     indices = tuple(i.astype(np.int32) for i in np.unravel_index(changes.places, shape))
-    if (own := getattr(array, "with_changes", None)) is not None:
-        return own(indices, changes.bits)
+    if (changed := getattr(array, "with_changes", None)) is not None:
+        return changed(indices, changes.bits, own)
     from rlax_plugin.weights.device_changes import with_changes
 
-    return with_changes(array, indices, changes.bits)
+    return with_changes(array, indices, changes.bits, own)

@@ -12,33 +12,38 @@ from jax import lax
 
 from rlax_plugin.weights.fingerprint import NARROW
 
-_LEAST = 1 << 10  # elements; fewer are filled up, so that few programs are compiled
+_SIZES = 1 << 10, 1 << 15, 1 << 20
+"""Numbers of elements that programs are compiled for. Fewer elements are filled up."""
 
 
-def with_changes(array: jax.Array, indices: tuple[np.ndarray, ...], bits: np.ndarray) -> jax.Array:
-    """A new array of the same sharding; launches one computation.
+def with_changes(
+    array: jax.Array, indices: tuple[np.ndarray, ...], bits: np.ndarray, own: bool
+) -> jax.Array:
+    """An array of the same sharding with some elements changed; launches one computation.
 
     Args:
       array: of any boolean, integer or floating dtype of at most 32 bits.
-      indices: int32 [n] for each axis (one for an array without axes), without repetitions.
+      indices: int32 [n] for each axis (one for an array without axes), without repetitions; n is at
+        most 2^20.
       bits: unsigned integers [n] of the width of the dtype.
+      own: True if the array's memory may be used for the new one.
     """
     count = len(bits)
-    size = max(_LEAST, 1 << (count - 1).bit_length())
+    size = next(size for size in _SIZES if size >= count)
     first, *others = indices
-    # Places beyond the array, each another one, are left out.
-    length = array.shape[0] if array.ndim else 1
-    beyond = np.arange(length, length + size - count, dtype=np.int64)
+    # Indices behind the end of the first axis are left out; no two of them are the same.
+    end = array.shape[0] if array.ndim else 1
+    filled = np.arange(end, end + size - count, dtype=np.int32)
     padded = (
-        np.concatenate([first, beyond.astype(np.int32)]),
-        *(np.concatenate([axis, np.zeros(size - count, np.int32)]) for axis in others),
+        np.concatenate([first, filled]),
+        *(np.concatenate([axis, np.zeros_like(filled)]) for axis in others),
     )
-    return _changer(array.sharding)(array, padded, np.resize(bits, size))
+    return _changer(array.sharding, own)(array, padded, np.resize(bits, size))
 
 
 @functools.cache
-def _changer(sharding: jax.sharding.Sharding) -> Callable[..., jax.Array]:
-    return jax.jit(_changed, out_shardings=sharding)
+def _changer(sharding: jax.sharding.Sharding, own: bool) -> Callable[..., jax.Array]:
+    return jax.jit(_changed, out_shardings=sharding, donate_argnums=(0,) if own else ())
 
 
 def _changed(array: jax.Array, indices: tuple[jax.Array, ...], bits: jax.Array) -> jax.Array:

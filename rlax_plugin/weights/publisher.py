@@ -26,7 +26,6 @@ from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
-from rlax_plugin.weights import deltas
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.newest_parts import NewestParts
@@ -186,15 +185,13 @@ class Publisher:
     def _write(self, weights: NewWeights, prints: _Prints) -> None:
         step, given, canary = weights
         self._bytes = 0
-        if self._pace is not None:
-            held = (self._newest.chain(name) for name, arrays in given.items() if arrays is None)
-            size = sum(deltas.nbytes(whole) for whole, *_ in held)
-            self._pace.weighs(size + sum(map(_nbytes, given.values())))
         new = {
             name: self._described(step, name, arrays, prints[name])
             for name, arrays in given.items()
             if arrays is not None
         }
+        if self._pace is not None:
+            self._pace.weighs(self._newest.nbytes(given, new))
         offered = self._offer(step, weights, new)
         chains = {
             name: self._newest.chain(name)
@@ -210,7 +207,8 @@ class Publisher:
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
 
     def _written(self, step: int, whole: VersionPart, arrays: Arrays) -> tuple[VersionPart, ...]:
-        """Writes a part in full, or what has changed; returns what it consists of."""
+        """Writes a part in full or as changes; returns the parts that it consists of now."""
+        self._doing = f"comparing version {step} with the one before"
         before, part, arrays = self._newest.to_write(whole, arrays)
         self._bytes += _nbytes(arrays)
         return *before, dataclasses.replace(part, path=self._save(step, part, arrays))

@@ -51,9 +51,6 @@ def shared_writer(store: object, section: RlaxSection) -> SharedWriter:
     Raises:
       ConfigError: it cannot be written by several hosts.
     """
-    if (full_every := section.weights.full_every) > 1:
-        reason = "must be 1 with several hosts: each holds only some shards of the weights"
-        raise ConfigError("rlax.weights.full_every", full_every, reason)
     if isinstance(store, SharedWriter):
         return store
     name = section.weights.store.name

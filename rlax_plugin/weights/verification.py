@@ -25,7 +25,7 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.types import DELTA, NATIVE, Prompt, VersionPart, WeightVersion
+from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion, chains_of
 from rlax_plugin.weights import deltas, memory_copies
 
 _CANARY_TOKENS = 16
@@ -70,8 +70,10 @@ def read_weights(
     arrays: dict[str, Any] = {}
     whole: dict[str, Any] = {}  # of parts that are in use as they are
     unchanged: list[VersionPart] = []
+    nbytes = 0
     for chain in version.chains:
         known = _in_use(chain, held)
+        nbytes += sum(part.nbytes for part in chain[known:])
         names = chain[0].tensors
         if known:
             assert held is not None
@@ -82,7 +84,7 @@ def read_weights(
             whole |= found
             unchanged += chain
         else:
-            arrays |= _with_changes(found, chain[known or 1 :], store)
+            arrays |= _with_changes(found, chain, known or 1, store)
     computed = None if fingerprint is None else functools.partial(fingerprint, dict(arrays))
     return Loaded(
         version.version,
@@ -90,31 +92,40 @@ def read_weights(
         computed,
         parts=version.parts,
         held=frozenset(part.name for part in unchanged),
+        nbytes=nbytes,
     )
 
 
 def _in_use(chain: Sequence[VersionPart], held: Loaded | None) -> int:
-    """The number of first parts of a chain that the weights in use have, and no others after them.
+    """The number of parts of a chain, from the first on, of which the weights in use consist.
 
-    Changes can be applied only to the weights that they are changes of.
+    The last one tells: a path is that of one part only, and of its copy in memory. Changes can be
+    applied only to the weights that they are changes of.
     """
-    if held is None or chain[0] not in held.parts:
-        return 0
-    first = held.parts.index(chain[0])
-    used = itertools.takewhile(lambda part: part.format == DELTA, held.parts[first + 1 :])
-    steps = (chain[0], *used)
-    return len(steps) if steps == tuple(chain[: len(steps)]) else 0
+    for *_, used in () if held is None else chains_of(held.parts):
+        for count, part in enumerate(chain, start=1):
+            if part.path == used.path and part.tensors in ({}, used.tensors):
+                return count
+    return 0
 
 
 def _with_changes(
-    arrays: dict[str, Any], changed: Sequence[VersionPart], store: WeightStore
+    arrays: dict[str, Any], chain: Sequence[VersionPart], known: int, store: WeightStore
 ) -> dict[str, Any]:
-    """The arrays after all changes; each array is copied once."""
-    if not changed:
-        return arrays
-    steps = [_reading(part, lambda part=part: deltas.read(part, store)) for part in changed]
-    for name, changes in deltas.combined(steps).items():
-        arrays[name] = deltas.applied(arrays[name], changes)
+    """The arrays after all changes; each array that changes is copied once.
+
+    Args:
+      arrays: those of the first ``known`` parts of the chain.
+    """
+    own: set[str] = set()
+
+    def change(part: VersionPart) -> None:
+        for name, changes in deltas.read(part, chain[0].tensors, store):
+            arrays[name] = deltas.applied(arrays[name], changes, own=name in own)
+            own.add(name)
+
+    for part in chain[known:]:
+        _reading(part, functools.partial(change, part))
     return arrays
 
 

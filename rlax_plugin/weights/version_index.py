@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,37 @@ def versions_to_json(versions: Iterable[WeightVersion], retired: Iterable[str] =
       retired: paths of parts that have no readers any more and must be deleted.
     """
 
-    def plain(array: object) -> object:  # of a canary
-        return np.asarray(array).tolist()
+    document = {"versions": [_plain(v) for v in versions], "retired": list(retired)}
+    return json.dumps(document)
 
-    document = {"versions": [asdict(v) for v in versions], "retired": list(retired)}
-    return json.dumps(document, default=plain)
+
+def _plain(version: WeightVersion) -> dict[str, Any]:
+    # Not by ``asdict``, which copies everything: a version may have thousands of tensors.
+    canary = version.canary
+    return {
+        "version": version.version,
+        "step": version.step,
+        "parts": [_plain_part(part) for part in version.parts],
+        "canary": canary
+        and {
+            "tokens": np.asarray(canary.tokens).tolist(),
+            "logprobs": np.asarray(canary.logprobs).tolist(),
+            "tolerance": canary.tolerance,
+        },
+    }
+
+
+def _plain_part(part: VersionPart) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "path": part.path,
+        "tensors": {
+            name: {"shape": spec.shape, "dtype": spec.dtype, "fingerprint": spec.fingerprint}
+            for name, spec in part.tensors.items()
+        },
+        "format": part.format,
+        "delta": part.delta and {"gaps": part.delta.gaps, "values": part.delta.values},
+    }
 
 
 def versions_from_json(text: str, source: str) -> list[WeightVersion]:

@@ -46,9 +46,9 @@ for i in range(len(shardings)):
 other = np.where(np.random.default_rng(2).random(value.shape) < .3, -value, value)
 encoded = deltas.encoded({"w": value}, {"w": other}, 1 << 20)
 tensors = {"w": TensorSpec(value.shape, "float32", 0)}
-changes = deltas.decoded(encoded["gaps"], encoded["values"], tensors)["w"]
+((_, changes),) = deltas.decoded(encoded["gaps"], encoded["values"], tensors)
 for source in sources:
-    changed = deltas.applied(source, changes)
+    changed = deltas.applied(deltas.applied(source, changes), changes, own=True)
     assert changed.sharding == source.sharding
     assert all((np.asarray(s.data) == other[s.index]).all() for s in changed.addressable_shards)
     assert (np.asarray(source) == value).all()

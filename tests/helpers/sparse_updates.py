@@ -34,7 +34,7 @@ class Failures:
 
 
 class SparseTrainer:
-    """Publishes version after version; one of three is written in full.
+    """Publishes version after version; by default one of three is written in full.
 
     Attributes:
       versions: those published so far.
@@ -47,6 +47,7 @@ class SparseTrainer:
         directory: Path,
         store: WeightStore,
         announcer: Any = None,
+        full_every: int = 3,
     ):
         self.versions: list[WeightVersion] = []
         self.weights: list[Weights] = []
@@ -57,7 +58,7 @@ class SparseTrainer:
             announcer=announcer or Announcer(),
             failures=Failures(),  # type: ignore[arg-type]
             deadline_s=LIMIT_S,
-            full_every=3,
+            full_every=full_every,
             on_published=self.versions.append,
         )
 

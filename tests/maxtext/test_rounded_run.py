@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401  registers bfloat16
 import pytest
 from processes import finished
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.weights.deltas import nbytes
 from rlax_plugin.weights.kept_versions import kept_version
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_workers_use_what_the_changes_make_of_their_weights(tmp_path):
     versions = [kept_version(files, number) for number in range(STEPS + 1)]
     assert [len(version.parts) for version in versions] == [1, 2, 3, 1, 2, 3]
     # Float32 variables are bfloat16 in a version, and changes are a small part of them.
-    whole = nbytes(versions[0].parts[0])
+    whole = versions[0].parts[0].nbytes
     assert {spec.dtype for spec in versions[0].tensors.values()} == {"bfloat16"}
     for version in versions:
         for part in version.parts[1:]:

@@ -211,7 +211,7 @@ def _schedules(config: Examined) -> Words:
 
 
 def _written(weights: Weights) -> str:
-    """How versions are written, if not in full and with the dtypes of the trainer."""
+    """Returns words on versions that are rounded, or not written in full; "" if none are."""
     found = ", rounded to bfloat16" if weights.rounded else ""
     if weights.full_every > 1:
         found += f"; one of {weights.full_every} in full, of the others what has changed"

@@ -24,7 +24,7 @@ class Published:
     def __init__(self):
         self.steps: list[int] = []
         self.canaries: list[Canary | None] = []
-        self.last_s, self.last_written = 0.25, None
+        self.last_s, self.last_bytes, self.last_written = 0.25, 1234, None
 
     def publish(self, weights):
         self.steps.append(weights.step)

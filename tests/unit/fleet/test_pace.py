@@ -178,7 +178,7 @@ def test_a_batch_that_is_late_says_what_it_would_have_needed(loop):
 class Array:
     """Weights of 1 GB, as far as a store and a fingerprint look at them."""
 
-    nbytes, shape, dtype = 10**9, (1,), "float32"
+    nbytes, shape, dtype = 10**9, (10**9 // 4,), "float32"
 
 
 class Announcer:

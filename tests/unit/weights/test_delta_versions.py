@@ -12,10 +12,14 @@ from sparse_updates import SparseTrainer, holds
 from two_parts import NotingStore
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.testing import FakeEngine
 from rlax_plugin.types import DeltaSize, VersionPart, WeightVersion
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.leased_versions import VersionTable
+from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.taking import Reading, take_version
+from rlax_plugin.weights.verification import check_fingerprints, read_weights
 from rlax_plugin.weights.version_index import versions_from_json, versions_to_json
 
 
@@ -42,9 +46,10 @@ def test_every_third_version_is_written_in_full(trainer: SparseTrainer, store: N
     full, changed = ["base"], ["base", "base_1"]
     assert [kinds(v) for v in versions] == [full, changed, [*changed, "base_2"], full, changed]
     assert len(store.saved) == 5 and len(set(store.saved)) == 5
-    assert (
-        versions[2].parts[:2] == versions[1].parts and versions[2].parts[0] is versions[0].parts[0]
-    )
+    assert versions[2].paths[:2] == versions[1].paths
+    assert versions[2].parts[0] is versions[0].parts[0]
+    # Fingerprints are sent of the first and of the last state.
+    assert [len(part.tensors) for part in versions[2].parts] == [3, 0, 3]
     sizes = [Path(path, "weights.npz").stat().st_size for path in store.saved]
     assert max(sizes[1], sizes[2], sizes[4]) < min(sizes[0], sizes[3]) / 10
     for version in versions:
@@ -95,6 +100,75 @@ def test_changes_of_a_version_that_became_void_are_not_kept(trainer: SparseTrain
         take(engine, other)
     assert engine.version == 1 and holds(engine, trainer.weights[1])
     assert store.loaded[-2:] == list(other.paths)
+
+
+def test_a_copy_in_memory_counts_as_the_version_that_it_is_a_copy_of(trainer, store) -> None:
+    trainer.publish()
+    second, copies = trainer.publish(), MemoryCopies(1 << 20)
+    changes, memory = second.parts[-1], copies.add(trainer.weights[-1])
+    copy = VersionPart("base", changes.path, changes.tensors, memory=memory)
+    engine = FakeEngine(store)
+    take(engine, replace(second, parts=(copy,)))
+    assert store.loaded == [] and holds(engine, trainer.weights[1])
+    third = trainer.publish()
+    take(engine, third)
+    assert store.loaded == [third.paths[2]] and holds(engine, trainer.weights[2])
+    copies.close()
+
+
+def test_changes_of_one_part_stay_while_another_one_changes(loop, tmp_path: Path, store) -> None:
+    made = SparseTrainer(loop, tmp_path / "weights", store)
+    table, other = {"w": np.zeros((40, 5), np.float32)}, {"v": np.arange(3, dtype=np.float32)}
+    other_table = {"w": table["w"] - 0.0}
+    other_table["w"][3] = -1
+    for step, parts in enumerate(
+        [
+            {"base": table, "adapter": other},
+            {"base": other_table, "adapter": None},
+            {"base": None, "adapter": {"v": other["v"] + 1}},
+        ]
+    ):
+        made.publisher.publish(NewWeights(step, parts))
+        made.publisher.wait()
+    first, second, third = made.versions
+    assert kinds(third) == ["base", "base_1", "adapter"]
+    like = table | other
+    loaded = read_weights(second, store, like, fingerprint=fingerprint_numpy)
+    store.loaded.clear()
+    after = read_weights(third, store, like, fingerprint=fingerprint_numpy, held=loaded)
+    assert store.loaded == [third.paths[2]] and after.held == {"base", "base_1"}
+    assert after.read.keys() == after.fingerprints().keys() == {"v"}
+    check_fingerprints(third, after.fingerprints(), after.held)
+    assert after.arrays["w"] is loaded.arrays["w"] and after.nbytes == 12
+    complete = read_weights(third, store, like, fingerprint=fingerprint_numpy)
+    check_fingerprints(third, complete.fingerprints())
+    assert complete.arrays["w"].tobytes() == other_table["w"].tobytes()
+    assert complete.nbytes == table["w"].nbytes + second.parts[1].nbytes + 12
+    assert first.parts[0] is second.parts[0]
+
+
+def test_all_changes_together_take_at_most_half_of_the_weights(loop, tmp_path: Path, store) -> None:
+    made = SparseTrainer(loop, tmp_path / "weights", store, full_every=16)
+    weights = {"w": np.zeros(1000, np.float32)}
+    for step in range(9):
+        weights = {"w": weights["w"].copy()}
+        weights["w"][step * 100 : step * 100 + 80] = step + 1
+        made.publisher.publish(NewWeights(step, {"base": weights}))
+        made.publisher.wait()
+    # Changes take 5 bytes an element, a little more than 400 a version; half of all bytes is 2,000.
+    assert [len(version.parts) for version in made.versions] == [1, 2, 3, 4, 5, 1, 2, 3, 4]
+
+
+def test_names_that_would_not_do_are_no_reason_to_fail(loop, tmp_path: Path, store) -> None:
+    made = SparseTrainer(loop, tmp_path / "weights", store)
+    long = "a" * 32
+    for step in range(2):
+        one = {"w": np.zeros(99, np.float32)}
+        one["w"][step] = 1
+        parts = {"base": one, "base_1": {"v": one["w"]}, long: {"u": one["w"]}}
+        made.publisher.publish(NewWeights(step, parts))
+        made.publisher.wait()
+    assert kinds(made.versions[1]) == ["base", "base_1", "base_1_1", long]
 
 
 def test_the_same_weights_again_are_no_changes(trainer: SparseTrainer, store) -> None:
@@ -175,5 +249,6 @@ def test_changes_come_after_what_they_change() -> None:
         replace(changes, format="native")
     with pytest.raises(ValueError, match="format delta, and delta None"):
         replace(changes, delta=None)
-    with pytest.raises(ValueError, match="take -1 and 0 bytes"):
-        DeltaSize(-1, 0)
+    for size in (-1, 1 << 63):
+        with pytest.raises(ValueError, match=f"an array of changes has {size} bytes"):
+            DeltaSize(0, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,11 +46,20 @@ def same_bits(one: Any, other: Any) -> bool:
     return equal and bool((bits_of(one) == bits_of(other)).all())
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Changes]:
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Changes]]:
     found = deltas.encoded(before, after, EVERYTHING)
     assert found is not None
-    specs = {name: np.asarray(array) for name, array in after.items()}
-    return deltas.decoded(found["gaps"], found["values"], tensor_specs(specs))
+    specs = tensor_specs({name: np.asarray(array) for name, array in after.items()})
+    slices: dict[str, list[Changes]] = {}
+    for name, changes in deltas.decoded(found["gaps"], found["values"], specs):
+        slices.setdefault(name, []).append(changes)
+    return slices
+
+
+def applied(array: Any, slices: list[Changes]) -> Any:
+    for number, changes in enumerate(slices):
+        array = deltas.applied(array, changes, own=number > 0)
+    return array
 
 
 @given(trees, st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.3, 1.0]))
@@ -67,10 +75,11 @@ def test_any_tree_comes_back_to_the_bit(tree: dict[str, Any], seed: int, share: 
     found = changed(before, after)
     for name, array in before.items():
         untouched = array.copy()
-        new = deltas.applied(array, found[name]) if name in found else array
+        new = applied(array, found[name]) if name in found else array
         assert same_bits(new, after[name]) and same_bits(array, untouched)
         places = np.flatnonzero(bits_of(array) != bits_of(after[name]))
-        assert found[name].places.tolist() == places.tolist() if name in found else not len(places)
+        given = [slice.places for slice in found.get(name, [])]
+        assert np.concatenate([np.zeros(0, int), *given]).tolist() == places.tolist()
 
 
 @given(st.lists(st.tuples(*[st.sampled_from(SPECIAL)] * 2), min_size=1, max_size=40))
@@ -82,8 +91,8 @@ def test_special_values_of_bfloat16_are_compared_and_set_by_their_bits(pairs: An
     found = changed({"w": before}, {"w": after})
     assert ("w" in found) == any(a != b for a, b in pairs)
     if "w" in found:
-        assert same_bits(deltas.applied(before, found["w"]), after)
-        assert same_bits(deltas.applied(jnp.asarray(before), found["w"]), after)
+        assert same_bits(applied(before, found["w"]), after)
+        assert same_bits(applied(jnp.asarray(before), found["w"]), after)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16", "int32", "bool", "int4"])
@@ -95,7 +104,7 @@ def test_arrays_on_devices_change_like_those_on_the_host(dtype: str, shape: Any)
     found = changed({"w": whole}, {"w": other})
     if "w" in found:
         array = jnp.asarray(whole)
-        new = deltas.applied(array, found["w"])
+        new = applied(array, found["w"])
         assert new.sharding == array.sharding and same_bits(new, other)
         assert same_bits(array, whole)
 
@@ -105,7 +114,7 @@ def test_sharded_arrays_keep_their_sharding() -> None:
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     before = np.arange(8 * 6, dtype=np.float32).reshape(8, 6)
     after = np.where(before % 5 == 0, -before, before)
-    new = deltas.applied(jax.device_put(before, where), changed({"w": before}, {"w": after})["w"])
+    new = applied(jax.device_put(before, where), changed({"w": before}, {"w": after})["w"])
     assert new.sharding == where and same_bits(new, after)  # -0.0 at the first place
 
 
@@ -114,7 +123,7 @@ def test_weights_laid_out_by_layer_change_at_their_published_places() -> None:
     before = rng.standard_normal((4, 3, 5)).astype(ml_dtypes.bfloat16)
     after = np.where(rng.random((4, 3, 5)) < 0.3, -before, before)
     laid_out = LayerMajor(jnp.moveaxis(jnp.asarray(before), 1, 0), 1)
-    new = deltas.applied(laid_out, changed({"w": before}, {"w": after})["w"])
+    new = applied(laid_out, changed({"w": before}, {"w": after})["w"])
     assert new.array.shape == (3, 4, 5) and same_bits(new.published(), after)
     assert same_bits(laid_out.published(), before)
 
@@ -140,15 +149,29 @@ def test_changes_that_are_too_large_are_not_made() -> None:
     assert deltas.encoded(far, last, 6) is not None
 
 
-def test_several_changes_are_combined_and_the_last_one_counts() -> None:
-    rng = np.random.default_rng(1)
-    versions = [{n: rng.integers(0, 3, (40, 5), np.int8) for n in "ab"} for _ in range(4)]
-    versions[2]["b"] = versions[1]["b"]  # of which there are no changes
-    steps = [changed(*pair) for pair in itertools.pairwise(versions)]
-    assert "b" not in steps[1]
-    for name, found in deltas.combined(steps).items():
-        assert same_bits(deltas.applied(versions[0][name], found), versions[3][name])
-        assert (np.diff(found.places) > 0).all()
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 40_000])
+def test_changes_in_slices_are_the_same_ones(monkeypatch, count: int, on_device: bool) -> None:
+    """The numbers of elements that programs are compiled for, and slices that end anywhere."""
+    monkeypatch.setattr(deltas, "_DECODED", 1 << 14)
+    rng = np.random.default_rng(count)
+    before = {name: rng.standard_normal((300, 500)).astype(ml_dtypes.bfloat16) for name in "ab"}
+    after = {name: array.copy() for name, array in before.items()}
+    for array in after.values():
+        array.reshape(-1)[rng.choice(array.size, count, replace=False)] *= -1
+    for name, slices in changed(before, after).items():
+        assert len(slices) > count >> 14 and sum(len(one.places) for one in slices) == count
+        array = jnp.asarray(before[name]) if on_device else before[name]
+        assert same_bits(applied(array, slices), after[name])
+        assert same_bits(array, before[name])
+
+
+@pytest.mark.parametrize("size", [0, 5, (1 << 16) - 1, 1 << 16, (1 << 16) + 1])
+def test_large_arrays_are_stored_with_zeros_at_the_end(size: int) -> None:
+    array = np.ones(size, np.uint8)
+    found = deltas.stored({"gaps": array})["gaps"]
+    assert len(found) == (size if size < 1 << 16 else -(-size // (1 << 16)) * (1 << 16))
+    assert found[:size].tolist() == array.tolist() and not found[size:].any()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +204,7 @@ def test_what_are_no_changes_is_refused(gaps: list[int], values: list[int], mess
     specs = tensor_specs({"u": np.zeros((2, 2), np.int8), "v": np.zeros(2, np.int16)})
     arrays = (np.array(given, np.uint8) for given in (gaps, values))
     with pytest.raises(WeightsError, match=message):
-        deltas.decoded(*arrays, specs)
+        list(deltas.decoded(*arrays, specs))
 
 
 @given(st.binary(max_size=30), st.binary(max_size=30))
@@ -189,10 +212,11 @@ def test_what_are_no_changes_is_refused(gaps: list[int], values: list[int], mess
 def test_any_bytes_are_changes_of_the_variables_or_refused(gaps: bytes, values: bytes) -> None:
     specs = tensor_specs({"u": np.zeros(300, np.int8), "v": np.zeros((3, 5), np.int16)})
     try:
-        found = deltas.decoded(*(np.frombuffer(b, np.uint8) for b in (gaps, values)), specs)
+        arrays = (np.frombuffer(given, np.uint8) for given in (gaps, values))
+        found = list(deltas.decoded(*arrays, specs))
     except WeightsError:
         return
-    for name, one in found.items():
+    for name, one in found:
         size = specs[name].nbytes // np.dtype(specs[name].dtype).itemsize
         assert len(one.places) == len(one.bits) and 0 <= one.places[0] <= one.places[-1] < size
-    assert sum(one.bits.nbytes for one in found.values()) == len(values)
+    assert sum(one.bits.nbytes for _, one in found) == len(values)

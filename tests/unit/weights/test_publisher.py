@@ -22,7 +22,7 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.types import BASE, Canary, WeightVersion
+from rlax_plugin.types import BASE, Canary, DeltaSize, WeightVersion
 from rlax_plugin.weights.memory_copies import MemoryCopies, read
 from rlax_plugin.weights.publisher import Publisher, by_one_host
 
@@ -80,7 +80,7 @@ def make(loop):
     """Makes publishers, which are closed at the end: their threads wait for work until then."""
     made: list[Publisher] = []
 
-    def make(store, announce=None, deadline_s=60.0, copies=None):
+    def make(store, announce=None, deadline_s=60.0, copies=None, full_every=1):
         seen: list[WeightVersion] = []
         failures = Failures()
         announcer = announce if isinstance(announce, Announcer) else Announcer(announce)
@@ -93,6 +93,7 @@ def make(loop):
             on_published=seen.append,
             failures=failures,
             deadline_s=deadline_s,
+            full_every=full_every,
             copies=copies,
             near=announcer,
         )
@@ -332,6 +333,31 @@ def test_a_version_is_offered_in_memory_before_it_is_written_but_for_the_first(m
     assert len(announcer.offered) == 1 and [v.version for v in seen] == [3, 4, 5, 6]
     with pytest.raises(WeightsUnreadableError, match="cannot be read"):
         read(part.memory, part.tensors)
+
+
+def test_a_copy_in_memory_is_complete_and_has_the_path_of_the_changes(make):
+    announcer = Announcer(None)
+    publisher, seen, *_ = make(Store(), announcer, copies=MemoryCopies(100), full_every=3)
+    publisher.publish(weights(0))
+    changed = np.array([0.0, 1.0, -0.0, 3.0], np.float32)
+    publisher.publish(NewWeights(1, {BASE: {"w": changed}}))
+    publisher.wait()
+    (copy,), (_, changes) = announcer.offered[0].parts, seen[1].parts
+    assert (copy.path, copy.tensors) == (changes.path, changes.tensors)
+    assert read(copy.memory, copy.tensors)["w"].tobytes() == changed.tobytes()
+    assert (changes.format, changes.delta) == ("delta", DeltaSize(1, 4))
+    assert publisher.last_bytes == 5
+
+
+def test_arrays_that_a_trainer_uses_again_are_not_compared_with_themselves(make):
+    publisher, seen, *_ = make(store := Store(), full_every=2)
+    buffer = np.arange(4, dtype=np.float32)
+    publisher.publish(NewWeights(0, {BASE: {"w": buffer}}))
+    publisher.wait()
+    buffer[2] = 7
+    publisher.publish(NewWeights(1, {BASE: {"w": buffer}}))
+    publisher.wait()
+    assert seen[1].parts[-1].delta == DeltaSize(1, 4) and len(store.paths) == 2
 
 
 def np_arrays(count):
