@@ -79,6 +79,7 @@ def read_versions(connection: Connection, spec: Spec) -> None:
 
     from rlax_plugin.types import MemoryCopy, VersionPart
     from rlax_plugin.weights import deltas, memory_copies
+    from rlax_plugin.weights.changing import changing
     from rlax_plugin.weights.device_fingerprint import fingerprint
 
     store, here = OrbaxStore(), jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -98,11 +99,10 @@ def read_versions(connection: Connection, spec: Spec) -> None:
             read = memory_copies.read(place, tensors(spec))
             arrays = jax.block_until_ready(memory_copies.on_devices(read, like))
         elif isinstance(place, VersionPart):
-            arrays, own = dict(held), set[str]()
+            copies = {name: changing(array) for name, array in held.items()}
             for name, changes in deltas.read(place, tensors(spec), store):
-                arrays[name] = deltas.applied(arrays[name], changes, own=name in own)
-                own.add(name)
-            jax.block_until_ready(arrays)
+                copies[name].change(changes)
+            arrays = jax.block_until_ready({n: copy.changed() for n, copy in copies.items()})
         else:
             arrays = jax.block_until_ready(store.load(place, like))
         loaded = time.perf_counter()

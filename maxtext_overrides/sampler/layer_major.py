@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlax_plugin.weights.device_changes import with_changes
+from rlax_plugin.weights.changing import Changing, changing
+from rlax_plugin.weights.deltas import Changes
 
 
 @jax.tree_util.register_dataclass
@@ -42,16 +43,25 @@ class LayerMajor:
     def dtype(self) -> np.dtype[Any]:
         return self.array.dtype
 
-    def with_changes(
-        self, indices: tuple[np.ndarray, ...], bits: np.ndarray, own: bool
-    ) -> LayerMajor:
-        """Returns it with some elements changed; the indices are those of the published axes."""
-        layers, others = indices[self.axis], (*indices[: self.axis], *indices[self.axis + 1 :])
-        return LayerMajor(with_changes(self.array, (layers, *others), bits, own), self.axis)
+    def changing(self) -> Changing:
+        """See ``rlax_plugin.weights.changing``."""
+        return _Changing(changing(self.array, self.axis), self.axis)
 
     def published(self) -> jax.Array:
         """Returns the array with its published axes; free in a jitted function that scans it."""
         return jnp.moveaxis(self.array, 0, self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changing(Changing):
+    copy: Changing
+    axis: int
+
+    def change(self, changes: Changes) -> None:
+        self.copy.change(changes)
+
+    def changed(self) -> LayerMajor:
+        return LayerMajor(self.copy.changed(), self.axis)
 
 
 def layer_axes(axis_names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:

@@ -196,24 +196,3 @@ def read(
 
 def _elements(spec: TensorSpec) -> int:
     return spec.nbytes // np.dtype(spec.dtype).itemsize
-
-
-def applied(array: Any, changes: Changes, own: bool = False) -> Any:
-    """An array with some elements changed.
-
-    Args:
-      array: numpy or JAX array of any sharding, or an object whose ``with_changes`` returns it
-        changed; its arguments are those of ``device_changes.with_changes``.
-      own: True if the array may be overwritten.
-    """
-    if isinstance(array, np.ndarray):
-        copied = array if own else np.array(array, order="C")
-        copied.reshape(-1).view(changes.bits.dtype)[changes.places] = changes.bits
-        return copied
-    shape = tuple(array.shape) or (1,)
-    indices = tuple(i.astype(np.int32) for i in np.unravel_index(changes.places, shape))
-    if (changed := getattr(array, "with_changes", None)) is not None:
-        return changed(indices, changes.bits, own)
-    from rlax_plugin.weights.device_changes import with_changes
-
-    return with_changes(array, indices, changes.bits, own)

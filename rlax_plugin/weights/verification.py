@@ -27,6 +27,7 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion, chains_of
 from rlax_plugin.weights import deltas, memory_copies
+from rlax_plugin.weights.changing import Changing, changing
 
 _CANARY_TOKENS = 16
 # Nats. Logits of that size are rounded by more than a tolerance for small ones, so log-probs of a
@@ -117,16 +118,17 @@ def _with_changes(
     Args:
       arrays: those of the first ``known`` parts of the chain.
     """
-    own: set[str] = set()
+    copies: dict[str, Changing] = {}
 
     def change(part: VersionPart) -> None:
         for name, changes in deltas.read(part, chain[0].tensors, store):
-            arrays[name] = deltas.applied(arrays[name], changes, own=name in own)
-            own.add(name)
+            if name not in copies:
+                copies[name] = changing(arrays[name])
+            copies[name].change(changes)
 
     for part in chain[known:]:
         _reading(part, functools.partial(change, part))
-    return arrays
+    return arrays | {name: copy.changed() for name, copy in copies.items()}
 
 
 def _read_part(

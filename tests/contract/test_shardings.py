@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rlax_orbax.store import OrbaxStore
 from rlax_plugin.types import TensorSpec
 from rlax_plugin.weights import deltas
+from rlax_plugin.weights.changing import changing
 from rlax_plugin.weights.device_fingerprint import fingerprint
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
@@ -48,7 +49,13 @@ encoded = deltas.encoded({"w": value}, {"w": other}, 1 << 20)
 tensors = {"w": TensorSpec(value.shape, "float32", 0)}
 ((_, changes),) = deltas.decoded(encoded["gaps"], encoded["values"], tensors)
 for source in sources:
-    changed = deltas.applied(deltas.applied(source, changes), changes, own=True)
+    copy = changing(source)
+    copy.change(changes)
+    copy.change(changes)
+    changed = copy.changed()
+    layer_major = changing(jnp.moveaxis(source, 1, 0), axis=1)
+    layer_major.change(changes)
+    assert (np.moveaxis(np.asarray(layer_major.changed()), 0, 1) == other).all()
     assert changed.sharding == source.sharding
     assert all((np.asarray(s.data) == other[s.index]).all() for s in changed.addressable_shards)
     assert (np.asarray(source) == value).all()

@@ -96,8 +96,11 @@ def test_a_rounded_version_is_computed_with_alike(tmp_path, model):
         return exact, arrays, canary, live_logprobs(rounded, TOKENS), live_logprobs(loop, TOKENS)
 
     exact, arrays, canary, expected, unrounded = at_start(tmp_path, look, **model)
-    assert {str(array.dtype) for array in arrays.values()} == {"bfloat16"}
     for name, array in exact.items():
+        matrix = (
+            name.endswith(("embedding", "wi_0", "wi_1", "wo", ".kernel")) and "gate" not in name
+        )
+        assert arrays[name].dtype == ("bfloat16" if matrix else "float32"), name
         by_numpy = np.asarray(array).astype(arrays[name].dtype)
         np.testing.assert_array_equal(np.asarray(arrays[name]), by_numpy)
     assert canary.tolerance == 1e-4
@@ -110,6 +113,32 @@ def test_a_rounded_version_is_computed_with_alike(tmp_path, model):
     }
     worker = engine.logprobs(arrays, TOKENS)
     np.testing.assert_allclose(worker, canary.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        SCANNED,
+        EXPERTS | {"float32_gate_logits": True},
+        DENSE | {"logits_dot_in_fp32": True, "logits_via_embedding": False},
+    ],
+    ids=["scanned", "experts", "logits in float32"],
+)
+def test_in_bfloat16_a_rounded_version_makes_no_difference(tmp_path, model):
+    """MaxText casts what is rounded in any case, and computes in float32 with what is not."""
+
+    def look(loop):
+        forward = CanaryForward(TOKENS)
+        exact, rounded = fresh_weights(loop), fresh_weights(loop, rounds=True)
+        everything = {name: array.astype("bfloat16") for name, array in exact.items()}
+        return [forward(loop, arrays).logprobs for arrays in (exact, rounded, everything)]
+
+    exact, rounded, everything = at_start(
+        tmp_path, look, **model, dtype="bfloat16", weight_dtype="float32"
+    )
+    np.testing.assert_array_equal(np.asarray(exact), np.asarray(rounded))
+    if "logits_dot_in_fp32" in model:  # of the others nothing shows with so small a model
+        assert np.abs(np.asarray(everything) - np.asarray(exact)).max() > 1e-4
 
 
 def test_bfloat16_is_held_to_gross_errors(tmp_path):

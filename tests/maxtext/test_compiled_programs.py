@@ -79,7 +79,7 @@ def test_the_programs_of_a_worker() -> None:
     told = []
     config = configure_worker()
     prefill, decode = compile_worker(
-        config, jax.devices(), told.append, group_size=4, prompt_tokens=PROMPT
+        config, jax.devices(), told.append, group_size=4, prompt_tokens=PROMPT, rounds=True
     )
     assert told == ["prefill", "decode"]
     assert (prefill.work, decode.work) == ("1 prompt x 8 tokens", "one token in each of 8 slots")
@@ -89,7 +89,8 @@ def test_the_programs_of_a_worker() -> None:
     expected = SLOTS * (2 * MATRICES + head + attention(1, PROMPT + NEW))
     assert decode.flops == pytest.approx(expected, rel=0.05)
     assert decode.notes  # it decodes until slots are free
-    weights = 4 * PARAMETERS
+    scales = (2 * LAYERS + 1) * WIDTH  # which are not rounded
+    weights = 2 * PARAMETERS + 2 * scales
     caches = SLOTS * (PROMPT + NEW) * LAYERS * 2 * WIDTH * 4
     assert decode.memory["arguments"] == pytest.approx(weights + caches, rel=0.05)
     assert decode.beside == {"new weights, while they are loaded": weights}

@@ -17,6 +17,7 @@ from maxtext_overrides.sampler.layer_major import LayerMajor
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.testing.builders import tensor_specs
 from rlax_plugin.weights import deltas
+from rlax_plugin.weights.changing import changing
 from rlax_plugin.weights.deltas import Changes, bits_of
 
 DTYPES = ["bfloat16", "float32", "float16", "int8", "int32", "uint8", "bool", "float8_e4m3fn"]
@@ -57,9 +58,10 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, li
 
 
 def applied(array: Any, slices: list[Changes]) -> Any:
-    for number, changes in enumerate(slices):
-        array = deltas.applied(array, changes, own=number > 0)
-    return array
+    copy = changing(array)
+    for changes in slices:
+        copy.change(changes)
+    return copy.changed()
 
 
 @given(trees, st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.3, 1.0]))
