@@ -20,10 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# The matrices of attention, plain and latent, of MLPs, and of experts.
+# The matrices of attention (plain, latent, linear, and the keys of an indexer), of MLPs and of
+# experts, and of Gemma's embeddings for each layer.
 _CAST = re.compile(
-    r"\.(query|key|value|qkv_proj|out|wq_a|wq_b|wkv_a|wkv_b|wi|wi_0|wi_1|wo)\.kernel$"
-    r"|\.(wi_0|wi_1|wo)$"
+    r"\.(query|key|value|qkv_proj|out|wq_a|wq_b|wkv_a|wkv_b|wk|in_proj_qkvz|out_proj)\.kernel$"
+    r"|\.(wi|wi_0|wi_1|wo|per_layer_model_projection)\.kernel$"
+    r"|\.(wi|wi_0|wi_1|wo|embed_tokens_per_layer)$"
 )
 # The output layer, which ``logits_dot_in_fp32`` computes in float32; the embedding may be one.
 _OUTPUT = re.compile(r"^token_embedder\.embedding$|\.logits_dense\.kernel$")

@@ -260,12 +260,12 @@ def _warnings(
             f"is {weights.full_every}, but an update changes nearly all float32 weights, so every "
             "version will be written in full: set rlax.weights.dtype to bfloat16",
         )
-    if weights.rounded and config.dtype == np.float32:
+    if weights.rounded and (arithmetic := np.dtype(config.dtype).name) != "bfloat16":
         yield (
             "rlax.weights.dtype",
-            "is bfloat16, but the trainer computes with float32 weights: what an update changes by "
-            "less than the distance of two bfloat16 numbers, it sees and workers do not, so their "
-            "log-probs differ; set dtype to bfloat16, with which both compute with rounded weights",
+            f"is bfloat16, but the trainer computes in {arithmetic}: it sees small updates that "
+            "rounding removes from the weights of workers, so their log-probs differ; set dtype to "
+            "bfloat16, with which both compute with rounded weights",
         )
     length = config.trainable_position_size
     if 0 < length < section.sequence_tokens:

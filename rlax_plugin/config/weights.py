@@ -35,10 +35,10 @@ class Weights(Section):
     dtype: Literal["model", "bfloat16"] = Field(
         default="model",
         description="dtype of the published weights. model: that of the trainer's weights, "
-        "MaxText's weight_dtype; bfloat16: float32 variables are rounded before they are "
-        "published, which halves their bytes, and workers generate with the rounded weights. It "
-        "belongs to MaxText's dtype: bfloat16, with which the trainer computes with rounded "
-        "weights too; with float32 the log-probs of trainer and workers would differ",
+        "MaxText's weight_dtype; bfloat16: float32 matrices are rounded before they are "
+        "published, which halves their bytes, and workers generate with the rounded weights. Use "
+        "it together with MaxText's dtype: bfloat16: then the trainer, too, computes with rounded "
+        "weights; with float32 the log-probs of trainer and workers would differ",
     )
     full_every: int = Field(
         default=1,
@@ -49,7 +49,8 @@ class Weights(Section):
         "take at most half of the bytes. With dtype: bfloat16 an update usually changes few of the "
         "weights. A worker that has one of these versions reads only the changes since then; other "
         "workers read the full version and all changes. The trainer's host keeps one more version "
-        "in memory, and a third one while it compares two. 1: every version is written in full",
+        "in memory, and with an accelerator a second one while it compares them. 1: every version "
+        "is written in full",
     )
     keep: PositiveInt = Field(
         default=2,
@@ -89,7 +90,7 @@ class Weights(Section):
 
     @property
     def rounded(self) -> bool:
-        """True if float32 variables are published as bfloat16."""
+        """True if float32 matrices are published as bfloat16."""
         return self.dtype == "bfloat16"
 
     @field_validator("stream_dir")

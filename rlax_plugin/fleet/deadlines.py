@@ -144,14 +144,17 @@ def loading_s(
     """Returns the seconds a worker needs to load a version; None if its size is unknown.
 
     Args:
-      figures: of the worker; its newest read gives the speed, which is assumed if there is none.
+      figures: of the worker; its newest read gives the speed, unless it was of less than half a
+        version. Otherwise the speed is assumed.
       first: True if the engine may still be importing and compiling its model.
     """
     if (size := _size(version)) is None:
         return None
     assume = section.deadlines.assume
     read_bytes, read_s = figures.get("read_bytes", 0.0), figures.get("read_s", 0.0)
-    rate = read_bytes / read_s if min(read_bytes, read_s) > 0 else assume.bytes_per_s
+    # The time to read changes alone says little of the time to read a complete version.
+    measured = read_s > 0 and 2 * read_bytes >= size > 0
+    rate = read_bytes / read_s if measured else assume.bytes_per_s
     return size / rate + (assume.startup_s if first else 0.0)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import ml_dtypes
 import numpy as np
 from pydantic import Field
 
@@ -152,7 +151,7 @@ class ScriptedEngine(RolloutEngine):
             raise WorkerError("this engine is broken")
         self._config, self._store, self._decode_text = config, store, decode
         self._rollouts, self._clock = section.rollouts, clock or Clock()
-        self._dtype = ml_dtypes.bfloat16 if section.weights.rounded else np.float32
+        self._dtypes = policy.version_dtypes(section.weights.rounded)
         self._unseeded = np.random.default_rng()
         self._held = _Held(-1, {})
         self._changed = asyncio.Condition()
@@ -231,7 +230,7 @@ class ScriptedEngine(RolloutEngine):
             read_weights,
             version,
             FaultyStore(self._store, fault, self._held.weights) if fault else self._store,
-            {name: np.empty(shape, self._dtype) for name, shape in policy.SHAPES.items()},
+            {name: np.empty(policy.SHAPES[name], dtype) for name, dtype in self._dtypes.items()},
             fingerprint=fingerprint_numpy,
             held=self._scored_with,
         )

@@ -9,6 +9,7 @@ rows are computed at once, so trainer and engine get the same bits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -38,6 +39,12 @@ def initial_weights(seed: int) -> dict[str, np.ndarray]:
     return weights
 
 
+def version_dtypes(rounds: bool) -> dict[str, np.dtype[Any]]:
+    """The dtypes of a weight version; ``rounds`` rounds the table to bfloat16."""
+    dtypes = {name: np.dtype(np.float32) for name in SHAPES}
+    return dtypes | ({"table": np.dtype(ml_dtypes.bfloat16)} if rounds else {})
+
+
 Temperature = float | np.ndarray
 """A divisor of logits, above 0: of all of them, or float32, one for each token."""
 
@@ -54,17 +61,14 @@ def log_probs(
     Returns:
       [n, vocabulary].
     """
-    table_nv = _computed(weights["table"][previous_n])
-    logits_nv = table_nv * _computed(weights["scale"]) + _computed(weights["bias"])
+    table_nv = weights["table"][previous_n]
+    if table_nv.dtype == ml_dtypes.bfloat16:
+        table_nv = table_nv.astype(np.float32)
+    logits_nv = table_nv * weights["scale"] + weights["bias"]
     logits_nv /= _of_rows(temperature)
     logits_nv -= logits_nv.max(axis=-1, keepdims=True)
     logits_nv -= np.log(np.exp(logits_nv).sum(axis=-1, keepdims=True))
     return logits_nv
-
-
-def _computed(array: np.ndarray) -> np.ndarray:
-    """The array in the dtype of arithmetic, which is float32 for published bfloat16."""
-    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def _of_rows(temperature: Temperature) -> Temperature:

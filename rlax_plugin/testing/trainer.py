@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
-import ml_dtypes
 import numpy as np
 from pydantic import Field
 
@@ -108,7 +107,7 @@ class BigramTrainer(Trainer):
       temperature: see ``batches.temperature_of``; above 0 to train.
       signals: name -> signal; ``running_value`` is added if its option is set.
       advantages: slot for values that signals give, unless ``running_value`` is set.
-      rounds: True if the published weights are bfloat16.
+      rounds: True if the published table is bfloat16.
 
     Raises:
       ConfigError: a signal adds a term to the loss.
@@ -130,7 +129,7 @@ class BigramTrainer(Trainer):
         advantages: AdvantageSlot = less_value,
         rounds: bool = False,
     ):
-        self._dtype = np.dtype(ml_dtypes.bfloat16 if rounds else np.float32)
+        self._dtypes = policy.version_dtypes(rounds)
         self._config, self._steps = config, steps
         self._seed, self._temperature = seed, temperature
         self._checkpoints = Checkpoints(files)
@@ -193,7 +192,7 @@ class BigramTrainer(Trainer):
         start, weights = self._checkpoints.newest() or (0, self.first_weights())
         model = BigramView(weights, start, self._temperature)
         self._signals.start(model, start)
-        _publish(port, start, weights, self._dtype)
+        _publish(port, start, weights, self._dtypes)
         for step in range(start + 1, self._steps + 1):
             model.show(weights, step - 1)
             batch = self._signals.complete(model, step, port.next_batch(step))
@@ -206,7 +205,7 @@ class BigramTrainer(Trainer):
             due = step % self._config.checkpoint_every == 0 or step == self._steps
             if due:
                 self._checkpoint(port, step, weights)
-            _publish(port, step, weights, self._dtype)
+            _publish(port, step, weights, self._dtypes)
             port.step_done(step, self._signals.metrics | metrics)
             decision = port.decide(step)
             if decision.save and not due:
@@ -246,11 +245,11 @@ class BigramTrainer(Trainer):
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``CheckpointReader``."""
-        _publish(port, *self._checkpoints.read(name), self._dtype)
+        _publish(port, *self._checkpoints.read(name), self._dtypes)
 
     def publish_first(self, port: TrainerPort) -> None:
         """See ``FirstWeightsReader``."""
-        _publish(port, 0, self.first_weights(), self._dtype)
+        _publish(port, 0, self.first_weights(), self._dtypes)
 
     def _update(
         self, weights: policy.Weights, batch: Mapping[str, np.ndarray]
@@ -270,8 +269,10 @@ class BigramTrainer(Trainer):
         reached(FaultPoint.CHECKPOINT_WRITTEN)
 
 
-def _publish(port: TrainerPort, step: int, weights: policy.Weights, dtype: np.dtype[Any]) -> None:
-    published = {name: array.astype(dtype) for name, array in weights.items()}
+def _publish(
+    port: TrainerPort, step: int, weights: policy.Weights, dtypes: Mapping[str, np.dtype[Any]]
+) -> None:
+    published = {name: array.astype(dtypes[name]) for name, array in weights.items()}
     tokens = port.canary_tokens
     canary = None
     if len(tokens) > 1:

@@ -31,7 +31,7 @@ class Changing(Protocol):
         ...
 
 
-def changing(array: Any, axis: int = 0) -> Changing:
+def changing(array: Any, axis: int = 0, own: bool = False) -> Changing:
     """Begins to change an array.
 
     Args:
@@ -39,14 +39,15 @@ def changing(array: Any, axis: int = 0) -> Changing:
         most 32 bits (on the host also of 64 bits), or an object with a method ``changing``.
       axis: axis of the published array that is the first one of this array; the places of changes
         are those of the published array.
+      own: True if the caller drops the array, whose memory may then be used on a device.
     """
     if isinstance(array, np.ndarray):
         return _HostCopy(np.array(array, order="C"), axis, lambda host: host)
-    if (own := getattr(array, "changing", None)) is not None:
-        return own()
+    if (begin := getattr(array, "changing", None)) is not None:
+        return begin()
     devices = array.sharding.device_set
     if len(devices) > 1 or next(iter(devices)).platform != "cpu":
-        return _DeviceCopy(array, axis)
+        return _DeviceCopy(array, axis, own)
     finish = functools.partial(_on_device, array.sharding)
     return _HostCopy(_aligned_copy(np.asarray(array)), axis, finish)
 
@@ -86,8 +87,8 @@ def _on_device(sharding: jax.sharding.Sharding, host: np.ndarray) -> jax.Array:
 class _DeviceCopy:
     """A copy on devices, with the sharding of the original; each change launches computations."""
 
-    def __init__(self, array: jax.Array, axis: int):
-        self._array, self._axis, self._own = array, axis, False
+    def __init__(self, array: jax.Array, axis: int, own: bool):
+        self._array, self._axis, self._own = array, axis, own
 
     def change(self, changes: Changes) -> None:
         shape = tuple(self._array.shape) or (1,)

@@ -25,7 +25,7 @@ from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.types import BASE, DELTA, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.newest_parts import NewestParts
@@ -264,7 +264,9 @@ class Publisher:
             self._doing = f"writing version {step} to {path}"
             tries += 1
             try:
-                self._save_once(step, name, path, arrays)
+                took_s = self._save_once(step, name, path, arrays)
+                if self._pace is not None and part.format != DELTA:
+                    self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
                 return path
             except (WeightsUnwritableError, OSError) as error:
                 self._doing = (
@@ -278,7 +280,8 @@ class Publisher:
             if self._closed.wait(pause_s):
                 raise self._late()
 
-    def _save_once(self, step: int, name: str, path: str, arrays: Arrays) -> None:
+    def _save_once(self, step: int, name: str, path: str, arrays: Arrays) -> float:
+        """Saves arrays; returns the seconds that it took."""
         began_s = time.perf_counter()
         # Nobody else notices: the trainer waits for a batch meanwhile, for much longer.
         watch = threading.Timer(self._deadline_s + _LATE_S, self._hangs)
@@ -293,9 +296,7 @@ class Publisher:
             raise self._late() from error
         finally:
             watch.cancel()
-        if self._pace is not None:
-            took_s = time.perf_counter() - began_s
-            self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
+        return time.perf_counter() - began_s
 
     def _hangs(self) -> None:
         """Reports that an attempt to write has taken too long; called on a thread of its own."""

@@ -85,7 +85,7 @@ def read_weights(
             whole |= found
             unchanged += chain
         else:
-            arrays |= _with_changes(found, chain, known or 1, store)
+            arrays |= _with_changes(found, chain, known, store)
     computed = None if fingerprint is None else functools.partial(fingerprint, dict(arrays))
     return Loaded(
         version.version,
@@ -113,20 +113,24 @@ def _in_use(chain: Sequence[VersionPart], held: Loaded | None) -> int:
 def _with_changes(
     arrays: dict[str, Any], chain: Sequence[VersionPart], known: int, store: WeightStore
 ) -> dict[str, Any]:
-    """The arrays after all changes; each array that changes is copied once.
+    """The arrays after all changes.
+
+    Each array that changes is copied once. Arrays that were just read are dropped one by one, so
+    that memory holds two versions at a time, this one and the one in use.
 
     Args:
-      arrays: those of the first ``known`` parts of the chain.
+      arrays: those of the first ``known`` parts of the chain, which are in use; if it is 0, those
+        of the first part, which were just read. The mapping is changed.
     """
     copies: dict[str, Changing] = {}
 
     def change(part: VersionPart) -> None:
         for name, changes in deltas.read(part, chain[0].tensors, store):
             if name not in copies:
-                copies[name] = changing(arrays[name])
+                copies[name] = changing(arrays.pop(name), own=known == 0)
             copies[name].change(changes)
 
-    for part in chain[known:]:
+    for part in chain[known or 1 :]:
         _reading(part, functools.partial(change, part))
     return arrays | {name: copy.changed() for name, copy in copies.items()}
 

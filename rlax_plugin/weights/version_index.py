@@ -39,14 +39,14 @@ def _plain(version: WeightVersion) -> dict[str, Any]:
     # Not by ``asdict``, which copies everything: a version may have thousands of tensors.
     canary = version.canary
     return {
-        "version": version.version,
-        "step": version.step,
+        "version": int(version.version),  # which a plug-in may have given as a scalar of numpy
+        "step": int(version.step),
         "parts": [_plain_part(part) for part in version.parts],
         "canary": canary
         and {
             "tokens": np.asarray(canary.tokens).tolist(),
             "logprobs": np.asarray(canary.logprobs).tolist(),
-            "tolerance": canary.tolerance,
+            "tolerance": float(canary.tolerance),
         },
     }
 

@@ -128,8 +128,10 @@ def test_in_bfloat16_a_rounded_version_makes_no_difference(tmp_path, model):
     """MaxText casts what is rounded in any case, and computes in float32 with what is not."""
 
     def look(loop):
-        forward = CanaryForward(TOKENS)
-        exact, rounded = fresh_weights(loop), fresh_weights(loop, rounds=True)
+        forward, dtypes = CanaryForward(TOKENS), fresh_weights(loop, rounds=True)
+        # Gates of experts decide between them, so that their rounding shows.
+        exact = {n: a * (100 if "gate" in n else 1) for n, a in fresh_weights(loop).items()}
+        rounded = {name: array.astype(dtypes[name].dtype) for name, array in exact.items()}
         everything = {name: array.astype("bfloat16") for name, array in exact.items()}
         return [forward(loop, arrays).logprobs for arrays in (exact, rounded, everything)]
 
@@ -137,7 +139,7 @@ def test_in_bfloat16_a_rounded_version_makes_no_difference(tmp_path, model):
         tmp_path, look, **model, dtype="bfloat16", weight_dtype="float32"
     )
     np.testing.assert_array_equal(np.asarray(exact), np.asarray(rounded))
-    if "logits_dot_in_fp32" in model:  # of the others nothing shows with so small a model
+    if model is not SCANNED:  # whose other variables are scales of 1
         assert np.abs(np.asarray(everything) - np.asarray(exact)).max() > 1e-4
 
 

@@ -214,7 +214,7 @@ def _written(weights: Weights) -> str:
     """Returns words on versions that are rounded, or not written in full; "" if none are."""
     found = ", rounded to bfloat16" if weights.rounded else ""
     if weights.full_every > 1:
-        found += f"; one of {weights.full_every} in full, of the others what has changed"
+        found += f"; 1 of {weights.full_every} written in full, the others as changes"
     return found
 
 

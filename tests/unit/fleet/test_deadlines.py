@@ -214,8 +214,10 @@ def test_loading_takes_what_was_measured_or_else_assumed_and_the_engines_start_a
     version = make_version(0, "/w", tensors)  # 300 bytes
     assert loading_s(config, version, {}, first=False) == 3
     assert loading_s(config, version, {}, first=True) == 63
-    measured = {"read_s": 2.0, "read_bytes": 100.0}
+    measured = {"read_s": 3.0, "read_bytes": 150.0}
     assert loading_s(config, version, measured, first=False) == 6
+    changes = {"read_s": 3.0, "read_bytes": 149.0}  # less than half of a version
+    assert loading_s(config, version, changes, first=False) == 3
     unknown = make_version(0, "/w", {"a": TensorSpec((1,), "float7", 0)})
     assert loading_s(config, unknown, {}, first=False) is None
 

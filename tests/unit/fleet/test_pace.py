@@ -104,6 +104,10 @@ def test_weights_take_as_long_as_the_slower_of_writing_and_reading():
     assert pace.needed_s("weights_s") == 10.0
     hear(pace, workers, worker("b", stream_bytes=4_000, stream_s=8))
     assert pace.needed_s("weights_s") == 16.0
+    # Changes are read as fast as ever they can be, and yet at few bytes a second.
+    changes = {"read_bytes": 40, "read_s": 1, "stream_bytes": 40, "stream_s": 1}
+    hear(pace, workers, worker("c", **changes))
+    assert pace.needed_s("weights_s") == 16.0
 
 
 def test_each_deadline_is_warned_of_once_as_assumed_and_once_as_measured():
