@@ -2,9 +2,8 @@
 
 One process hands over (fingerprints of the fresh buffers, then a copy in memory, the store, or the
 store with only what has changed), the others load, fingerprint the arrays on their device and
-compare. In the same run the lower limit is
-measured: one plain write and as many plain reads as there are workers, one after the other. Run it
-with nothing else on the machine::
+compare. In the same run the lower limit is measured: one plain write and as many plain reads as
+there are workers, one after the other. Run it with nothing else on the machine::
 
     python benchmarks/publish.py                # 512 MiB to two workers, and the small model
     python benchmarks/publish.py --readers 4

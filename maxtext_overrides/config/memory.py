@@ -160,9 +160,9 @@ def of_decoding(config: Config, reach: int, rounds: bool = False) -> DecodingMem
     """Returns the memory of a worker.
 
     Args:
-      rounds: see ``of_training``.
       config: a worker's config, as ``maxengine_model`` takes it.
       reach: tokens of each prompt that a decode program copies; 0: none.
+      rounds: see ``of_training``.
 
     Raises:
       Exception: as ``of_training``.

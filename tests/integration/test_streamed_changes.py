@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from sparse_updates import SparseTrainer, holds
 from test_streaming_workers import streaming
 from worker_harness import Worker, run, trainer, until
 
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.testing import FakeEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.types import WeightVersion
@@ -19,14 +23,21 @@ def sizes(version: WeightVersion) -> list[int]:
     return [Path(path, "weights.npz").stat().st_size for path in version.paths]
 
 
+@asynccontextmanager
+async def publishing(root: Path, settings: RlaxSection, store: NpzStore) -> AsyncIterator[Any]:
+    """A run, and its trainer, which publishes to a parameter server that keeps one version."""
+    parameters, loop = ParameterServer(store, keep=1, lease_s=60), asyncio.get_running_loop()
+    async with trainer(settings, parameters=parameters) as one:
+        published = SparseTrainer(loop, root / "weights", store, parameters)
+        yield one, published
+        await asyncio.to_thread(published.publisher.close)
+
+
 def test_each_worker_is_sent_what_it_lacks(tmp_path: Path) -> None:
     async def main() -> None:
         settings, store = streaming(tmp_path), NpzStore()
-        parameters = ParameterServer(store, keep=1, lease_s=60)
-        published = SparseTrainer(
-            asyncio.get_running_loop(), tmp_path / "weights", store, parameters
-        )
-        async with trainer(settings, parameters=parameters) as one:
+        async with publishing(tmp_path, settings, store) as (one, published):
+            parameters = one.parameters
             first, sent = FakeEngine(store), 0
             Worker("first", first, settings, one.address)
             for number in range(6):
@@ -56,11 +67,8 @@ def test_a_worker_that_reloads_seldom_misses_the_full_version(tmp_path: Path) ->
         settings, store = streaming(tmp_path), NpzStore()
         staleness = settings.staleness.model_copy(update={"reload_every": 4, "max_staleness": 4})
         settings = settings.model_copy(update={"staleness": staleness})
-        parameters = ParameterServer(store, keep=1, lease_s=60)
-        published = SparseTrainer(
-            asyncio.get_running_loop(), tmp_path / "weights", store, parameters
-        )
-        async with trainer(settings, parameters=parameters) as one:
+        async with publishing(tmp_path, settings, store) as (one, published):
+            parameters = one.parameters
             engine, sent = FakeEngine(store), 0
             Worker("w", engine, settings, one.address)
             for number in range(9):

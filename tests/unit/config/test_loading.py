@@ -233,6 +233,7 @@ def test_hash_is_of_what_is_said_not_of_where(tmp_path: Path) -> None:
         "rlax.network.port=7000",
         "rlax.trackers=[{name: t}]",
         "rlax.weights.transfer=stream",
+        "rlax.weights.full_every=4",
     ],
 )
 def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -> None:
@@ -244,7 +245,7 @@ def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -
     "override",
     [
         *("learning_rate=1.0", "rlax.seed=1", "rlax.rollouts.group_size=4", "new_key=1"),
-        "rlax.weights.keep=3",
+        *("rlax.weights.keep=3", "rlax.weights.dtype=bfloat16"),
     ],
 )
 def test_hash_sees_what_changes_the_result(tmp_path: Path, override: str) -> None:

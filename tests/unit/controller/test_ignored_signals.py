@@ -1,4 +1,4 @@
-"""Trainers that do not take signals or shared prompts, and configs that have some."""
+"""Trainers that lack an ability, and configs that need it."""
 
 from __future__ import annotations
 
@@ -46,4 +46,17 @@ def test_shared_prompts_need_a_trainer_that_takes_them(takes):
         assert builder.trainer() is built
         return
     with pytest.raises(ConfigError, match=r"shared_prompts = True: must be false .*name 'own'"):
+        builder.trainer()
+
+
+@pytest.mark.parametrize("rounds", [None, False, True])
+def test_rounded_versions_need_a_trainer_that_rounds_them(rounds):
+    built = SimpleNamespace() if rounds is None else SimpleNamespace(rounds_weights=rounds)
+    section = section_with(trainer={"name": "own"}, weights={"dtype": "bfloat16"})
+    registry: Any = SimpleNamespace(part=lambda *_: built)
+    builder = Builder(registry, BuildContext(Path(), 0, section, ResolvedConfig(section)))
+    if rounds:
+        assert builder.trainer() is built
+        return
+    with pytest.raises(ConfigError, match=r"dtype = 'bfloat16': must be model with .*name 'own'"):
         builder.trainer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +30,24 @@ def store() -> NotingStore:
 
 
 @pytest.fixture
-def trainer(loop: asyncio.AbstractEventLoop, tmp_path: Path, store: NotingStore) -> SparseTrainer:
-    return SparseTrainer(loop, tmp_path / "weights", store)
+def make(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, store: NotingStore
+) -> Iterator[Callable[..., SparseTrainer]]:
+    """Makes trainers of one run, whose threads end with the test."""
+    made: list[SparseTrainer] = []
+
+    def make(full_every: int = 3) -> SparseTrainer:
+        made.append(SparseTrainer(loop, tmp_path / "weights", store, full_every=full_every))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.publisher.close()
+
+
+@pytest.fixture
+def trainer(make: Callable[..., SparseTrainer]) -> SparseTrainer:
+    return make()
 
 
 def take(engine: FakeEngine, version: WeightVersion, reading: Reading | None = None) -> None:
@@ -116,8 +133,8 @@ def test_a_copy_in_memory_counts_as_the_version_that_it_is_a_copy_of(trainer, st
     copies.close()
 
 
-def test_changes_of_one_part_stay_while_another_one_changes(loop, tmp_path: Path, store) -> None:
-    made = SparseTrainer(loop, tmp_path / "weights", store)
+def test_changes_of_one_part_stay_while_another_one_changes(make, store) -> None:
+    made = make()
     table, other = {"w": np.zeros((40, 5), np.float32)}, {"v": np.arange(3, dtype=np.float32)}
     other_table = {"w": table["w"] - 0.0}
     other_table["w"][3] = -1
@@ -147,8 +164,8 @@ def test_changes_of_one_part_stay_while_another_one_changes(loop, tmp_path: Path
     assert first.parts[0] is second.parts[0]
 
 
-def test_all_changes_together_take_at_most_half_of_the_weights(loop, tmp_path: Path, store) -> None:
-    made = SparseTrainer(loop, tmp_path / "weights", store, full_every=16)
+def test_all_changes_together_take_at_most_half_of_the_weights(make, store) -> None:
+    made = make(full_every=16)
     weights = {"w": np.zeros(1000, np.float32)}
     for step in range(9):
         weights = {"w": weights["w"].copy()}
@@ -159,8 +176,8 @@ def test_all_changes_together_take_at_most_half_of_the_weights(loop, tmp_path: P
     assert [len(version.parts) for version in made.versions] == [1, 2, 3, 4, 5, 1, 2, 3, 4]
 
 
-def test_names_that_would_not_do_are_no_reason_to_fail(loop, tmp_path: Path, store) -> None:
-    made = SparseTrainer(loop, tmp_path / "weights", store)
+def test_names_that_would_not_do_are_no_reason_to_fail(make, store) -> None:
+    made = make()
     long = "a" * 32
     for step in range(2):
         one = {"w": np.zeros(99, np.float32)}
@@ -190,8 +207,8 @@ def test_large_changes_and_other_shapes_are_written_in_full(trainer: SparseTrain
     assert kinds(trainer.publish(wider)) == ["base"]
 
 
-def test_the_first_version_of_a_process_is_complete(loop, tmp_path: Path, store) -> None:
-    again = [SparseTrainer(loop, tmp_path / "weights", store) for _ in range(2)]
+def test_the_first_version_of_a_process_is_complete(make, store) -> None:
+    again = [make() for _ in range(2)]
     assert [kinds(one.publish()) for one in again] == [["base"], ["base"]]
 
 
