@@ -1,8 +1,9 @@
 """The processes of a run on this machine: each leaves a mark, by which others find and ask it.
 
-A process that has left its mark writes the stacks of all its threads to a file when it receives
-``SIGNAL``. The mark says exactly which process that is: without the handler, the signal would kill
-another one that has got the same pid.
+A process that has left its mark can be asked for the stacks of its threads (see ``stacks``): by a
+file that its watchdog looks for, and by ``SIGNAL`` if that thread cannot run. The mark says exactly
+which process that is: without the handler, the signal would kill another one that has got the same
+pid.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Mark:
       state_dir: of the run.
       still: names of the activities that stand still, each with the Unix time since when.
       threads: names of its threads, by the number that stacks show, such as ``0x00007f12``.
+      watchdog: the kernel's id of its watchdog's thread; 0: none runs so far.
     """
 
     role: Role
@@ -59,11 +61,17 @@ class Mark:
     state_dir: str
     still: tuple[tuple[str, float], ...] = ()
     threads: tuple[tuple[str, str], ...] = ()
+    watchdog: int = 0
 
     @property
     def stacks(self) -> Path:
         """The file that receives its stacks."""
         return Path(self.state_dir, _FOLDER, f"{self.pid}.stacks")
+
+    @property
+    def request(self) -> Path:
+        """The file by which others ask for its stacks; its watchdog removes it."""
+        return Path(self.state_dir, _FOLDER, f"{self.pid}.request")
 
     @property
     def log(self) -> Path:
@@ -93,14 +101,24 @@ class Announced:
     def note(self, still: tuple[tuple[str, float], ...]) -> None:
         """Writes which activities stand still, and the names of threads, if anything has changed.
 
-        A disk that rejects it changes nothing else.
+        The watchdog calls it, on its thread. A disk that rejects it changes nothing else.
         """
         numbered = ((f"{one.ident or 0:#018x}", one.name) for one in threading.enumerate())
         threads = tuple(sorted(numbered)[:_MOST_THREADS])
         if not self.closed and (still, threads) != (self.mark.still, self.mark.threads):
-            self.mark = dataclasses.replace(self.mark, still=still, threads=threads)
+            self.mark = dataclasses.replace(
+                self.mark, still=still, threads=threads, watchdog=threading.get_native_id()
+            )
             with suppress(OSError):
                 _write(self._path, self.mark)
+
+    def is_asked(self) -> bool:
+        """Returns whether another process has asked for the stacks since the last call."""
+        try:
+            self.mark.request.unlink()
+        except OSError:
+            return False
+        return True
 
 
 @contextmanager
@@ -137,6 +155,7 @@ def announced(state_dir: Path, role: Role, name: str = "") -> Iterator[Announced
             if made is not None:
                 made.closed = True
                 made.mark.stacks.unlink()
+                made.mark.request.unlink(missing_ok=True)
 
 
 def marks(state_dir: Path) -> list[Mark]:
@@ -150,7 +169,7 @@ def marks(state_dir: Path) -> list[Mark]:
 
 def forget(state_dir: Path, pid: int) -> None:
     """Removes the mark of a process that has ended, and its stacks."""
-    for name in (f"{pid}.json", f"{pid}.stacks"):
+    for name in (f"{pid}.json", f"{pid}.stacks", f"{pid}.request"):
         with suppress(OSError):
             (state_dir / _FOLDER / name).unlink()
 
@@ -221,12 +240,15 @@ def _write(path: Path, mark: Mark) -> None:
 def _of_json(said: dict[str, Any], state_dir: Path) -> Mark:
     texts = [said[name] for name in ("role", "name", "boot")]
     numbers = [said["pid"], said["start"]]
+    watchdog = said["watchdog"]
     if not all(isinstance(text, str) for text in texts) or said["role"] not in get_args(Role):
         raise ValueError("not a mark")
     if "/" in said["name"]:
         raise ValueError("a name that would lead elsewhere")
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         raise ValueError("not a mark")
+    if not (isinstance(watchdog, int) and 0 <= watchdog <= _MOST_PID):
+        raise ValueError("no thread has such a number")
     if said["pid"] > _MOST_PID or said["start"] > _MOST_TICKS:
         raise ValueError("no process has such numbers")
     still = tuple((one_line(str(what)), float(since)) for what, since in said["still"])
@@ -244,4 +266,5 @@ def _of_json(said: dict[str, Any], state_dir: Path) -> Mark:
         state_dir=str(state_dir),
         still=still,
         threads=threads,
+        watchdog=watchdog,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,31 +15,43 @@ from rlax_plugin.liveness.plain_files import size, tail
 _LONGEST = 1 << 18  # bytes that are read of the stacks of one process
 _POLL_S = 0.05
 HEADING = "=== "
-"""The beginning of the line above stacks that a process writes by itself."""
-_SETTLED_S = 0.2  # without another byte: faulthandler writes line by line
+"""The beginning of the line above stacks that a watchdog writes."""
+_SETTLED_S = 0.2  # without another byte: a signal's handler writes line by line
+_ANSWERS = 2 / 3  # share of the time within which a watchdog must answer
+_LOOKS_PER_S = 25.0  # a thread that waits for the interpreter's lock looks at it 200 times a second
+_NO_ANSWER = (
+    "it has written no stacks within {:g} s: it is stuck in the kernel, as with a disk that does "
+    "not answer, or the machine is overloaded"
+)
 
 
 def ask(processes: Iterable[Mark], within_s: float) -> dict[Mark, str]:
     """Returns the stacks of each process, or a sentence on why there are none.
 
+    A process is asked by a file that its watchdog looks for once a second. Only if the watchdog
+    waits for Python's interpreter lock all that time, a signal asks as well, whose handler needs no
+    Python. The handler also reads the frames of threads that run, and if some do, the process may
+    crash.
+
     Args:
       within_s: seconds in which all of them must have written theirs.
     """
-    until_s = time.monotonic() + within_s
-    sizes: dict[Mark, int] = {}
-    said: dict[Mark, str] = {}
-    for mark in processes:
-        before = size(mark.stacks)
-        if why := _signal(mark):
-            said[mark] = why
-        else:
-            sizes[mark] = before
-    for mark, before in sizes.items():
-        said[mark] = _written(mark, before, until_s) or (
-            f"it has written no stacks within {within_s:g} s: it is stuck in the kernel, as with "
-            "a disk that does not answer"
-        )
-    return said
+    began_s = time.monotonic()
+    said = {mark: _request(mark) for mark in processes}
+    asked = {mark: size(mark.stacks) for mark, why in said.items() if not why}
+    looks = {mark: _looks(mark) for mark in asked}
+    said |= _written(asked, began_s + within_s * _ANSWERS)
+    least = _LOOKS_PER_S * (time.monotonic() - began_s)
+    signalled = dict[Mark, int]()
+    for mark in [mark for mark in asked if not said[mark]]:
+        with suppress(OSError):
+            mark.request.unlink()
+        if _looks(mark) - looks[mark] > least:
+            said[mark] = _signal(mark)
+            signalled[mark] = asked[mark]
+    waiting = {mark: after for mark, after in signalled.items() if not said[mark]}
+    said |= _written(waiting, began_s + within_s)
+    return {mark: text or _NO_ANSWER.format(within_s) for mark, text in said.items()}
 
 
 def newest(mark: Mark) -> str:
@@ -47,6 +59,22 @@ def newest(mark: Mark) -> str:
     with suppress(OSError):
         text = tail(mark.stacks, _LONGEST).decode(errors="replace")
         return text[max(0, text.rfind(HEADING)) :]
+    return ""
+
+
+def _request(mark: Mark) -> str:
+    """Leaves the file that asks; returns the reason why not, or an empty string."""
+    if not lives(mark):
+        return "it has ended"
+    try:
+        if state(mark.pid) in ("T", "t"):
+            return f"it is stopped: kill -CONT {mark.pid} continues it"
+        if not _has_open(mark.pid, mark.stacks):
+            return "it does not write its stacks to the file of this run"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        os.close(os.open(mark.request, flags, 0o600))
+    except OSError as error:
+        return f"it cannot be asked: {error.strerror}"
     return ""
 
 
@@ -60,8 +88,6 @@ def _signal(mark: Mark) -> str:
     try:
         if not lives(mark):
             return "it has ended"
-        if state(mark.pid) in ("T", "t"):
-            return f"it is stopped: kill -CONT {mark.pid} continues it"
         if not (_handles(mark.pid) and _has_open(mark.pid, mark.stacks)):
             return "it does not handle the signal that asks for its stacks"
         signal.pidfd_send_signal(descriptor, SIGNAL)
@@ -70,6 +96,14 @@ def _signal(mark: Mark) -> str:
     finally:
         os.close(descriptor)
     return ""
+
+
+def _looks(mark: Mark) -> int:
+    """Returns how often a watchdog's thread has waited for something since it began; 0: unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/{mark.pid}/task/{mark.watchdog}/status").read_text()
+        return int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    return 0
 
 
 def _handles(pid: int) -> bool:
@@ -91,11 +125,17 @@ def _has_open(pid: int, path: Path) -> bool:
     return False
 
 
-def _written(mark: Mark, after: int, until_s: float) -> str:
+def _written(asked: Mapping[Mark, int], until_s: float) -> dict[Mark, str]:
+    """Returns what each process appends to its stacks after an offset, once nothing more comes."""
+    return {mark: _appended(mark, after, until_s) for mark, after in asked.items()}
+
+
+def _appended(mark: Mark, after: int, until_s: float) -> str:
     """Returns what a process has appended to its stacks, once nothing more comes."""
     seen, since_s = after, time.monotonic()
     while (now_s := time.monotonic()) < until_s:
         if (now := size(mark.stacks)) != seen:
+            after = min(after, now)  # a long file is emptied first
             seen, since_s = now, now_s
         elif seen > after and now_s - since_s > _SETTLED_S:
             break

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
+import itertools
 import logging
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ STILL_S = 10.0
 
 _TICK_S = 1.0
 _MOST_BYTES = 4 << 20  # of a file of stacks: one that stands still for days must not fill a disk
+_MOST_FRAMES = 100  # of a thread
 _GROWTH = 4  # the stacks are written again after so many times the seconds
 
 
@@ -48,8 +51,10 @@ class _Watched:
 class Watchdog:
     """Watches activities of this process, on a thread of its own, within ``with``.
 
-    A second watch needs no Python: if C code holds the interpreter for ``limit_s``, so that this
-    thread cannot run either, a thread of ``faulthandler`` writes the stacks.
+    The thread also writes the stacks when another process asks for them. It holds the interpreter's
+    lock when it takes them. The timer of ``faulthandler`` needs no lock, so that it would also
+    catch C code that holds it. But it reads the frames of threads while these run: one in ten
+    processes that were stopped for longer than its limit crashed as soon as they went on.
 
     Args:
       announced: the mark of this process, which also has the file of stacks; None: the stacks go to
@@ -85,15 +90,14 @@ class Watchdog:
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
-        self._thread.join(2 * _TICK_S)  # it may be arming the other watch just now
-        faulthandler.cancel_dump_traceback_later()
+        self._thread.join(2 * _TICK_S)
 
     def _run(self) -> None:
-        file = 2 if self._announced is None else self._announced.stacks.fileno()
         before_s = time.monotonic()
         while not self._ended.wait(_TICK_S):
             paused_s, before_s = time.monotonic() - before_s - _TICK_S, time.monotonic()
-            faulthandler.dump_traceback_later(self._limit_s, file=file)
+            if self._announced is not None and self._announced.is_asked():
+                self._write_stacks("asked for")
             if paused_s > self._limit_s / 2:
                 # The whole process stood still, or Python in it. The activities move again first.
                 log.warning("this process did not run for %.0f s", paused_s)
@@ -101,9 +105,9 @@ class Watchdog:
                     with contextlib.suppress(Exception):
                         one.still_s()
                 continue
-            self._look(file)
+            self._look()
 
-    def _look(self, file: int) -> None:
+    def _look(self) -> None:
         for one in self._watched:
             try:
                 still_s = one.still_s()
@@ -120,20 +124,35 @@ class Watchdog:
                 one.since = time.time() - still_s
             if still_s > one.next_s:
                 one.next_s = still_s * _GROWTH
-                self._write_stacks(one.what, still_s, file)
+                where = "" if self._announced is None else f" of {self._announced.mark.stacks}"
+                log.warning(
+                    "%s stands still since %.0f s: see the stacks%s", one.what, still_s, where
+                )
+                self._write_stacks(f"{one.what} stands still since {still_s:.0f} s")
         if self._announced is not None:
             now = tuple((one.what, one.since) for one in self._watched if one.since)
             self._announced.note(now)
 
-    def _write_stacks(self, what: str, still_s: float, file: int) -> None:
-        where = "" if self._announced is None else f" of {self._announced.mark.stacks}"
-        log.warning("%s stands still since %.0f s: see the stacks%s", what, still_s, where)
+    def _write_stacks(self, why: str) -> None:
+        file = 2 if self._announced is None else self._announced.stacks.fileno()
+        said = f"\n{HEADING}{why}\n{_stacks()}".encode(errors="replace")
         with contextlib.suppress(OSError):
             if self._announced is not None and os.fstat(file).st_size > _MOST_BYTES:
                 os.ftruncate(file, 0)
-            said = f"\n{HEADING}{what} stands still since {still_s:.0f} s\n"
-            os.write(file, said.encode())
-            faulthandler.dump_traceback(file)
+            while said:
+                said = said[os.write(file, said) :]
+
+
+def _stacks() -> str:
+    """Returns the stacks of all threads, in the words of ``faulthandler``."""
+    lines = []
+    for number, frame in sys._current_frames().items():
+        lines.append(f"Thread {number:#018x} (most recent call first):")
+        for inner, line in itertools.islice(traceback.walk_stack(frame), _MOST_FRAMES):
+            lines.append(
+                f'  File "{inner.f_code.co_filename}", line {line} in {inner.f_code.co_name}'
+            )
+    return "\n".join((*lines, ""))
 
 
 async def watched(state_dir: Path, role: Role, work: Awaitable[None]) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,18 +18,34 @@ import pytest
 from waiting import wait_until
 
 from rlax_plugin.liveness.marks import SIGNAL, Mark, announced, forget_ended, lives, marks, state
-from rlax_plugin.liveness.stacks import ask, newest
+from rlax_plugin.liveness.stacks import HEADING, ask, newest
 
 ANNOUNCED = """
-import sys, time
+import ctypes, sys, threading, time
 from pathlib import Path
 from rlax_plugin.liveness.marks import announced
+from rlax_plugin.liveness.watchdog import Watchdog
 
 def where_it_sleeps():
     time.sleep(600)
 
-with announced(Path(sys.argv[1]), "worker", "w-1"):
-    where_it_sleeps()
+def where_it_holds_the_interpreter():
+    while not list(Path(sys.argv[1]).glob("hold")):
+        time.sleep(0.05)
+    ctypes.PyDLL(None).sleep(600)  # unlike CDLL, it keeps all other threads waiting
+    time.sleep(600)  # the signal has ended the other one
+
+def never_rests():
+    while True:
+        for n in range(20):
+            exec(f"def call(): return [one for one in range({n})]", names := {})
+            names["call"]()
+
+does = globals()[sys.argv[2]]
+with announced(Path(sys.argv[1]), "worker", "w-1") as mark, Watchdog(mark, 1.0):
+    for _ in range(3 if does is never_rests else 0):
+        threading.Thread(target=never_rests, daemon=True).start()
+    does()
 """
 PLAIN = "import time; print('up', flush=True); time.sleep(600)"
 
@@ -43,14 +60,21 @@ def child(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(60)
 
 
+@contextmanager
+def announced_child(directory: Path, does: str) -> Iterator[Mark]:
+    """The mark of a process that does one thing all the time, once its watchdog watches."""
+    with child(ANNOUNCED, str(directory), does) as process:
+        wait_until(lambda: [mark for mark in marks(directory) if mark.watchdog], "the mark")
+        (mark,) = marks(directory)
+        assert mark.pid == process.pid
+        yield mark
+
+
 @pytest.fixture(scope="module")
 def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mark]]:
     """A process that has left its mark, and the state directory."""
     directory = tmp_path_factory.mktemp("run")
-    with child(ANNOUNCED, str(directory)) as process:
-        wait_until(lambda: marks(directory), "the mark")
-        (mark,) = marks(directory)
-        assert mark.pid == process.pid
+    with announced_child(directory, "where_it_sleeps") as mark:
         yield directory, mark
 
 
@@ -60,12 +84,43 @@ def test_a_process_writes_where_it_is(living: tuple[Path, Mark]) -> None:
     assert mark.who == f"worker w-1 (pid {mark.pid})" and lives(mark)
     stacks = ask([mark], 60)[mark]
     assert "where_it_sleeps" in stacks and "most recent call first" in stacks
+    assert f"{HEADING}asked for" in stacks and not mark.request.exists()
     again = ask([mark], 60)[mark]
     assert again.count("where_it_sleeps") == 1  # not those of the first time as well
     assert "where_it_sleeps" in newest(mark)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (directory / "processes").iterdir()}
     assert modes[f"{mark.pid}.stacks"] == 0o600
     assert (directory / "processes").stat().st_mode & 0o777 == 0o700
+
+
+def test_code_that_holds_the_interpreter_is_shown(tmp_path: Path) -> None:
+    with announced_child(tmp_path, "where_it_holds_the_interpreter") as mark:
+        (tmp_path / "hold").touch()
+        time.sleep(0.5)
+        stacks = ask([mark], 9)[mark]
+        assert "where_it_holds_the_interpreter" in stacks and HEADING not in stacks
+        assert lives(mark) and not mark.request.exists()
+
+
+def test_a_process_that_does_not_answer_gets_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlax_plugin.liveness.stacks.signal", None)
+    with announced(tmp_path, "trainer") as mine:  # without a watchdog
+        assert mine is not None
+        for mark in (mine.mark, replace(mine.mark, watchdog=os.getpid())):
+            assert ask([mark], 0.5)[mark].startswith("it has written no stacks within 0.5 s: ")
+            assert not mark.request.exists()
+
+
+def test_a_process_whose_threads_run_survives_questions_and_stops(tmp_path: Path) -> None:
+    with announced_child(tmp_path, "never_rests") as mark:
+        for _ in range(3):
+            assert ask([mark], 60)[mark].count("never_rests") >= 4
+            os.kill(mark.pid, signal.SIGSTOP)
+            time.sleep(1.5)  # longer than its watchdog's limit
+            os.kill(mark.pid, signal.SIGCONT)
+        assert "never_rests" in ask([mark], 60)[mark] and lives(mark)
 
 
 def test_a_stopped_process_is_not_waited_for(living: tuple[Path, Mark]) -> None:
@@ -87,8 +142,9 @@ def test_no_other_process_gets_the_signal(living: tuple[Path, Mark]) -> None:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         without = replace(later, start=int(fields[19]))
         assert lives(without)
+        without.stacks.touch()
         assert ask([without], 1) == {
-            without: "it does not handle the signal that asks for its stacks"
+            without: "it does not write its stacks to the file of this run"
         }
         assert process.poll() is None  # the signal would have killed it
         process.send_signal(SIGNAL)
@@ -108,6 +164,7 @@ def test_what_is_no_mark_is_left_out(tmp_path: Path) -> None:
                 *({"name": "../../x"}, {"still": [["a", 10**400]]}),
                 *({"still": [["a", one]]} for one in (float("nan"), -float("inf"), 1e300)),
                 *({"pid": 10**30}, {"start": 10**30}),
+                *({"watchdog": -1}, {"watchdog": "7"}, {"watchdog": 10**30}),
             )
         ):
             (folder / f"{number}.json").write_text(json.dumps(said | wrong))
@@ -121,7 +178,7 @@ def test_what_is_no_mark_is_left_out(tmp_path: Path) -> None:
 
 
 def test_marks_of_killed_processes_are_forgotten_by_the_next_one(tmp_path: Path) -> None:
-    with child(ANNOUNCED, str(tmp_path)) as process:
+    with child(ANNOUNCED, str(tmp_path), "where_it_sleeps") as process:
         wait_until(lambda: marks(tmp_path), "the mark")
         forget_ended(tmp_path)
         assert len(marks(tmp_path)) == 1
