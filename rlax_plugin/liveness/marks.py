@@ -112,8 +112,8 @@ class Announced:
             with suppress(OSError):
                 _write(self._path, self.mark)
 
-    def is_asked(self) -> bool:
-        """Returns whether another process has asked for the stacks since the last call."""
+    def is_requested(self) -> bool:
+        """Returns whether another process has requested the stacks since the last call."""
         try:
             self.mark.request.unlink()
         except OSError:

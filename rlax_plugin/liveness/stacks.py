@@ -28,10 +28,10 @@ _NO_ANSWER = (
 def ask(processes: Iterable[Mark], within_s: float) -> dict[Mark, str]:
     """Returns the stacks of each process, or a sentence on why there are none.
 
-    A process is asked by a file that its watchdog looks for once a second. Only if the watchdog
-    waits for Python's interpreter lock all that time, a signal asks as well, whose handler needs no
-    Python. The handler also reads the frames of threads that run, and if some do, the process may
-    crash.
+    The request is a file, which the watchdog of the process looks for once a second. Only if the
+    watchdog waits for Python's interpreter lock all that time, the process is also sent a signal,
+    whose handler needs no Python. The handler reads the frames of all threads, and if some run at
+    that moment, the process may crash.
 
     Args:
       within_s: seconds in which all of them must have written theirs.

@@ -51,7 +51,7 @@ class _Watched:
 class Watchdog:
     """Watches activities of this process, on a thread of its own, within ``with``.
 
-    The thread also writes the stacks when another process asks for them. It holds the interpreter's
+    The thread also writes the stacks when another process requests them. It holds the interpreter's
     lock when it takes them. The timer of ``faulthandler`` needs no lock, so that it would also
     catch C code that holds it. But it reads the frames of threads while these run: one in ten
     processes that were stopped for longer than its limit crashed as soon as they went on.
@@ -96,8 +96,8 @@ class Watchdog:
         before_s = time.monotonic()
         while not self._ended.wait(_TICK_S):
             paused_s, before_s = time.monotonic() - before_s - _TICK_S, time.monotonic()
-            if self._announced is not None and self._announced.is_asked():
-                self._write_stacks("asked for")
+            if self._announced is not None and self._announced.is_requested():
+                self._write_stacks("requested")
             if paused_s > self._limit_s / 2:
                 # The whole process stood still, or Python in it. The activities move again first.
                 log.warning("this process did not run for %.0f s", paused_s)

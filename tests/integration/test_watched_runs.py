@@ -38,6 +38,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             directory,
             plugins("blocked_reward"),
             f"rlax.rewards=[{{name: blocked, file: {directory / 'block'}}}]",
+            "rlax.trainer={name: bigram, learning_rate: 0.001, train_s: 0.1}",  # not done early
             f"steps={STEPS}",
             TWO_WORKERS,
         )

@@ -84,7 +84,7 @@ def test_a_process_writes_where_it_is(living: tuple[Path, Mark]) -> None:
     assert mark.who == f"worker w-1 (pid {mark.pid})" and lives(mark)
     stacks = ask([mark], 60)[mark]
     assert "where_it_sleeps" in stacks and "most recent call first" in stacks
-    assert f"{HEADING}asked for" in stacks and not mark.request.exists()
+    assert f"{HEADING}requested" in stacks and not mark.request.exists()
     again = ask([mark], 60)[mark]
     assert again.count("where_it_sleeps") == 1  # not those of the first time as well
     assert "where_it_sleeps" in newest(mark)

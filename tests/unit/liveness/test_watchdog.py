@@ -85,5 +85,5 @@ def test_the_watchdog_says_that_nothing_ran(
     watchdog.watch("what moves", lambda: looks.append(0.0) or 0.0)
     wait_until(lambda: looks, "a look")
     ctypes.PyDLL(None).usleep(int(2.5e6))  # unlike CDLL, it keeps all other threads waiting
-    wait_until(lambda: "this process did not run for 2 s" in caplog.text, "the line in the log")
+    wait_until(lambda: "this process did not run for " in caplog.text, "the line in the log")
     assert mark_of(tmp_path).still == ()
