@@ -51,7 +51,7 @@ async def _write_again(files: RunFiles, directory: Path, most: int) -> list[tupl
         for event in segment.events:
             scored = isinstance(event, ev.Scored)
             recorder.add(event, known.get(event.group) if scored else None)
-        await recorder.commit(segment.step or 0, batch)
+        await asyncio.wrap_future(recorder.commit(segment.step or 0, batch))
         figures.append((time.process_time() - cpu_s, time.perf_counter() - wall_s))
     recorder.close()
     return figures
