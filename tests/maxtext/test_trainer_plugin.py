@@ -300,6 +300,26 @@ def test_check_adds_up_what_training_needs():
     assert "rlax.trainer.allow_untested" in dict(checked.warnings)
 
 
+@pytest.mark.parametrize(
+    ("argv", "key", "words"),
+    [
+        ("rlax.weights.full_every=4", "full_every", "is 4, but an update changes nearly all"),
+        ("rlax.weights.full_every=4 rlax.weights.dtype=bfloat16 dtype=bfloat16", "", ""),
+        (
+            "rlax.weights.dtype=bfloat16",
+            "dtype",
+            "is bfloat16, but the trainer computes in float32",
+        ),
+    ],
+)
+def test_check_warns_of_ways_to_write_versions_that_do_not_fit(argv, key, words):
+    context = context_of((TINY, "dtype=float32", *argv.split()))
+    warnings = dict(OFFER.check(options_of(context), context).warnings)
+    found = {k: text for k, text in warnings.items() if k.startswith("rlax.weights.")}
+    assert list(found) == ([f"rlax.weights.{key}"] if key else [])
+    assert "".join(found.values()).startswith(words)
+
+
 def test_a_replay_uses_the_warm_start_of_its_run(tmp_path):
     argv = (TINY, f"base_output_directory={tmp_path}", "rlax.trainer.warm_start.enabled=true")
     context = dataclasses.replace(context_of(argv), replays=f"{tmp_path}/run")
