@@ -1,9 +1,8 @@
 """The processes of a run on this machine: each leaves a mark, by which others find and ask it.
 
-A process that has left its mark can be asked for the stacks of its threads (see ``stacks``): by a
-file that its watchdog looks for, and by ``SIGNAL`` if that thread cannot run. The mark says exactly
-which process that is: without the handler, the signal would kill another one that has got the same
-pid.
+A process that has left its mark writes the stacks of its threads when others request them (see
+``stacks``): by a file, and by ``SIGNAL`` if code holds its interpreter. The mark says exactly which
+process that is: without the handler, the signal would kill another one that has got the same pid.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
+from rlax_plugin.liveness.own_stacks import Answering
 from rlax_plugin.liveness.plain_files import tail
 from rlax_plugin.liveness.run_status import NOW_MOST
 from rlax_plugin.records.private import make_private
@@ -50,7 +50,7 @@ class Mark:
       state_dir: of the run.
       still: names of the activities that stand still, each with the Unix time since when.
       threads: names of its threads, by the number that stacks show, such as ``0x00007f12``.
-      watchdog: the kernel's id of its watchdog's thread; 0: none runs so far.
+      answering: the kernel's id of the thread that writes its stacks on request; 0: unknown.
     """
 
     role: Role
@@ -61,7 +61,7 @@ class Mark:
     state_dir: str
     still: tuple[tuple[str, float], ...] = ()
     threads: tuple[tuple[str, str], ...] = ()
-    watchdog: int = 0
+    answering: int = 0
 
     @property
     def stacks(self) -> Path:
@@ -70,7 +70,7 @@ class Mark:
 
     @property
     def request(self) -> Path:
-        """The file by which others ask for its stacks; its watchdog removes it."""
+        """The file by which others request its stacks; the process removes it."""
         return Path(self.state_dir, _FOLDER, f"{self.pid}.request")
 
     @property
@@ -101,24 +101,15 @@ class Announced:
     def note(self, still: tuple[tuple[str, float], ...]) -> None:
         """Writes which activities stand still, and the names of threads, if anything has changed.
 
-        The watchdog calls it, on its thread. A disk that rejects it changes nothing else.
+        A disk that rejects it changes nothing else.
         """
         numbered = ((f"{one.ident or 0:#018x}", one.name) for one in threading.enumerate())
         threads = tuple(sorted(numbered)[:_MOST_THREADS])
         if not self.closed and (still, threads) != (self.mark.still, self.mark.threads):
-            self.mark = dataclasses.replace(
-                self.mark, still=still, threads=threads, watchdog=threading.get_native_id()
-            )
+            mark = dataclasses.replace(self.mark, still=still, threads=threads)
             with suppress(OSError):
-                _write(self._path, self.mark)
-
-    def is_requested(self) -> bool:
-        """Returns whether another process has requested the stacks since the last call."""
-        try:
-            self.mark.request.unlink()
-        except OSError:
-            return False
-        return True
+                _write(self._path, mark)
+                self.mark = mark
 
 
 @contextmanager
@@ -133,6 +124,7 @@ def announced(state_dir: Path, role: Role, name: str = "") -> Iterator[Announced
     folder = state_dir / _FOLDER
     path = folder / f"{os.getpid()}.json"
     made: Announced | None = None
+    answering: Answering | None = None
     with suppress(OSError):
         make_private(folder)
         for other in marks(state_dir):  # its predecessors; of one worker there may be thousands
@@ -144,11 +136,16 @@ def announced(state_dir: Path, role: Role, name: str = "") -> Iterator[Announced
         stacks = os.fdopen(os.open(stacks_path, flags, 0o600), "ab", buffering=0)
         faulthandler.register(SIGNAL, file=stacks, all_threads=True, chain=False)
         mark = Mark(role, name, os.getpid(), start, boot, str(state_dir))
+        mark.request.unlink(missing_ok=True)  # of an earlier process with this pid
+        answering = Answering(mark.request, stacks.fileno())
+        mark = dataclasses.replace(mark, answering=answering.thread)
         _write(path, mark)
         made = Announced(path, mark, stacks)
     try:
         yield made
     finally:
+        if answering is not None:
+            answering.end()
         # Both are left by a process that is killed, for a post mortem.
         with suppress(OSError):
             path.unlink()
@@ -240,14 +237,14 @@ def _write(path: Path, mark: Mark) -> None:
 def _of_json(said: dict[str, Any], state_dir: Path) -> Mark:
     texts = [said[name] for name in ("role", "name", "boot")]
     numbers = [said["pid"], said["start"]]
-    watchdog = said["watchdog"]
+    answering = said.get("answering", 0)
     if not all(isinstance(text, str) for text in texts) or said["role"] not in get_args(Role):
         raise ValueError("not a mark")
     if "/" in said["name"]:
         raise ValueError("a name that would lead elsewhere")
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         raise ValueError("not a mark")
-    if not (isinstance(watchdog, int) and 0 <= watchdog <= _MOST_PID):
+    if not (isinstance(answering, int) and 0 <= answering <= _MOST_PID):
         raise ValueError("no thread has such a number")
     if said["pid"] > _MOST_PID or said["start"] > _MOST_TICKS:
         raise ValueError("no process has such numbers")
@@ -266,5 +263,5 @@ def _of_json(said: dict[str, Any], state_dir: Path) -> Mark:
         state_dir=str(state_dir),
         still=still,
         threads=threads,
-        watchdog=watchdog,
+        answering=answering,
     )

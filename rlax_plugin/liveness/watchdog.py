@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import os
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from rlax_plugin.liveness.marks import Announced, Role, announced
-from rlax_plugin.liveness.stacks import HEADING
+from rlax_plugin.liveness.own_stacks import write_stacks
 
 log = logging.getLogger("rlax.watchdog")
 
@@ -25,8 +21,6 @@ STILL_S = 10.0
 """Seconds after which an activity that should move all the time stands still."""
 
 _TICK_S = 1.0
-_MOST_BYTES = 4 << 20  # of a file of stacks: one that stands still for days must not fill a disk
-_MOST_FRAMES = 100  # of a thread
 _GROWTH = 4  # the stacks are written again after so many times the seconds
 
 
@@ -50,11 +44,6 @@ class _Watched:
 
 class Watchdog:
     """Watches activities of this process, on a thread of its own, within ``with``.
-
-    The thread also writes the stacks when another process requests them. It holds the interpreter's
-    lock when it takes them. The timer of ``faulthandler`` needs no lock, so that it would also
-    catch C code that holds it. But it reads the frames of threads while these run: one in ten
-    processes that were stopped for longer than its limit crashed as soon as they went on.
 
     Args:
       announced: the mark of this process, which also has the file of stacks; None: the stacks go to
@@ -96,8 +85,6 @@ class Watchdog:
         before_s = time.monotonic()
         while not self._ended.wait(_TICK_S):
             paused_s, before_s = time.monotonic() - before_s - _TICK_S, time.monotonic()
-            if self._announced is not None and self._announced.is_requested():
-                self._write_stacks("requested")
             if paused_s > self._limit_s / 2:
                 # The whole process stood still, or Python in it. The activities move again first.
                 log.warning("this process did not run for %.0f s", paused_s)
@@ -124,35 +111,19 @@ class Watchdog:
                 one.since = time.time() - still_s
             if still_s > one.next_s:
                 one.next_s = still_s * _GROWTH
-                where = "" if self._announced is None else f" of {self._announced.mark.stacks}"
-                log.warning(
-                    "%s stands still since %.0f s: see the stacks%s", one.what, still_s, where
-                )
                 self._write_stacks(f"{one.what} stands still since {still_s:.0f} s")
         if self._announced is not None:
             now = tuple((one.what, one.since) for one in self._watched if one.since)
             self._announced.note(now)
 
     def _write_stacks(self, why: str) -> None:
-        file = 2 if self._announced is None else self._announced.stacks.fileno()
-        said = f"\n{HEADING}{why}\n{_stacks()}".encode(errors="replace")
-        with contextlib.suppress(OSError):
-            if self._announced is not None and os.fstat(file).st_size > _MOST_BYTES:
-                os.ftruncate(file, 0)
-            while said:
-                said = said[os.write(file, said) :]
-
-
-def _stacks() -> str:
-    """Returns the stacks of all threads, in the words of ``faulthandler``."""
-    lines = []
-    for number, frame in sys._current_frames().items():
-        lines.append(f"Thread {number:#018x} (most recent call first):")
-        for inner, line in itertools.islice(traceback.walk_stack(frame), _MOST_FRAMES):
-            lines.append(
-                f'  File "{inner.f_code.co_filename}", line {line} in {inner.f_code.co_name}'
-            )
-    return "\n".join((*lines, ""))
+        # Before the line in the log: the thread that stands still may hold the lock of the log.
+        if self._announced is None:
+            write_stacks(why, 2, empties=False)
+            log.warning("%s: see the stacks", why)
+        else:
+            write_stacks(why, self._announced.stacks.fileno())
+            log.warning("%s: see the stacks of %s", why, self._announced.mark.stacks)
 
 
 async def watched(state_dir: Path, role: Role, work: Awaitable[None]) -> None:

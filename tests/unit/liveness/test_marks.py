@@ -17,8 +17,19 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from rlax_plugin.liveness.marks import SIGNAL, Mark, announced, forget_ended, lives, marks, state
-from rlax_plugin.liveness.stacks import HEADING, ask, newest
+from rlax_plugin.liveness import stacks as stacks_module
+from rlax_plugin.liveness.marks import (
+    SIGNAL,
+    Mark,
+    announced,
+    forget_ended,
+    lives,
+    marks,
+    started,
+    state,
+)
+from rlax_plugin.liveness.own_stacks import HEADING
+from rlax_plugin.liveness.stacks import ask, newest
 
 ANNOUNCED = """
 import ctypes, sys, threading, time
@@ -32,6 +43,7 @@ def where_it_sleeps():
 def where_it_holds_the_interpreter():
     while not list(Path(sys.argv[1]).glob("hold")):
         time.sleep(0.05)
+    Path(sys.argv[1], "holds").touch()
     ctypes.PyDLL(None).sleep(600)  # unlike CDLL, it keeps all other threads waiting
     time.sleep(600)  # the signal has ended the other one
 
@@ -51,8 +63,10 @@ PLAIN = "import time; print('up', flush=True); time.sleep(600)"
 
 
 @contextmanager
-def child(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE)
+def child(program: str, *arguments: str, passes: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, pass_fds=(passes,)
+    )
     try:
         yield process
     finally:
@@ -62,9 +76,9 @@ def child(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def announced_child(directory: Path, does: str) -> Iterator[Mark]:
-    """The mark of a process that does one thing all the time, once its watchdog watches."""
+    """The mark of a process that does one thing all the time."""
     with child(ANNOUNCED, str(directory), does) as process:
-        wait_until(lambda: [mark for mark in marks(directory) if mark.watchdog], "the mark")
+        wait_until(lambda: marks(directory), "the mark")
         (mark,) = marks(directory)
         assert mark.pid == process.pid
         yield mark
@@ -96,21 +110,36 @@ def test_a_process_writes_where_it_is(living: tuple[Path, Mark]) -> None:
 def test_code_that_holds_the_interpreter_is_shown(tmp_path: Path) -> None:
     with announced_child(tmp_path, "where_it_holds_the_interpreter") as mark:
         (tmp_path / "hold").touch()
-        time.sleep(0.5)
+        wait_until((tmp_path / "holds").exists, "the hold")
         stacks = ask([mark], 9)[mark]
         assert "where_it_holds_the_interpreter" in stacks and HEADING not in stacks
         assert lives(mark) and not mark.request.exists()
 
 
-def test_a_process_that_does_not_answer_gets_no_signal(
+def test_the_others_are_shown_if_one_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlax_plugin.liveness.stacks.signal", None)
-    with announced(tmp_path, "trainer") as mine:  # without a watchdog
+    monkeypatch.setattr("rlax_plugin.liveness.stacks._signal", lambda mark: pytest.fail("a signal"))
+    monkeypatch.setattr("rlax_plugin.liveness.own_stacks.Answering._run", lambda self: None)
+    with announced(tmp_path / "own", "trainer") as mine:
         assert mine is not None
-        for mark in (mine.mark, replace(mine.mark, watchdog=os.getpid())):
-            assert ask([mark], 0.5)[mark].startswith("it has written no stacks within 0.5 s: ")
-            assert not mark.request.exists()
+        silent = replace(mine.mark, answering=os.getpid())  # a thread that sleeps now and then
+        with announced_child(tmp_path, "where_it_sleeps") as mark:
+            said = ask([silent, mark], 6)
+        assert said[silent].startswith("it has written no stacks within 6 s: the machine is over")
+        assert "where_it_sleeps" in said[mark]
+        assert not silent.request.exists()
+
+
+def test_a_long_file_of_stacks_is_emptied(
+    living: tuple[Path, Mark], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, mark = living
+    with mark.stacks.open("ab") as file:
+        file.write(b"x" * (5 << 20))
+    stacks = ask([mark], 60)[mark]
+    assert "where_it_sleeps" in stacks and "x" * 80 not in stacks
+    assert mark.stacks.stat().st_size < 1 << 16
 
 
 def test_a_process_whose_threads_run_survives_questions_and_stops(tmp_path: Path) -> None:
@@ -146,6 +175,13 @@ def test_no_other_process_gets_the_signal(living: tuple[Path, Mark]) -> None:
         assert ask([without], 1) == {
             without: "it does not write its stacks to the file of this run"
         }
+        assert not stacks_module._signal(later) and not stacks_module._signal(without)
+        with without.stacks.open("ab") as file, child(PLAIN, passes=file.fileno()) as other:
+            assert other.stdout is not None and other.stdout.readline() == b"up\n"
+            handles_nothing = replace(without, pid=other.pid, start=started(other.pid))
+            handles_nothing.stacks.symlink_to(without.stacks)
+            assert lives(handles_nothing) and not stacks_module._signal(handles_nothing)
+            assert other.poll() is None
         assert process.poll() is None  # the signal would have killed it
         process.send_signal(SIGNAL)
         assert process.wait(60) == -SIGNAL
@@ -164,7 +200,7 @@ def test_what_is_no_mark_is_left_out(tmp_path: Path) -> None:
                 *({"name": "../../x"}, {"still": [["a", 10**400]]}),
                 *({"still": [["a", one]]} for one in (float("nan"), -float("inf"), 1e300)),
                 *({"pid": 10**30}, {"start": 10**30}),
-                *({"watchdog": -1}, {"watchdog": "7"}, {"watchdog": 10**30}),
+                *({"answering": -1}, {"answering": "7"}, {"answering": 10**30}),
             )
         ):
             (folder / f"{number}.json").write_text(json.dumps(said | wrong))
