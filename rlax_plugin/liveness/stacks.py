@@ -33,7 +33,7 @@ class _Question:
       after: size of its file of stacks before the request.
       seen, since_s: its last size, and the time of the first look that found it.
       looks, from_s: the waits of its answering thread at a time; None: not counted so far.
-      signalled: True once it is known whether a signal helps, and has been sent if it does.
+      is_decided: True once the signal has been sent, or would have been wrong.
     """
 
     mark: Mark
@@ -42,7 +42,7 @@ class _Question:
     since_s: float
     looks: int | None = None
     from_s: float = 0.0
-    signalled: bool = False
+    is_decided: bool = False
 
     def is_answered(self) -> bool:
         """Looks at the file; True once something has been added, and nothing more comes."""
@@ -54,7 +54,7 @@ class _Question:
         return self.seen > self.after and now_s - self.since_s > _SETTLED_S
 
     def answer(self) -> str:
-        """Returns what was added, or a sentence on why nothing was."""
+        """Returns what was added; empty if nothing was, or if it cannot be read."""
         if self.seen > self.after:
             with suppress(OSError):
                 return tail(self.mark.stacks, _LONGEST, self.after).decode(errors="replace")
@@ -67,9 +67,9 @@ class _Question:
 
     def signal_if_held(self) -> None:
         """Sends the signal if code holds the interpreter: then no frame changes."""
-        if self.signalled:
+        if self.is_decided:
             return
-        self.signalled = True
+        self.is_decided = True
         looks, least = _looks(self.mark), _LOOKS_PER_S * (time.monotonic() - self.from_s)
         if self.looks and looks - self.looks > least:
             try:
@@ -82,10 +82,11 @@ class _Question:
 def ask(processes: Iterable[Mark], within_s: float) -> dict[Mark, str]:
     """Returns the stacks of each process, or a sentence on why there are none.
 
-    The request is a file, which a thread of the process looks for once a second. Only if this
-    thread waits for Python's interpreter lock all the time, the process is also sent a signal,
-    whose handler needs no Python. The handler reads the frames of all threads, and if some run at
-    that moment, the process may crash.
+    The request is a file, which a thread of the process looks for once a second. If this thread
+    waits for Python's interpreter lock for most of the second third of the time, and has not taken
+    the request by the end of it, the process is also sent a signal, whose handler needs no Python.
+    In other cases it is not: the handler reads the frames of all threads, and if some run at that
+    moment, the process may crash.
 
     Args:
       within_s: seconds in which all of them must have written theirs.

@@ -29,8 +29,10 @@ async def publishing(root: Path, settings: RlaxSection, store: NpzStore) -> Asyn
     parameters, loop = ParameterServer(store, keep=1, lease_s=60), asyncio.get_running_loop()
     async with trainer(settings, parameters=parameters) as one:
         published = SparseTrainer(loop, root / "weights", store, parameters)
-        yield one, published
-        await asyncio.to_thread(published.publisher.close)
+        try:
+            yield one, published
+        finally:
+            await asyncio.to_thread(published.publisher.close)
 
 
 def test_each_worker_is_sent_what_it_lacks(tmp_path: Path) -> None:

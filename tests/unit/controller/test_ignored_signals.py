@@ -35,28 +35,29 @@ def test_a_trainer_that_takes_signals_is_built():
     assert trainer(True, "critic").takes_signals
 
 
-@pytest.mark.parametrize("takes", [None, False, True])
-def test_shared_prompts_need_a_trainer_that_takes_them(takes):
-    built = SimpleNamespace() if takes is None else SimpleNamespace(takes_shared_prompts=takes)
-    batches = {"sequences_per_row": 4, "shared_prompts": True}
-    section = section_with(trainer={"name": "own"}, batches=batches)
+@pytest.mark.parametrize(
+    ("ability", "needs", "words"),
+    [
+        (
+            "takes_shared_prompts",
+            {"batches": {"sequences_per_row": 4, "shared_prompts": True}},
+            "shared_prompts = True: must be false ",
+        ),
+        (
+            "rounds_weights",
+            {"weights": {"dtype": "bfloat16"}},
+            "dtype = 'bfloat16': must be model with ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("has", [None, False, True])
+def test_what_a_config_asks_of_a_trainer_needs_the_ability(ability, needs, words, has):
+    built = SimpleNamespace() if has is None else SimpleNamespace(**{ability: has})
+    section = section_with(trainer={"name": "own"}, **needs)
     registry: Any = SimpleNamespace(part=lambda *_: built)
     builder = Builder(registry, BuildContext(Path(), 0, section, ResolvedConfig(section)))
-    if takes:
+    if has:
         assert builder.trainer() is built
         return
-    with pytest.raises(ConfigError, match=r"shared_prompts = True: must be false .*name 'own'"):
-        builder.trainer()
-
-
-@pytest.mark.parametrize("rounds", [None, False, True])
-def test_rounded_versions_need_a_trainer_that_rounds_them(rounds):
-    built = SimpleNamespace() if rounds is None else SimpleNamespace(rounds_weights=rounds)
-    section = section_with(trainer={"name": "own"}, weights={"dtype": "bfloat16"})
-    registry: Any = SimpleNamespace(part=lambda *_: built)
-    builder = Builder(registry, BuildContext(Path(), 0, section, ResolvedConfig(section)))
-    if rounds:
-        assert builder.trainer() is built
-        return
-    with pytest.raises(ConfigError, match=r"dtype = 'bfloat16': must be model with .*name 'own'"):
+    with pytest.raises(ConfigError, match=f"{words}.*name 'own'"):
         builder.trainer()

@@ -41,8 +41,6 @@ def where_it_sleeps():
     time.sleep(600)
 
 def where_it_holds_the_interpreter():
-    while not list(Path(sys.argv[1]).glob("hold")):
-        time.sleep(0.05)
     Path(sys.argv[1], "holds").touch()
     ctypes.PyDLL(None).sleep(600)  # unlike CDLL, it keeps all other threads waiting
     time.sleep(600)  # the signal has ended the other one
@@ -109,7 +107,6 @@ def test_a_process_writes_where_it_is(living: tuple[Path, Mark]) -> None:
 
 def test_code_that_holds_the_interpreter_is_shown(tmp_path: Path) -> None:
     with announced_child(tmp_path, "where_it_holds_the_interpreter") as mark:
-        (tmp_path / "hold").touch()
         wait_until((tmp_path / "holds").exists, "the hold")
         stacks = ask([mark], 9)[mark]
         assert "where_it_holds_the_interpreter" in stacks and HEADING not in stacks
@@ -131,9 +128,7 @@ def test_the_others_are_shown_if_one_does_not_answer(
         assert not silent.request.exists()
 
 
-def test_a_long_file_of_stacks_is_emptied(
-    living: tuple[Path, Mark], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_file_of_stacks_is_emptied(living: tuple[Path, Mark]) -> None:
     _, mark = living
     with mark.stacks.open("ab") as file:
         file.write(b"x" * (5 << 20))
