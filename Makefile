@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-smollm2 test test-long lint lint-style bench screenshots lock maxtext-check proto clean
+.PHONY: help install demo demo-smollm2 quick test test-ci test-all lint lint-style bench screenshots lock maxtext-check proto clean
 
 SEED ?= 0
 export PYTHON VERSION
@@ -10,7 +10,10 @@ BIN := .venv/bin
 READY := .venv/.complete
 PROTO := rlax_plugin/rpc/rlax.proto
 # Three on the usual two cores: a fifth of the time, tests wait for processes that they started.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 15
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
+	--second-chance --durations 15
+# The rules of pages and of the house: cheap, and what a change breaks most often.
+RULES := tests/unit/docs tests/unit/house
 TYPES := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 help: ## this list
@@ -33,18 +36,25 @@ demo-smollm2: $(READY) ## SmolLM2-135M, pretrained, learns a task by RL; minutes
 	@rm -rf runs/smollm2-largest-seed$(SEED)/huggingface
 	@$(BIN)/rlax export runs/smollm2-largest-seed$(SEED) --out runs/smollm2-largest-seed$(SEED)/huggingface
 
-# pyright computes on one core only, as long as a twentieth of the tests: it does so beside them.
-test: $(READY) lint-style ## everything that must pass before a change lands: lint and pytest
-	@.ci/browser
+# pyright computes on one core only, about as long as the tests of the rules: beside them.
+quick: $(READY) lint-style ## lint, types, import rules, tests of pages and of the house: a commit's
 	@said=$$(mktemp); $(TYPES) > "$$said" 2>&1 & types=$$!; \
 	trap 'kill $$types 2> /dev/null || true; rm -f "$$said"' EXIT; \
-	status=0; $(PYTEST) -m "not long" || status=$$?; \
+	status=0; $(PYTEST) -m "not long and not ci" $(RULES) || status=$$?; \
 	wait $$types || status=$$?; \
 	echo "pyright:" && cat "$$said"; exit $$status
 
-test-long: $(READY) ## permutations of kills, all model families, ten times the examples; minutes
+test: quick ## make quick, then every test but the long ones: what a change needs
 	@.ci/browser
-	@RLAX_TEST_EXAMPLES_TIMES=10 $(PYTEST) -m "long or property"
+	@$(PYTEST) -m "not long and not ci" $(RULES:%=--ignore=%)
+
+test-ci: $(READY) ## of the long tests those that CI runs as well: recovery, numbers, doors
+	@.ci/browser
+	@$(PYTEST) -m ci
+
+test-all: $(READY) ## every long test, and the property tests with ten times the examples
+	@.ci/browser
+	@RLAX_TEST_EXAMPLES_TIMES=10 $(PYTEST) -m "long or ci or property"
 
 lint: lint-style ## ruff, import rules, types; seconds
 	@echo "pyright:" && $(TYPES)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
+from leftovers import Leftovers
+from second_chance import SecondChance
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
@@ -41,8 +43,17 @@ os.environ.update(
 )
 
 
+LEFTOVERS = pytest.StashKey[Leftovers]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--second-chance", action="store_true", help="see second_chance.py")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     load_profile()
+    if config.option.second_chance and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SecondChance())
     state = tempfile.TemporaryDirectory(prefix="rlax-state-")  # token files of servers
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
@@ -112,16 +123,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -longest_s[item.path])
 
 
-@pytest.fixture(scope="session", autouse=True)
-def keep_grpc_running() -> None:
-    """Keeps gRPC's thread: nothing of a test that is collected later waits for its end.
-
-    Without it, collecting the last channel ends that thread, and waits for an operation that a test
-    has left behind: sometimes forever.
-    """
+def pytest_sessionstart(session: pytest.Session) -> None:
+    option = session.config.option
+    distributes = getattr(option, "dist", "no") != "no" and not hasattr(
+        session.config, "workerinput"
+    )
+    if option.collectonly or distributes:
+        return  # here no tests run
+    # Keeps gRPC's thread: nothing of a test that is collected later waits for its end. Without it,
+    # collecting the last channel ends that thread, and waits for an operation that a test has left
+    # behind: sometimes forever.
     from grpc.aio import init_grpc_aio  # here, because it reads the variables above
 
     init_grpc_aio()
+    session.config.stash[LEFTOVERS] = leftovers = Leftovers()
+    session.config.add_cleanup(leftovers.close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """A test that leaves something running or lying about fails, and is named."""
+    ends_file = nextitem is None or nextitem.path != item.path
+
+    def left() -> str:
+        leftovers = item.config.stash[LEFTOVERS]
+        return "\nleft: ".join(["", *leftovers.after(item.nodeid, ends_file=ends_file)])
+
+    try:
+        done = yield
+    except BaseException as error:
+        error.add_note(left())
+        raise
+    if said := left():
+        pytest.fail(said, pytrace=False)
+    return done
 
 
 def pytest_sessionfinish() -> None:

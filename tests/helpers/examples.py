@@ -1,4 +1,4 @@
-"""How many examples property tests try: few in `make test`, more in `make test-long`."""
+"""How many examples property tests try: few in `make test`, more in `make test-all`."""
 
 from __future__ import annotations
 

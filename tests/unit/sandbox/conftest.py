@@ -11,7 +11,7 @@ if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]
 
 
-@pytest.fixture(scope="session", params=["root", "ordinary"])
+@pytest.fixture(scope="module", params=["root", "ordinary"])
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
     if request.param == "root" and os.geteuid() != 0:
         pytest.skip("needs root")

@@ -1,0 +1,154 @@
+"""A second chance for what failed, and tests that leave something: pytest runs planted tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documents import ROOT
+
+FLAKY = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("which", range({count}))
+def test_flaky(which, capsys):
+    tried = pathlib.Path(f"tried{{which}}")
+    if not tried.exists():
+        tried.touch()
+        assert "the first failure" == "says this"
+"""
+BROKEN = "\ndef test_broken():\n    assert 1 == 2\n"
+CRASHES = """
+import os, pathlib, signal
+
+def test_crashes():
+    tried = pathlib.Path("crashed")
+    if not tried.exists():
+        tried.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+FINE = "\ndef test_fine():\n    pass\n"
+
+
+class Planted:
+    """A folder with tests, under the project's own conftest."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        (folder / "tests/unit").mkdir(parents=True)
+        shutil.copy(ROOT / "tests/conftest.py", folder / "tests")
+        shutil.copytree(ROOT / "tests/helpers", folder / "tests/helpers")
+        for name in ("rlax_plugin", "plugins", "maxtext_overrides"):
+            (folder / name).mkdir()  # nothing to compile
+
+    def run(self, *tests: str, flakes: Path | None = None) -> tuple[int, str]:
+        """Exit status and output of ``make test``'s way to call pytest, on these files of tests."""
+        for number, text in enumerate(tests):
+            (self._folder / f"tests/unit/test_{number}.py").write_text(text)
+        words = ["--numprocesses", "2", "--dist", "loadfile", "--second-chance"]
+        of_this_run = ("PYTEST_XDIST", "RLAX_TEST")
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(of_this_run)}
+        plain["TMPDIR"] = str(self._folder)  # a worker that is killed leaves files
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words, "tests/unit"],
+            cwd=self._folder,
+            env=plain | ({"RLAX_TEST_FLAKY": str(flakes)} if flakes else {}),
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Planted:
+    return Planted(tmp_path)
+
+
+def test_a_flake_is_printed_and_does_not_fail_the_run(planted: Planted, tmp_path: Path) -> None:
+    flakes = tmp_path / "flakes"
+    status, said = planted.run(FLAKY.format(count=2), FINE, flakes=flakes)
+    assert status == 0, said
+    assert "FAILURES" not in said and re.search(r"=+ 1 passed, 2 flaky in", said), said
+    _, _, printed = said.partition("= FLAKY =")
+    for which in (0, 1):
+        assert f"FLAKY tests/unit/test_0.py::test_flaky[{which}]\n" in printed
+    assert printed.count("AssertionError: assert 'the first failure' == 'says this'") >= 2
+    assert flakes.read_text().count("\nFLAKY ") == 1 and "says this" in flakes.read_text()
+
+
+def test_a_process_that_died_is_a_first_failure(planted: Planted) -> None:
+    status, said = planted.run(CRASHES, FINE)
+    assert status == 0, said
+    assert "FLAKY tests/unit/test_0.py::test_crashes\n" in said
+    assert re.search(r"=+ [12] passed, 1 flaky in", said), said
+
+
+def test_one_that_fails_twice_fails_the_run(planted: Planted) -> None:
+    status, said = planted.run(FLAKY.format(count=1), BROKEN)
+    assert status == 1, said
+    assert "FLAKY tests/unit/test_0.py::test_flaky[0]\n" in said
+    assert re.search(r"=+ 1 failed, 1 flaky in", said), said
+
+
+def test_more_than_three_are_not_tried_again(planted: Planted, tmp_path: Path) -> None:
+    status, said = planted.run(FLAKY.format(count=4))
+    assert status == 1 and "4 tests failed, more than 3: none is tried again" in said, said
+    assert re.search(r"=+ 4 failed in", said), said
+    # Those of an earlier run of pytest count, if both belong together.
+    flakes = tmp_path / "flakes"
+    flakes.write_text("FLAKY tests/a.py::test_a\n  FLAKY as a failure says\nFLAKY tests/b.py::b\n")
+    for tried in tmp_path.glob("tried*"):
+        tried.unlink()
+    status, said = planted.run(FLAKY.format(count=2), flakes=flakes)
+    assert status == 1 and "4 tests failed, more than 3: none is tried again" in said, said
+
+
+def test_a_file_that_cannot_be_imported_fails_the_run(planted: Planted) -> None:
+    status, said = planted.run("import nothing_of_that_name", FINE)
+    assert status not in (0, 5) and "nothing_of_that_name" in said, said
+
+
+LEAVES = """
+import pathlib, subprocess, sys, tempfile, threading, time
+import leftovers
+
+leftovers._GRACE_S = 0.5
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+def test_begins_a_process():
+    subprocess.Popen(SLEEP)
+
+def test_begins_one_whose_parent_ends():
+    subprocess.run([sys.executable, "-c", f"import subprocess; subprocess.Popen({SLEEP})"])
+
+def test_makes_a_file_and_a_thread():
+    pathlib.Path(tempfile.mkdtemp(prefix="left-")).touch()
+    threading.Thread(target=time.sleep, args=(2,), name="left-behind").start()
+
+def test_ends_all_that_it_began():
+    process = subprocess.Popen(SLEEP)
+    process.kill()
+    process.wait(60)
+
+def test_is_the_last():
+    pass
+"""
+
+
+def test_what_a_test_leaves_is_named_with_it(planted: Planted) -> None:
+    _, said = planted.run(LEAVES)
+    left = re.findall(r"left: (process|<Thread|'/)(.*) of tests/unit/test_0.py::(\w+)", said)
+    assert sorted((kind, test) for kind, _, test in left) == [
+        ("'/", "test_makes_a_file_and_a_thread"),
+        ("<Thread", "test_makes_a_file_and_a_thread"),
+        ("process", "test_begins_a_process"),
+        ("process", "test_begins_one_whose_parent_ends"),
+    ], said
+    assert "left-behind" in said and "time.sleep(600)" in said
