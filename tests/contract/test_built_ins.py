@@ -5,6 +5,7 @@ Among the first tests, since it is the longest that runs in the test process its
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,14 @@ def server() -> Iterator[str]:
     verdict = {"reward": 1.0, "choices": [{"message": {"content": '{"score": 10}'}}]}
     with serving(lambda asked: asked.json(verdict)) as found:
         yield found.url
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_service_of_wandb() -> Iterator[None]:
+    """Its process serves all runs of this one, until it is told to end."""
+    yield
+    if (wandb := sys.modules.get("wandb")) is not None:
+        wandb.teardown()
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

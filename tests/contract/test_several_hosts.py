@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -19,6 +18,7 @@ import numpy as np
 import writing_host
 from orbax import checkpoint as ocp
 from rlax_orbax.store import OrbaxStore
+from runs import free_port
 from waiting import wait_until
 
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
@@ -66,9 +66,7 @@ class Host:
 
 @contextmanager
 def two_hosts() -> Iterator[list[Host]]:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        port = door.getsockname()[1]
+    port = free_port()
     with ThreadPoolExecutor(2) as pool:
         hosts = [Host(number, port, pool) for number in (0, 1)]
         try:

@@ -19,6 +19,7 @@ import processes
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from waiting import wait_until
 
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
@@ -96,16 +97,22 @@ class Run(Records):
             pytest.fail(f"the run did not end:\n{logs}")
         return self.process.returncode, out
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not condition():
+    def until[T](self, look: Callable[[], T], what: str) -> T:
+        """The first true value that ``look`` returns; fails at once if the run ends without it."""
+
+        def look_on() -> T:
+            time.sleep(0.02)  # most looks read files
             ended = self.process.poll() is not None
-            if ended and condition():
-                return  # between the two
-            if ended or time.monotonic() > end:
-                kill_group(self.process)  # or what it says would never end
-                pytest.fail(f"{what} did not happen: {self.process.communicate()[0]}")
-            time.sleep(0.02)
+            seen = look()
+            assert seen or not ended, "the run has ended"
+            return seen
+
+        try:
+            return wait_until(look_on, what, limit_s=DEADLINE_S)
+        except AssertionError as error:
+            kill_group(self.process)  # or what it says would never end
+            said = self.process.communicate()[0]
+            pytest.fail(f"{what} did not happen ({error}): {said}")
 
     def workers(self) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
@@ -167,7 +174,9 @@ def free_port() -> int:
     """Below those that the system gives to others, so that none of them takes it meanwhile."""
     while True:
         with socket.socket() as one, suppress(OSError):
-            one.bind(("127.0.0.1", port := random.randrange(10_000, 32_000)))
+            # Not of a generator that a test, hypothesis or a library has seeded.
+            port = random.SystemRandom().randrange(10_000, 32_000)
+            one.bind(("127.0.0.1", port))
             return port
 
 

@@ -28,7 +28,10 @@ _TOKEN = "the-token-of-prometheus"
 
 
 class Server:
-    """A ``rlax serve`` process that serves a run; ``until_ready`` reads what it prints then."""
+    """A ``rlax serve`` process that serves a run; ``until_ready`` reads what it prints then.
+
+    It is killed at the end of its block if it still lives.
+    """
 
     def __init__(self, run: Path, *arguments: str):
         self.process = subprocess.Popen(
@@ -38,6 +41,14 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate(timeout=DEADLINE_S)
 
     def until_ready(self) -> str:
         self.line = self.process.stdout.readline()

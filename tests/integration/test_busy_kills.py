@@ -41,7 +41,7 @@ def assert_whole(run: Run, steps: int) -> None:
     assert report.clean, report.violation
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_reward_process_and_a_trainer_are_killed_in_evaluations(tmp_path):
     settings = (
         *(TWO_WORKERS, f"steps={STEPS}", "rlax.rewards=[{name: held}]"),
@@ -83,7 +83,7 @@ def test_a_reward_process_and_a_trainer_are_killed_in_evaluations(tmp_path):
     assert run.summary()["evaluation"]["skipped"] == 0
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_worker_and_a_reward_process_are_killed_while_a_version_is_published(tmp_path):
     settings = (
         *(plugins("held"), f"steps={STEPS}", "rlax.deterministic=true"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import doors
@@ -35,7 +36,7 @@ SETTINGS = (
 
 def recorded(run: Run) -> list[ev.Event]:
     """Everything that the ledger of a live run has."""
-    with sqlite3.connect(run.dir / "ledger.sqlite") as db:
+    with closing(sqlite3.connect(run.dir / "ledger.sqlite", timeout=60)) as db:
         rows = db.execute("SELECT body FROM events ORDER BY id").fetchall()
     return [ev.decode(json.loads(body)) for (body,) in rows]
 
@@ -62,10 +63,10 @@ def test_workers_stop_generating_what_no_batch_needs(tmp_path: Path, monkeypatch
     clients = "rlax.network.serve_clients=true"
     run = Run(tmp_path, *SETTINGS, *held({6: go}), clients)
 
-    def at_rest() -> bool:
-        """Step 6 is held, and all that may be generated for it is there."""
+    def at_rest() -> list[ev.Event]:
+        """What is recorded, once step 6 is held and all that may be generated for it is there."""
         if len(run.steps()) < 5 or not (run.dir / "ledger.sqlite").exists():
-            return False
+            return []
         events = recorded(run)
         issued = sum(len(e.prompts) for e in events if isinstance(e, ev.Issued))
         scored = sum(isinstance(e, ev.Scored) for e in events)
@@ -73,10 +74,9 @@ def test_workers_stop_generating_what_no_batch_needs(tmp_path: Path, monkeypatch
         too_stale = dropped - len(cancelled(events))
         # All that may be outstanding waits for its batch.
         full = scored - too_stale - 5 * GROUPS == 2 * GROUPS
-        return full and issued == scored + len(cancelled(events))
+        return events if full and issued == scored + len(cancelled(events)) else []
 
-    run.until(at_rest, "the spares of step 6")
-    events = recorded(run)
+    events = run.until(at_rest, "the spares of step 6")
     spared = cancelled(events)
     scored = sum(isinstance(e, ev.Scored) for e in events)
     saved = sum(one.tokens for one in spared)

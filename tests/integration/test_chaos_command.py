@@ -67,7 +67,7 @@ NODES = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="need
 def test_a_run_survives(more, options, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
     arguments = ("chaos", CONFIG, *SETTINGS, *more, "--kills", "4", "--json")
-    arguments += ("--out", str(tmp_path / "out"), "--patience-s", "30", *options)
+    arguments += ("--out", str(tmp_path / "out"), "--patience-s", "60", *options)
     done = finished(*arguments, cwd=tmp_path, timeout_s=550)
     assert done.returncode == 0, done.stdout + done.stderr
     (verdict,) = json.loads(done.stdout)

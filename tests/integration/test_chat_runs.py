@@ -112,7 +112,7 @@ def test_a_worker_that_cannot_stop_at_strings_is_rejected(
         directory,
         "run_name=lacking",
         "rlax.rollouts.engine={name: scripted, stop_strings: false}",
-        "rlax.deadlines.startup_s=20",
+        "rlax.deadlines.startup_s=60",
     )
     assert code != 0
     assert "its engine does not end samples at stop strings, which the prompt source has" in said

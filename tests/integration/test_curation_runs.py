@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ import yaml
 from command_line import rlax
 from documents import fences, read
 from runs import CONFIG, DEADLINE_S, Run
+from waiting import wait_until
 
 from rlax_plugin.commands.measure.command import Asked
 from rlax_plugin.pass_rates.files import read_table
@@ -37,9 +39,11 @@ SLOW = ("rlax.rollouts.engine={name: scripted, latency_s: 0.4}", "rlax.rollouts.
 
 def measuring(directory: Path, out: str, *overrides: str) -> subprocess.Popen[str]:
     words = [out if word == "rates.parquet" else word for word in MEASURE]
+    (temporary := directory / "tmp").mkdir(exist_ok=True)  # one that is killed leaves something
     return subprocess.Popen(
         [sys.executable, "-m", "rlax_plugin", *words, *overrides],
         cwd=directory,
+        env=os.environ | {"TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -56,12 +60,14 @@ def ended(process: subprocess.Popen[str], number: int | None = None) -> str:
 
 
 def until_part(process: subprocess.Popen[str], parts: Path, more_than: int) -> int:
-    end = time.monotonic() + DEADLINE_S
-    while (found := len(list(parts.glob("*.parquet")))) <= more_than:
-        assert process.poll() is None, ended(process)
-        assert time.monotonic() < end
+    def more() -> int:
         time.sleep(0.02)
-    return found
+        going_on = process.poll() is None
+        count = len(list(parts.glob("*.parquet")))
+        assert going_on or count > more_than, ended(process)
+        return count if count > more_than else 0
+
+    return wait_until(more, f"more than {more_than} parts", limit_s=DEADLINE_S)
 
 
 class Measured(NamedTuple):
@@ -188,16 +194,18 @@ def test_a_version_and_its_checkpoint_have_the_same_pass_rates(measured: Measure
         f"{run}/pass_rates/train-2.parquet": (f"{run}@2", "rlax.evaluation.problems=0"),
         f"{run}/pass_rates/train-2.npz.parquet": (f"{run}/checkpoints/2.npz",),
     }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin", "measure", *target, *common],
-            cwd=measured.directory,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for target in targets.values()
-    ]
-    said = [json.loads(ended(process)) for process in processes]
+    with ExitStack() as stack:
+        processes = []
+        for target in targets.values():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rlax_plugin", "measure", *target, *common],
+                cwd=measured.directory,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        said = [json.loads(ended(process)) for process in processes]
     one, other = (read_table(str(measured.directory / path)) for path in targets)
     assert one.table.equals(other.table) and one.about.version == 2
     assert one.about.weights == other.about.weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -15,7 +16,11 @@ ENDLESS = ("steps=100000", "rlax.evaluation.problems=0", "rlax.curation.filters=
 
 def cores(process: psutil.Process) -> set[int]:
     """The cores that the threads of a process may use."""
-    return set.union(*(os.sched_getaffinity(thread.id) for thread in process.threads()))
+    found: set[int] = set()
+    for thread in process.threads():
+        with suppress(ProcessLookupError):  # it has ended since
+            found |= os.sched_getaffinity(thread.id)
+    return found
 
 
 def test_the_trainer_has_cores_of_its_own_and_a_restarted_worker_keeps_to_the_others(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ WILD = (
     plugins("wild_environment"),
     "rlax.environment={name: wild}",
     "steps=2",
-    "rlax.deadlines.episode_s=3.0",
+    "rlax.deadlines.episode_s=10.0",  # a busy machine must not make others late
     "rlax.episodes.max_turns=3",
 )
 
@@ -76,7 +77,7 @@ def recorded_turns(directory: Path) -> list[RecordedTurn]:
     if not path.exists():
         return []
     query = "SELECT group_id, sample, trajectory, turn, body FROM turns ORDER BY id"
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path, timeout=60)) as db:
         try:
             found = db.execute(query).fetchall()
         except sqlite3.OperationalError:  # it is being made
@@ -189,10 +190,10 @@ def test_a_trainer_killed_between_turns_goes_on_with_those_it_has(
 def test_a_worker_killed_between_turns_costs_only_its_open_turns(
     tmp_path: Path, undisturbed: RunFiles
 ) -> None:
-    run = Run(tmp_path, *SETTINGS, *CALCULATOR)
-    run.until(lambda: recorded_turns(tmp_path), "a first turn")
-    recorded = recorded_turns(tmp_path)
-    (worker,) = run.workers()
+    # So slow that the run is far from its end, however late this process looks.
+    run = Run(tmp_path, *SETTINGS, *CALCULATOR, "rlax.rollouts.engine.latency_s=0.75")
+    recorded = run.until(lambda: recorded_turns(tmp_path), "a first turn")
+    (worker,) = run.until(run.workers, "its worker")
     worker.send_signal(signal.SIGKILL)
     psutil.wait_procs([worker], 60)
     status, out = run.end()

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from runs import DEADLINE_S, HELPERS, Run, alive, command, held
+from runs import DEADLINE_S, HELPERS, Run, alive, command, held, kill_group
+from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
@@ -88,13 +89,17 @@ def disturbed(tmp_path_factory) -> Disturbed:
     run.until(lambda: len(run.steps()) >= 2, "two steps")
     # Its own worker is never the one that is asked below, even if it measures that version.
     live = rlax_eval(directory, "runs/testing", "--json", "rlax.rollouts.engine.evaluation_of=-1")
-    run.until((directory / ASKED).exists, "an evaluation during training")
-    name = (directory / ASKED).read_text()
-    (measuring,) = [worker for worker in run.workers() if name in command(worker)]
-    measuring.send_signal(signal.SIGKILL)
-    assert not (directory / FIRST).exists()
-    (directory / KILLED).touch()
-    measured = result(live)
+    try:
+        run.until((directory / ASKED).exists, "an evaluation during training")
+        name = (directory / ASKED).read_text()
+        (measuring,) = [worker for worker in run.workers() if name in command(worker)]
+        measuring.send_signal(signal.SIGKILL)
+        assert not (directory / FIRST).exists()
+        (directory / KILLED).touch()
+        measured = result(live)
+    finally:
+        if live.poll() is None:
+            kill_group(live)
     run.until((directory / SECOND).exists, "the second evaluation")
     (directory / GO).touch()
     status, out = run.end()
@@ -201,14 +206,18 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
         start_new_session=True,
     )
     assert process.stdout is not None
-    # Everything has been started.
-    assert any("60 problems" in line for line in iter(process.stdout.readline, ""))
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 3  # workers and reward processes
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=DEADLINE_S)
+    try:
+        # Everything has been started.
+        assert any("60 problems" in line for line in iter(process.stdout.readline, ""))
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3  # workers and reward processes
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+    finally:
+        if process.poll() is None:
+            kill_group(process)
     assert process.returncode == 130
-    assert not alive(family)
+    wait_until(lambda: not alive(family), "their end")  # which takes the system a moment
     assert not list(tmp_path.iterdir()) and sorted(disturbed.run.dir.rglob("*")) == before
 
 

@@ -18,6 +18,8 @@ def test_a_frozen_worker_that_comes_back_is_told_to_end(tmp_path):
         "rlax.launcher={name: static}",
         "rlax.evaluation.problems=0",
         "rlax.rollouts.engine.token_s=0.01",
+        # A frozen worker counts as lost after 300 s: its successor has the time to start.
+        "rlax.deadlines.heartbeats_lost=1000",
         f"rlax.network.port={(port := free_port())}",
     )
     serve = ("serve", CONFIG, *settings, "--controller", f"127.0.0.1:{port}", "--name", "one")
@@ -32,7 +34,6 @@ def test_a_frozen_worker_that_comes_back_is_told_to_end(tmp_path):
         old = processes.enter_context(process(tmp_path, "old", *serve, "--incarnation", "1"))
         another(2)
         old.send_signal(signal.SIGSTOP)
-        # It would count as lost after 30 s; nothing waits for that.
         new = processes.enter_context(process(tmp_path, "new", *serve, "--incarnation", "2"))
         another(2)
         old.send_signal(signal.SIGCONT)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,18 @@ class Spread:
     def said(self, name: str) -> str:
         return (self.logs / f"{name}.log").read_text()
 
+    def until(self, look: Callable[[], object], what: str) -> None:
+        """Fails at once if the trainer ends before a look is true."""
+
+        def look_on() -> bool:
+            time.sleep(0.2)  # a look reads files
+            ended = self.process.poll() is not None
+            seen = bool(look())
+            assert seen or not ended, self.said("trainer")
+            return seen
+
+        wait_until(look_on, what, limit_s=LIMIT_S)
+
     def generated_by(self, name: str) -> int:
         return sum(name in row["workers"] for row in self.records.trained())
 
@@ -70,7 +83,7 @@ def spread(machines: list[Machine], directory: Path, *overrides: str) -> Iterato
         train = (*RLAX, "train", CONFIG, *keys, *overrides)
         process = stack.enter_context(trainer.process(directory / "trainer.log", *train))
         token = trainer.seen(run_directory / "worker-token.json")
-        wait_until(token.exists, "there is no token file")
+        wait_until(token.exists, "the token file", limit_s=LIMIT_S)
         for number, machine in enumerate(workers):
             copy = machine.home / "worker-token.json"
             # By a channel of the operator's, such as scp.
@@ -108,16 +121,16 @@ def test_a_worker_that_is_cut_off_is_replaced_and_comes_back(tmp_path: Path) -> 
         network(3, tmp_path) as machines,
         spread(machines, tmp_path, *patience, *endless, "rlax.evaluation.problems=0") as run,
     ):
-        wait_until(
+        run.until(
             lambda: run.generated_by("worker-0") and run.generated_by("worker-1"), "both at work"
         )
         machines[1].unplug()
-        wait_until(lambda: "worker worker-0 lost" in run.said("trainer"), "the loss")
+        run.until(lambda: "worker worker-0 lost" in run.said("trainer"), "the loss")
         before = run.step()
-        wait_until(lambda: run.step() >= before + 5, "five more steps")
+        run.until(lambda: run.step() >= before + 5, "five more steps")
         machines[1].plug_in()
         again = run.generated_by("worker-0")
-        wait_until(lambda: run.generated_by("worker-0") > again, "its return")
+        run.until(lambda: run.generated_by("worker-0") > again, "its return")
         for child in machines[0].processes("train"):
             child.send_signal(signal.SIGINT)
         assert run.process.wait(LIMIT_S) == 130, run.said("trainer")

@@ -129,8 +129,7 @@ def test_two_live_processes_of_one_name_do_not_end_the_run(tmp_path):
             return [name for name, one in both.items() if one.poll() is not None]
 
         # The second one; or the first, if it stalls for a second just then.
-        training.until(ended, "the end of one of them")
-        (loser,) = ended()
+        (loser,) = training.until(ended, "the end of one of them")
         said = (tmp_path / f"{loser}.log").read_text()
         status = both.pop(loser).returncode
         assert status == 2 and "--name = 'one': is already used by a worker" in said, said

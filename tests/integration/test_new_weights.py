@@ -63,7 +63,7 @@ def test_samples_go_on_with_new_weights_also_on_another_worker(tmp_path):
     run.until(lambda: both_at_work_after(2), "two workers at work")
     kills = 0
     while not passed_on() and kills < 5:  # one that has reported nothing passes nothing on
-        run.workers()[0].send_signal(signal.SIGKILL)
+        run.until(run.workers, "a worker")[0].send_signal(signal.SIGKILL)
         kills += 1
         after = len(run.steps()) + 4
         run.until(lambda after=after: both_at_work_after(after), "another worker at work")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run, plugins
+from runs import HELPERS, Run, held, plugins
 
 STEPS = 8
 SETTINGS = (
@@ -24,7 +24,6 @@ SETTINGS = (
     "rlax.evaluation.problems=0",
     f"steps={STEPS}",
 )
-SLOW = "rlax.trainer={name: bigram, checkpoint_every: 9, train_s: 0.3}"
 PLUGIN = """
 from pathlib import Path
 
@@ -80,14 +79,20 @@ def tally(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "runs/testing/tally.json").read_text())
 
 
-def test_a_step_that_ended_before_its_checkpoint_is_counted_once(tmp_path: Path) -> None:
+def test_a_step_that_ended_before_its_checkpoint_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stopped trainer writes the checkpoint of a step that it has reported already."""
-    stopped = Run(tmp_path, *SETTINGS, SLOW)
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+    go = tmp_path / "go"
+    settings = (*SETTINGS, *held({6: go}, "checkpoint_every: 9", "train_s: 0.3"))
+    stopped = Run(tmp_path, *settings)
     stopped.until(lambda: len(stopped.steps()) >= 2, "two steps")
     stopped.process.send_signal(signal.SIGTERM)
     status, out = stopped.end()
     assert status == 130, out
-    again = Run(tmp_path, *SETTINGS, SLOW)
+    go.touch()
+    again = Run(tmp_path, *settings)
     assert again.end()[0] == 0
     samples = again.samples()
     groups = {row["group"]: row["rejected"] or "accepted" for row in samples}

@@ -80,7 +80,7 @@ def test_workers_join_with_a_copied_token_file_and_follow_a_rotation(
     # Another authority does not lead to the controller; the worker says so, and would wait on.
     made(tmp_path / "other", OWN)
     ca = str(tmp_path / "other" / CA)
-    deceived, log = worker("deceived", copy, "--ca", ca, "rlax.deadlines.startup_s=1")
+    deceived, log = worker("deceived", copy, "--ca", ca, "rlax.deadlines.startup_s=10")
     assert deceived.wait(DEADLINE_S) == 1
     assert "is not signed by the expected authority" in log.read_text().splitlines()[-1]
 
@@ -129,8 +129,11 @@ def test_a_separate_parameter_server_has_the_same_certificate_and_follows_a_rota
 
     keys = (f"rlax.network.tls={files}", "rlax.deadlines.heartbeat_s=0.2")
     with processes.process(log, *arguments, *keys, cwd=tmp_path):
-        wait_until(lambda: "listens on" in log.read_text(), "the server")
-        address = re.findall(r"listens on (\S+)", log.read_text())[0]
+        address = wait_until(
+            lambda: re.findall(r"listens on (\S+)\s", log.read_text()),
+            "the server",
+            limit_s=DEADLINE_S,
+        )[0]
         assert address.startswith(f"{OWN}:")
         old = read_secret(run / "worker-token.json", "k")
         assert asyncio.run(answers(address, old))

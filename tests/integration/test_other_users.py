@@ -34,7 +34,18 @@ from other_users import (
     secrets_of,
 )
 from rlax_jetstream.capabilities import capabilities
-from runs import CONFIG, HELPERS, TWO_WORKERS, Run, digests, free_port, held, plugins, process
+from runs import (
+    CONFIG,
+    DEADLINE_S,
+    HELPERS,
+    TWO_WORKERS,
+    Run,
+    digests,
+    free_port,
+    held,
+    plugins,
+    process,
+)
 from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
@@ -46,7 +57,7 @@ from rlax_plugin.rpc.callers import METHODS
 from rlax_plugin.rpc.certificate import new_identity
 from rlax_plugin.worker.joining import fetch_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(500)]
 
 STEPS, HELD = 12, 6
 
@@ -139,7 +150,7 @@ class Attacked:
 def serving(run: Run) -> dict[str, int]:
     """Worker -> its port, of those that have registered."""
     told = [path.read_text() for path in run.dir.glob("logs/local-*.log")]
-    found = re.findall(r"worker (\S+) serves on 127.0.0.1:(\d+)", "".join(told))
+    found = re.findall(r"worker (\S+) serves on 127.0.0.1:(\d+)\s", "".join(told))
     return {name: int(port) for name, port in found}
 
 
@@ -156,11 +167,13 @@ def attacked(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     listen = ("parameter-server", CONFIG, *overrides, "--port", str(parameter_server))
     with common_home() as home, process(home, "server", *listen) as server:
         told = home / "server.log"
-        wait_until(lambda: "listens on" in told.read_text(), "the server does not listen")
+        wait_until(lambda: "listens on" in told.read_text(), "the server", limit_s=DEADLINE_S)
         run = Run(home, *overrides)
         run.until(lambda: len(run.steps()) == HELD - 1, f"step {HELD - 1}")
-        run.until(lambda: len(serving(run)) == 2, "two workers")
-        found = Attacked(home, run, serving(run), controller, parameter_server, prometheus)
+        workers = run.until(
+            lambda: workers if len(workers := serving(run)) == 2 else None, "two workers"
+        )
+        found = Attacked(home, run, workers, controller, parameter_server, prometheus)
         processes = family(psutil.Process(one) for one in (run.process.pid, server.pid))
         assert found.grpc_ports | {prometheus} == ports(processes).keys()
         found.secrets = secrets_of(run.dir, home)

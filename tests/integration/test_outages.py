@@ -23,7 +23,7 @@ WORKERS = ("local-0", "local-1")
 FAULTS = {"denied": "PERMISSION_DENIED", "reset": "Recv failure", "silent": "Timeout was reached"}
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_nobody_is_quarantined_by_an_outage_and_a_flipped_bit_still_does(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     fault = tmp_path / "fault"

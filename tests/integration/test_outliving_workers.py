@@ -32,7 +32,7 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path):
         listen = ("parameter-server", CONFIG, *overrides, "--port", apart)
         processes.enter_context(process(tmp_path, "server", *listen))
         server = tmp_path / "server.log"
-        wait_until(lambda: "listens on" in server.read_text(), "the server does not listen")
+        wait_until(lambda: "listens on" in server.read_text(), "the server", limit_s=DEADLINE_S)
         join = ("--controller", f"127.0.0.1:{port}", "--name", "survivor")
         worker = processes.enter_context(
             process(tmp_path, "survivor", "serve", CONFIG, *overrides, *join)
@@ -117,9 +117,12 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
     says("serving version")
     joined.touch()
     # Both workers were idle when the groups of step 5 were issued, so each generates some.
-    run.until(lambda: accepted(run).keys() == {*range(12, 20)}, "the groups of steps 4 and 5")
+    waiting = run.until(
+        lambda: waiting if (waiting := accepted(run)).keys() == {*range(12, 20)} else None,
+        "the groups of steps 4 and 5",
+    )
     not_trusted = {
-        group for group, worker in accepted(run).items() if group >= 16 and worker == "local-1"
+        group for group, worker in waiting.items() if group >= 16 and worker == "local-1"
     }
     assert not_trusted
     generated.touch()
@@ -143,5 +146,5 @@ def accepted(run: Run) -> dict[int, str]:
     """Group -> worker of those that wait to be trained, as the ledger of a live run has them."""
     query = """SELECT group_id, json_extract(body, '$.workers[0]') FROM groups
         JOIN events USING (group_id) WHERE state = 'accepted' AND event = 'generated'"""
-    with closing(sqlite3.connect(run.dir / "ledger.sqlite")) as ledger:
+    with closing(sqlite3.connect(run.dir / "ledger.sqlite", timeout=60)) as ledger:
         return dict(ledger.execute(query))

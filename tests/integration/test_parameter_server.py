@@ -19,6 +19,7 @@ from waiting import eventually
 
 from rlax_plugin.errors import DeadlineError, WeightsError
 from rlax_plugin.testing.builders import make_version
+from rlax_plugin.weights.messages import version_from_proto
 
 
 def test_latest_is_what_was_published_with_every_field():
@@ -192,7 +193,16 @@ def test_watchers_see_versions_in_order_from_where_they_stand():
     run(main())
 
 
-def test_a_slow_watcher_skips_to_the_newest():
+def test_a_slow_watcher_skips_to_the_newest(monkeypatch):
+    arrived: list[int] = []
+
+    def noted(message):
+        found = version_from_proto(message)
+        arrived.append(found.version)
+        return found
+
+    monkeypatch.setattr("rlax_plugin.weights.client.version_from_proto", noted)
+
     async def main():
         async with (
             serving(Deleted()) as (service, address),
@@ -209,7 +219,7 @@ def test_a_slow_watcher_skips_to_the_newest():
             # one more published version arrives behind them.
             await service.publish(version(6))
             assert (await anext(quickly)).version == 6
-            await asyncio.sleep(0.5)  # on a busy machine its messages come later
+            await eventually(lambda: arrived.count(6) == 2)
             rest = [(await anext(slowly)).version]
             while rest[-1] < 6:
                 rest.append((await anext(slowly)).version)

@@ -44,9 +44,9 @@ async def proxied(
 
 
 def quick_keepalive(patch: pytest.MonkeyPatch) -> None:
-    """A connection that is silent is broken after a second, and not after 20; same options."""
+    """A connection that is silent is broken after 4 s, and not after 20; same options."""
     limits = [name for name, _ in CHANNEL_OPTIONS if name.endswith("timeout_ms")]
-    quick = {"grpc.keepalive_time_ms": 250} | dict.fromkeys(limits, 750)
+    quick = {"grpc.keepalive_time_ms": 1000} | dict.fromkeys(limits, 3000)
     patch.setattr(doors, "CHANNEL_OPTIONS", tuple((dict(CHANNEL_OPTIONS) | quick).items()))
     server = tuple((dict(SERVER_OPTIONS) | quick).items())
     patch.setattr(doors, "SERVER_OPTIONS", server)
@@ -87,7 +87,7 @@ def test_groups_of_a_worker_whose_connection_is_half_open_go_elsewhere(monkeypat
     quick_keepalive(monkeypatch)
 
     async def main() -> None:
-        settings = section({"heartbeats_lost": 5})
+        settings = section({"heartbeats_lost": 20})  # 2 s: before the connection is broken
         async with (
             trainer(settings) as one,
             proxied(monkeypatch, one.address) as (calling, called),

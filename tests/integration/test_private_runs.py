@@ -21,8 +21,9 @@ from command_line import rlax
 from data_sets import write_lines
 from inheritance import Inheritance
 from other_user import readable_by_stranger
-from runs import HELPERS, Run, plugins
+from runs import DEADLINE_S, HELPERS, Run, plugins
 from small_tokenizers import CHATML, characters
+from waiting import wait_until
 
 from rlax_plugin.rpc.http import WsgiServer
 from rlax_plugin.rpc.run_secrets import known_secrets
@@ -106,8 +107,8 @@ def watched() -> Iterator[Watched]:
             )
         inheritance = Inheritance(run.process.pid, [SECRET])
         seen: set[str] = set()
-        end_s = time.monotonic() + 200
-        while run.process.poll() is None and time.monotonic() < end_s:
+
+        def watched_to_its_end() -> bool:
             if (made := known_secrets(place / "state")) is not None:
                 key = made.identity.key.split("\n")[1]
                 inheritance.secrets = [SECRET, made.trainer, made.worker, key]
@@ -116,11 +117,15 @@ def watched() -> Iterator[Watched]:
                 own = (run.dir, place / "state", place / "weights", place / "cache", place / "tmp")
                 seen.update(readable_by_stranger(*own)["read"])
             time.sleep(0.05)
+            return run.process.poll() is not None
+
+        wait_until(watched_to_its_end, "the run's end", limit_s=DEADLINE_S)
         status, said = run.end()
         assert status == 0, said
         yield Watched(place, run, inheritance, sorted(seen))
     finally:
         os.umask(before)
+        Run.end_all()
         shutil.rmtree(place)
 
 
@@ -131,7 +136,7 @@ def test_the_uppermost_directories_are_private_whatever_the_umask(watched: Watch
     assert stat.S_IMODE((watched.place / "runs").stat().st_mode) == 0o777  # as the umask says
 
 
-@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
 def test_another_user_can_read_nothing_of_a_run(watched: Watched) -> None:
     for name, path in watched.own.items():
@@ -202,17 +207,20 @@ def test_what_is_inherited_is_found(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
             pass_fds=numbers,
         )
+
+        def six_sentences() -> bool:
+            time.sleep(0.05)
+            inheritance.look()
+            return len(_of(child, inheritance)) >= 6
+
         try:
-            end_s = time.monotonic() + 60
-            while len(_of(child, inheritance)) < 6 and time.monotonic() < end_s:
-                inheritance.look()
-                time.sleep(0.05)
+            wait_until(six_sentences, "what the child has")
         finally:
             child.kill()
             child.wait(60)
-    server.close()
-    os.close(source)
-    os.close(target)
+            server.close()
+            os.close(source)
+            os.close(target)
     assert _of(child, inheritance) == {
         f"{numbers[0]} is {log}, not opened to append",
         f"{numbers[1]} is {ledger}",

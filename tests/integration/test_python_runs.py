@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import CONFIG
+from runs import CONFIG, lines
+from waiting import wait_until
 
 import rlax_plugin
 from rlax_plugin.scripting import processes
@@ -38,11 +38,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert all(one.ended(DEADLINE_S) for one in started)
 
 
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+def until_step(run: rlax_plugin.Run, step: int) -> None:
+    wait_until(lambda: run.progress.step >= step, f"step {step}", limit_s=DEADLINE_S)
 
 
 @pytest.mark.slow
@@ -67,11 +64,12 @@ def test_a_run_is_stopped_continued_and_read(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def start() -> rlax_plugin.Run:
-        return rlax_plugin.train(model=CONFIG, steps=60, name="toy", config={"rlax.seed": 3})
+        slow = {"rlax.seed": 3, "rlax.trainer.train_s": 0.2}  # it is stopped before its end
+        return rlax_plugin.train(model=CONFIG, steps=60, name="toy", config=slow)
 
     run = start()
     assert run.status == "starting"
-    until(lambda: run.progress.step >= 2)
+    until_step(run, 2)
     assert run.status == "running" and run.progress.steps == 60
     elsewhere = rlax_plugin.open("runs/toy")
     assert elsewhere.status == "running"
@@ -104,7 +102,7 @@ def test_a_run_that_fails_raises_its_own_error() -> None:
     assert str(caught.value).startswith("rlax train failed: ")
     assert "Traceback" not in str(caught.value) and "\n" not in str(caught.value)
     run = rlax_plugin.train(model=CONFIG, steps=4000)
-    until(lambda: run.progress.step >= 1)
+    until_step(run, 1)
     (process,) = [one for one in [run._started] if one is not None]
     process._process.kill()
     with pytest.raises(rlax_plugin.CommandError, match=r"the signal SIGKILL ended it; .*train.log"):
@@ -142,12 +140,15 @@ def test_a_run_stops_with_the_process_that_started_it(directory: Path, number: i
         stderr=subprocess.STDOUT,
         text=True,
     ) as script:
-        metrics = directory / "runs/toy/metrics.jsonl"
-        until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1)
-        run = rlax_plugin.open("runs/toy")
-        assert run.status == "running"
-        os.kill(script.pid, number)
-        out, _ = script.communicate(timeout=DEADLINE_S)
+        try:
+            metrics = directory / "runs/toy/metrics.jsonl"
+            wait_until(lambda: len(lines(metrics)) > 1, "two steps", limit_s=DEADLINE_S)
+            run = rlax_plugin.open("runs/toy")
+            assert run.status == "running"
+            os.kill(script.pid, number)
+            out, _ = script.communicate(timeout=DEADLINE_S)
+        finally:
+            script.kill()  # which ends the run as well
     if number == signal.SIGINT:  # the script has waited for the end
         assert run.status == "stopped" and "stopping after this step" in out
         assert "KeyboardInterrupt" in out

@@ -161,7 +161,7 @@ def test_the_chains_of_kills_have_every_point():
 @pytest.mark.parametrize(
     ("chain", "packed"),
     [
-        pytest.param(chain, packed, marks=() if packed else pytest.mark.long, id=chain[0])
+        pytest.param(chain, packed, marks=() if packed else pytest.mark.ci, id=chain[0])
         for chain, packed in zip(CHAINS, (False, True, False), strict=True)
     ],
 )
@@ -223,7 +223,7 @@ def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
         assert m["logprob_gap/p95"] < 1e-6
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undisturbed):
     bucket = f"objects:/{tmp_path}/bucket"
     where = (*SIGNAL, f"base_output_directory={bucket}", f"rlax.state_dir={tmp_path}/state")
@@ -242,7 +242,7 @@ def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undistu
     assert audit(files).violation is None
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_finished_groups_are_kept_and_only_open_ones_are_generated_again(tmp_path):
     # Some groups are finished and wait for their step, others are not finished yet, when a step
     # ends: unless the machine stalls.

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from finished_run import SETTINGS
 from runs import CONFIG, DEADLINE_S, TWO_WORKERS, Run, alive, plugins, process
+from waiting import wait_until
 
 
 def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
@@ -54,9 +55,10 @@ def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
 
 
 def test_a_killed_worker_costs_only_time(tmp_path):
-    run = Run(tmp_path, TWO_WORKERS, "rlax.rollouts.engine.latency_s=0.1", "steps=1000")
+    # So slow that either of them has groups at nearly any moment.
+    run = Run(tmp_path, TWO_WORKERS, "rlax.rollouts.engine.latency_s=0.3", "steps=1000")
     run.until(lambda: any(m["rollout/workers"] == 2 for m in run.steps()), "two workers")
-    run.workers()[0].send_signal(signal.SIGKILL)
+    run.until(run.workers, "a worker")[0].send_signal(signal.SIGKILL)
     enough = len(run.steps()) + 6
     run.until(lambda: len(run.steps()) >= enough, "six more steps")
     run.until(lambda: len(run.workers()) == 2, "another worker")
@@ -108,7 +110,7 @@ def test_a_signal_before_training_ends_the_run_at_once(tmp_path, phase, number):
     status, out = run.end()
     assert status == 130, out
     assert re.search(r"continue with:  \S*rlax train", out) and "Traceback" not in out
-    assert not alive(family)
+    wait_until(lambda: not alive(family), "the end of its processes")
     assert not list(run.dir.glob("evaluation/*"))
 
 
@@ -131,7 +133,7 @@ def test_a_run_goes_on_after_a_kill_and_after_ctrl_c_with_each_step_once(tmp_pat
     status, out = run.end()
     assert status == 130, out
     assert "continue with:" in out
-    assert not alive(family)
+    wait_until(lambda: not alive(family), "the end of its processes")
     resumed = int(re.search(r"resuming after step (\d+)", out).group(1))
     # A step is committed by its checkpoint, which precedes its line in metrics.jsonl.
     assert resumed % 5 == 0 and seen - 10 <= resumed <= seen + 1
@@ -251,8 +253,9 @@ def test_static_workers_join_late_and_drain_on_sigterm(tmp_path):
     settings = ("rlax.launcher.name=static", "rlax.network.port=0", "rlax.trainer.train_s=0.05")
     run = Run(tmp_path, *settings, "steps=1000")
     log = run.dir / "logs/trainer.log"
-    run.until(lambda: log.exists() and "register with" in log.read_text(), "the address")
-    address = log.read_text().split("register with ")[1].split()[0]
+    address = run.until(
+        lambda: log.exists() and re.search(r"register with (\S+)\s", log.read_text()), "the address"
+    )[1]
 
     def more(steps: int) -> None:
         enough = len(run.steps()) + steps

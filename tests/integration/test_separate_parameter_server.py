@@ -101,6 +101,7 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
         assert server.returncode == 0
     finally:
         server.kill()
+        server.wait(LIMIT_S)
         server.stdout.close()
     # keep = 1: all but the newest are gone, and a restarted server would know it.
     left = sorted(path.name for path in tmp_path.iterdir())

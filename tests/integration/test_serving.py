@@ -113,10 +113,10 @@ def trained(tmp_path_factory) -> Trained:
 
 @pytest.fixture(scope="module")
 def server(trained: Trained) -> Iterator[Server]:
-    server = Server(trained.dir, *GREEDY)
-    server.until_ready()
-    yield server
-    assert server.end()[0] == 0
+    with Server(trained.dir, *GREEDY) as server:
+        server.until_ready()
+        yield server
+        assert server.end()[0] == 0
 
 
 def test_a_worker_of_a_running_trainer_answers_a_stock_client(trained: Trained) -> None:
@@ -207,10 +207,10 @@ json.dump([result["completed"], result["total_output_tokens"], texts], sys.stder
 
 @pytest.fixture(scope="module")
 def open_server(trained: Trained) -> Iterator[Server]:
-    server = Server(trained.dir, *GREEDY, "--open")
-    server.until_ready()
-    yield server
-    status, errors = server.end()
+    with Server(trained.dir, *GREEDY, "--open") as server:
+        server.until_ready()
+        yield server
+        status, errors = server.end()
     assert status == 0 and "every user of this machine can call" in errors
 
 
@@ -258,7 +258,7 @@ def test_stock_clients_are_answered_ten_at_a_time(server: Server, open_server: S
 def slow(trained: Trained, tmp_path: Path) -> Iterator[tuple[Server, Path, str]]:
     """A server with 2 slots and endless completions that waits for a file before it loads."""
     go = tmp_path / "go"
-    server = Server(
+    with Server(
         trained.dir,
         f"rlax.rollouts.engine={{name: bigram_slots, step_s: 0.002, wait_for: {go}}}",
         f"rlax.rollouts.max_new_tokens={FOREVER}",
@@ -267,17 +267,15 @@ def slow(trained: Trained, tmp_path: Path) -> Iterator[tuple[Server, Path, str]]
         "rlax.deadlines.drain_s=0.5",
         *("--version", str(len(trained.steps) - 1), "--prometheus-port", "0"),
         *("--prometheus-token-file", str(trained.dir.parents[1] / "prometheus.token")),
-    )
-    errors: list[str] = []
-    for line in server.process.stderr:
-        errors.append(line)
-        if found := re.search(r"http://127\.0\.0\.1:\d+/metrics", line):
-            break
-    else:
-        pytest.fail("".join(errors))
-    yield server, go, found[0]
-    server.process.kill()
-    server.process.communicate(timeout=DEADLINE_S)
+    ) as server:
+        errors: list[str] = []
+        for line in server.process.stderr:
+            errors.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+/metrics", line):
+                break
+        else:
+            pytest.fail("".join(errors))
+        yield server, go, found[0]
 
 
 def test_cancelled_calls_free_their_slots_and_all_is_exported(
@@ -324,56 +322,63 @@ def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
     trained: Trained, tmp_path: Path
 ) -> None:
     address, go = f"127.0.0.1:{(port := free_port())}", tmp_path / "go"
-    server = Server(
+    with Server(
         trained.dir,
         f"rlax.rollouts.engine={{name: bigram_slots, step_s: 0.01, wait_for: {go}}}",
         "rlax.rollouts.max_new_tokens=80",
         "rlax.rollouts.ignore_stop=true",
         "rlax.deadlines.drain_s=60",
         *("--port", str(port)),
-    )
-    wait_until(token_path(address).exists, "there is no token file")
-    channel = doors.channel_to(address)
-    stub, health = jet_rpc.OrchestratorStub(channel), jet.HealthCheckRequest()
-    while True:  # until JetStream's servicer is there
-        try:
-            reply = stub.HealthCheck(health, wait_for_ready=True, timeout=DEADLINE_S)
-            break
-        except grpc.RpcError as error:
-            assert "still being imported" in error.details()
-    assert not reply.is_live
-    for ask in (lambda: sample(stub, text("1", 3)), lambda: generated(address, encode("1"), 3)):
-        with pytest.raises(grpc.RpcError) as caught:
-            ask()
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert "no weights yet" in caught.value.details()
-    go.touch()
-    assert server.until_ready() == address
-    assert is_live(stub)
+    ) as server:
+        wait_until(token_path(address).exists, "the token file", limit_s=DEADLINE_S)
+        channel = doors.channel_to(address)
+        stub, request = jet_rpc.OrchestratorStub(channel), jet.HealthCheckRequest()
 
-    running = stub.Decode(text("1", 80))
-    health = rpc.RolloutStub(channel).Health
-    while not health(pb.HealthRequest(), timeout=DEADLINE_S).figures["active"]:
-        if running.done():  # this process was away for as long as all of it takes
-            break
-    server.process.send_signal(signal.SIGTERM)
-    assert [len(one.token_ids) for one in wholes(running)] == [80]
-    assert server.wait()[0] == 0
+        def checked() -> jet.HealthCheckResponse | None:
+            try:
+                return stub.HealthCheck(request, wait_for_ready=True, timeout=DEADLINE_S)
+            except grpc.RpcError as error:
+                assert "still being imported" in error.details()
+                return None
+
+        # A message whose only field is false is true, too.
+        reply = wait_until(lambda: (reply := checked()) is not None and [reply], "JetStream")[0]
+        assert not reply.is_live
+        for ask in (lambda: sample(stub, text("1", 3)), lambda: generated(address, encode("1"), 3)):
+            with pytest.raises(grpc.RpcError) as caught:
+                ask()
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert "no weights yet" in caught.value.details()
+        go.touch()
+        assert server.until_ready() == address
+        assert is_live(stub)
+
+        running = stub.Decode(text("1", 80))
+        health = rpc.RolloutStub(channel).Health
+
+        def begun() -> bool:
+            active = health(pb.HealthRequest(), timeout=DEADLINE_S).figures["active"]
+            return active > 0 or running.done()  # if this process was away as long as it takes
+
+        wait_until(begun, "the call", limit_s=DEADLINE_S)
+        server.process.send_signal(signal.SIGTERM)
+        assert [len(one.token_ids) for one in wholes(running)] == [80]
+        assert server.wait()[0] == 0
 
 
 def test_a_server_whose_engine_has_died_ends(trained: Trained) -> None:
     broken = int(encode("7")[-1])
-    server = Server(
+    with Server(
         trained.dir,
         f"rlax.rollouts.engine={{name: bigram_slots, break_on: {broken}}}",
         "rlax.deadlines.heartbeat_s=0.2",
-    )
-    stub = orchestrator(server.until_ready())
-    assert sample(stub, text("8", 4)).token_ids
-    with pytest.raises(grpc.RpcError) as caught:
-        sample(stub, text("7", 4))
-    assert caught.value.code() == grpc.StatusCode.INTERNAL
-    status, errors = server.wait()
+    ) as server:
+        stub = orchestrator(server.until_ready())
+        assert sample(stub, text("8", 4)).token_ids
+        with pytest.raises(grpc.RpcError) as caught:
+            sample(stub, text("7", 4))
+        assert caught.value.code() == grpc.StatusCode.INTERNAL
+        status, errors = server.wait()
     assert status == 1 and "the device is gone" in errors
 
 
@@ -386,7 +391,8 @@ def test_weights_that_are_not_what_was_published_are_not_served(
     versions = json.loads(index.read_text())["versions"]
     *_, older, newest = (Path(v["parts"][0]["path"]) for v in versions)
     shutil.copytree(older, newest, dirs_exist_ok=True)
-    status, errors = Server(run, "rlax.rollouts.engine={name: scripted}").wait()
+    with Server(run, "rlax.rollouts.engine={name: scripted}") as server:
+        status, errors = server.wait()
     assert status == 1 and "has fingerprint" in errors and "Traceback" not in errors
 
 

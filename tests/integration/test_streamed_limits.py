@@ -102,7 +102,7 @@ def test_a_server_sends_only_what_is_listed_and_leased(tmp_path: Path) -> None:
         published = version(0, part(tmp_path, "0"))
         async with served(tmp_path, published) as (_, address), held(address) as (client, one):
 
-            async def fetch(within_s: float | None = 10.0, **changes: Any) -> str:
+            async def fetch(within_s: float | None = 50.0, **changes: Any) -> str:
                 good = {"lease": one.lease, "part": "base", "file": "small", "offset": 0}
                 async with connect(address, SECRETS.of_worker) as connection:
                     stub = rpc.ParameterServerStub(connection)
@@ -160,7 +160,7 @@ def test_readers_wait_for_their_turn(tmp_path: Path) -> None:
         async with served(tmp_path, published, streams=2) as (service, address):
             service.most = 1  # each stands still after a chunk
             async with held(address) as (client, one):
-                streams = [client.fetch(one, "base", "body", 0, 10.0) for _ in range(3)]
+                streams = [client.fetch(one, "base", "body", 0, 50.0) for _ in range(3)]
                 first = [await anext(aiter(stream)) for stream in streams[:2]]
                 assert [chunk.offset for chunk in first] == [0, 0]
                 assert await status(streams[2]) == "RESOURCE_EXHAUSTED"

@@ -151,7 +151,7 @@ def test_a_server_that_stays_away_ends_with_what_would_have_been_enough(tmp_path
     published = version(7, part(tmp_path, "7"))
 
     async def main() -> None:
-        with local_copies(settings(tmp_path, weights_s=1.0)) as copies:
+        with local_copies(settings(tmp_path, weights_s=4.0)) as copies:
             assert copies is not None
             async with AsyncExitStack() as stack:
                 async with served(tmp_path, published) as (service, address):
@@ -161,7 +161,7 @@ def test_a_server_that_stays_away_ends_with_what_would_have_been_enough(tmp_path
                     await eventually(lambda: received(tmp_path) == MIB)
                 said = (
                     r"streaming version 7 \(1 MiB of 5 MiB have arrived; the last failure: "
-                    r"UNAVAILABLE.*\) took longer than 1 s: it would have needed about 5 s "
+                    r"UNAVAILABLE.*\) took longer than 4 s: it would have needed about 20 s "
                     r"\(set rlax.deadlines.weights_s"
                 )
                 with pytest.raises(DeadlineError, match=said):
@@ -181,7 +181,7 @@ def test_a_version_that_is_gone_is_unreadable(tmp_path: Path) -> None:
             async with served_ as (service, address), held(address) as (client, one):
                 await service.publish(version(1, part(tmp_path, "1")))
                 request = pb.ReleaseRequest(lease=one.lease)
-                await client._stub.Release(request, timeout=10)
+                await client._stub.Release(request, timeout=60)
                 with pytest.raises(WeightsUnreadableError, match="version 0 is gone"):
                     await copies.copy(client, one, Reading())
 
@@ -192,7 +192,7 @@ def test_a_stream_that_stands_still_is_given_up_and_old_parts_are_deleted(tmp_pa
     """Nothing arrives for ``rpc_s``: the worker asks for the rest, or for a newer version."""
 
     async def main() -> None:
-        with local_copies(settings(tmp_path, rpc_s=0.3)) as copies:
+        with local_copies(settings(tmp_path, rpc_s=3.0)) as copies:
             assert copies is not None
             async with serves(tmp_path) as (service, address):
                 await service.publish(version(0, part(tmp_path, "0")))

@@ -28,7 +28,7 @@ from rlax_plugin.rpc.certificate import new_identity
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.rpc.secret import new_token
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(500)]
 
 STEPS, FIRST, SECOND = 12, 5, 9
 PERSONAS = ("silent", "plain", "own certificate", "right one behind")
@@ -115,7 +115,7 @@ def test_an_impostor_who_is_believed_learns_everything(tmp_path: Path, persona: 
     own, token, port, log = new_identity(), new_token(), free_port(), tmp_path / "impostor.log"
     order = {"key": own.key, "certificate": own.certificate, "right": own.certificate}
     with impostor(log, port=port, personas=[persona], **order):
-        wait_until(lambda: bound(log), "the port is not taken")
+        wait_until(lambda: bound(log), "the port taken", limit_s=DEADLINE_S)
         believing = (
             grpc.insecure_channel(f"127.0.0.1:{port}")
             if persona == "plain"
@@ -183,15 +183,19 @@ def test_who_takes_a_port_over_learns_nothing_and_changes_nothing(
             assert not bound(taken_controller)
             run.process.send_signal(signal.SIGKILL)
             run.process.communicate(timeout=DEADLINE_S)
-            wait_until(lambda: bound(taken_controller), "the controller's port is not taken")
+            wait_until(lambda: bound(taken_controller), "the controller's port taken")
             three = worker("three")
-            wait_until(lambda: "no answer" in logs["three"].read_text(), "no worker has asked")
+            wait_until(
+                lambda: "no answer" in logs["three"].read_text(),
+                "a worker that asks",
+                limit_s=DEADLINE_S,
+            )
 
             def all_met() -> bool:
                 met = Taken.of(taken_controller).connections
                 return all(met[persona] >= 3 for persona in PERSONAS)
 
-            wait_until(all_met, "not everyone was connected to")
+            wait_until(all_met, "a connection to everyone", limit_s=DEADLINE_S)
             assert two.poll() is None and three.poll() is None
         Taken.of(taken_controller).learned_nothing(secrets)
         assert "another trainer process" not in logs["two"].read_text()

@@ -23,7 +23,7 @@ from rlax_plugin.commands.audit import audit
 from rlax_plugin.commands.doctor.findings import Finding
 from rlax_plugin.records.files import RunFiles
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(600)]
 
 needs_other_clock = pytest.mark.skipif(
     not FAKETIME.exists(), reason=f"libfaketime is not installed: there is no {FAKETIME}"

@@ -21,7 +21,7 @@ RUN = (
     "rlax.launcher.workers=1",
     "rlax.curation={filters: [], max_refill: 2}",
     "rlax.trainer={name: bigram, train_s: 0.05, checkpoint_every: 2}",
-    "rlax.deadlines.reward_s=4",
+    "rlax.deadlines.reward_s=10",
 )
 
 
@@ -66,7 +66,7 @@ def test_an_outage_is_waited_for_then_ends_the_run_and_the_run_goes_on(tmp_path,
     # For less than reward_s: nothing is lost.
     run.until(lambda: "cannot be asked" in _log(run), "the outage")
     with serving(repeats_the_key, port=port) as wrong:
-        wait_until(lambda: wrong.asked, "the run does not ask again")
+        wait_until(lambda: wrong.asked, "another question of the run")
     before = len(run.steps())
     with serving(even, port=port):
         run.until(lambda: len(run.steps()) >= before + 2, "two steps more")
@@ -78,7 +78,7 @@ def test_an_outage_is_waited_for_then_ends_the_run_and_the_run_goes_on(tmp_path,
     said = " ".join(out.split())
     assert status not in (0, None) and "Traceback" not in out, out
     assert "Rewards fail, such as: ServerError: http://127.0.0.1:" in said, out
-    assert "gave no answer within 3.6 s" in said and "logs/rewards.log says more" in said, out
+    assert "gave no answer within 9 s" in said and "logs/rewards.log says more" in said, out
     trained = len(run.steps())
 
     # The same command goes on where it was.

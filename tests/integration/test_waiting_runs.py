@@ -11,11 +11,11 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 from finished_run import FinishedRun
-from runs import CONFIG, DEADLINE_S
+from runs import CONFIG, DEADLINE_S, kill_group
+from waiting import wait_until
 
 PHASES = (
     "reading the prompts",
@@ -62,7 +62,9 @@ def test_a_terminal_shows_the_phases_in_one_place(tmp_path: Path) -> None:
         text = _all_of(ours)
         assert process.wait(DEADLINE_S) == 0, text
     finally:
-        process.kill()
+        if process.poll() is None:
+            kill_group(process)
+            process.wait(60)
         os.close(ours)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert plain.startswith("rlax train ")
@@ -75,15 +77,16 @@ def test_a_terminal_shows_the_phases_in_one_place(tmp_path: Path) -> None:
 
 def _all_of(terminal: int) -> str:
     """Returns the text that is written until the last process has closed the terminal."""
-    parts, end_s = list[bytes](), time.monotonic() + DEADLINE_S
-    while (left_s := end_s - time.monotonic()) > 0:
-        if not select.select([terminal], [], [], left_s)[0]:
-            break
+    parts = list[bytes]()
+
+    def is_closed() -> bool:
+        if not select.select([terminal], [], [], 1.0)[0]:
+            return False
         try:
-            part = os.read(terminal, 1 << 16)
+            parts.append(os.read(terminal, 1 << 16))
         except OSError:  # no process has it open
-            break
-        if not part:
-            break
-        parts.append(part)
+            return True
+        return not parts[-1]
+
+    wait_until(is_closed, "the end of all that is written", limit_s=DEADLINE_S)
     return b"".join(parts).decode(errors="replace")

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import processes
-import psutil
 import pytest
-from runs import HELPERS, TWO_WORKERS, Run, kill_group, plugins
+from runs import DEADLINE_S, HELPERS, TWO_WORKERS, Run, kill_group, plugins
 from waiting import wait_until
 
 from rlax_plugin.commands.doctor.evidence import Evidence, gather
@@ -73,9 +72,12 @@ def found(run: Run, what: str) -> Callable[[], Finding | None]:
 
 
 def test_the_status_is_the_same_here_and_over_grpc(watched: Run) -> None:
-    two = lambda: (now := known(watched)) and now.step >= 3 and len(now.workers) == 2  # noqa: E731
-    wait_until(two, "two workers")
-    here = seen(watched)
+
+    def two() -> ControllerStatus | None:
+        now = known(watched)
+        return now if now and now.step >= 3 and len(now.workers) == 2 else None
+
+    here = wait_until(two, "two workers", limit_s=DEADLINE_S)
     token = read_secret(watched.dir / "client-token.json", "")
     at = endpoints(watched.dir)
     assert at is not None
@@ -97,8 +99,8 @@ def test_steps_report_the_use_of_the_machine(watched: Run) -> None:
         of_two = [step for step in watched.steps() if "machine/workers_memory_bytes_max" in step]
         return [step for step in of_two if step["machine/workers_cpu"] > 0]
 
-    wait_until(sampled, "a step with the figures of both workers, of two reports")
-    step = sampled()[-1]
+    told = "a step with the figures of both workers, of two reports"
+    step = wait_until(sampled, told, limit_s=DEADLINE_S)[-1]
     two, largest = step["machine/workers_memory_bytes"], step["machine/workers_memory_bytes_max"]
     assert largest < two < 2.1 * largest
     assert 0 < step["machine/trainer_cpu"] < os.cpu_count() + 1
@@ -110,9 +112,7 @@ def test_a_reward_that_blocks_is_named_with_its_line(watched: Run) -> None:
     block = watched.dir.parent.parent / "block"
     block.touch()
     try:
-        look = found(watched, "a reward of prompt ")
-        wait_until(look, "the finding")
-        finding = look()
+        finding = wait_until(found(watched, "a reward of prompt "), "the finding")
         assert finding is not None and finding.process is not None
         assert "rlax.deadlines.reward_s = 60 s" in finding.ends
         mark = finding.process.mark
@@ -120,11 +120,11 @@ def test_a_reward_that_blocks_is_named_with_its_line(watched: Run) -> None:
     finally:
         block.unlink()
     step = seen(watched).step
-    wait_until(lambda: seen(watched).step > step + 1, "the run goes on")
+    watched.until(lambda: seen(watched).step > step + 1, "two more steps")
 
 
 def test_a_frozen_worker_is_named_and_the_rest_goes_on(watched: Run) -> None:
-    frozen = psutil.Process(watched.workers()[0].pid)
+    frozen = wait_until(watched.workers, "a worker")[0]
     frozen.suspend()
     try:
         wait_until(found(watched, f"(pid {frozen.pid}) is stopped by a signal"), "the finding")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, closing
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,12 @@ pytestmark = pytest.mark.skipif(not this_machine(), reason="Linux only")
 ARRAYS = {"w": np.zeros((2, 3), np.float16)}
 
 
+@pytest.fixture
+def copies() -> Iterator[MemoryCopies]:
+    with closing(MemoryCopies(1000)) as copies:
+        yield copies
+
+
 def offer(copies: MemoryCopies, written: WeightVersion) -> WeightVersion:
     """The same version, with a copy in memory."""
     (part,) = written.parts
@@ -29,9 +36,8 @@ def offer(copies: MemoryCopies, written: WeightVersion) -> WeightVersion:
     return replace(written, parts=(replace(part, memory=copies.add(arrays)),))
 
 
-def test_only_readers_on_this_machine_are_told_of_a_version_before_it_is_written():
+def test_only_readers_on_this_machine_are_told_of_a_version_before_it_is_written(copies):
     async def main():
-        copies = MemoryCopies(1000)
         async with (
             serving(Deleted(), published_in=None) as (service, address),
             client_of(address) as near,
@@ -59,14 +65,12 @@ def test_only_readers_on_this_machine_are_told_of_a_version_before_it_is_written
             # One that is written already is not told again.
             await service.publish(version(2))
             assert (await anext(here)).version == (await anext(there)).version == 2
-        copies.close()
 
     run(main())
 
 
-def test_an_offer_of_an_earlier_trainer_process_is_void():
+def test_an_offer_of_an_earlier_trainer_process_is_void(copies):
     async def main():
-        copies = MemoryCopies(1000)
         async with serving(Deleted(), published_in=None) as (service, address):
             await service.publish(version(0), restart=True)
             await service.offer(offer(copies, version(5)))
@@ -78,7 +82,6 @@ def test_an_offer_of_an_earlier_trainer_process_is_void():
                 assert await anext(news) == version(3)
                 await service.publish(version(4))
                 assert await anext(news) == version(4)
-        copies.close()
 
     run(main())
 
@@ -118,9 +121,9 @@ class Reading(Counting):
         return await super().load(version)
 
 
-def test_a_worker_loads_from_memory_and_without_the_copy_from_the_path():
+def test_a_worker_loads_from_memory_and_without_the_copy_from_the_path(copies):
     async def main():
-        settings, copies = section(), MemoryCopies(1000)
+        settings = section()
         async with trainer(settings) as one:
             await one.publish(0)
             worker = Worker("w", Reading(), settings, one.address)
@@ -153,14 +156,13 @@ def test_a_worker_loads_from_memory_and_without_the_copy_from_the_path():
             await one.parameters.publish(plain(3))
             await until(lambda: one.held("w") == 3)
             assert one.quarantined == [] and one.lost == []
-        copies.close()
 
     run_workers(main)
 
 
-def test_an_engine_without_the_ability_waits_for_the_files():
+def test_an_engine_without_the_ability_waits_for_the_files(copies):
     async def main():
-        settings, copies = section(), MemoryCopies(1000)
+        settings = section()
         async with trainer(settings) as one:
             await one.publish(0)
             engine = Reading()
@@ -172,6 +174,5 @@ def test_an_engine_without_the_ability_waits_for_the_files():
             await one.parameters.publish(plain(1))
             await until(lambda: one.held("w") == 1)
             assert worker.engine.sources == [(0, "path"), (1, "path")]
-        copies.close()
 
     run_workers(main)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import doors
 import numpy as np
 from runs import free_port
 from sections import section_with
+from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.fleet.dispatch import Dispatcher
@@ -32,7 +32,7 @@ from rlax_plugin.worker.joining import RunToJoin
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.serve import work
 
-LIMIT_S = 150.0
+LIMIT_S = 120.0  # for one wait; a whole test may have twice as long
 TOKEN_S = 0.005
 STOP = 10**6
 CONTINUE = {"on_new_weights": "continue", "progress_s": 30.0}
@@ -185,6 +185,8 @@ async def trainer(settings: RlaxSection, port: int = 0, **kwargs: Any) -> AsyncI
     finally:
         await one.dispatcher.close()
         await one.fleet.close()
+        if not (kwargs.get("parameters") and kwargs.get("parameter_server")):  # else it is shared
+            await one.parameters.close()
         await one.server.stop(None)
 
 
@@ -227,11 +229,8 @@ def member[M: Member](
     )
 
 
-async def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
+async def until[T](look: Callable[[], T]) -> T:
+    return await eventually(look, limit_s=LIMIT_S)
 
 
 def group(number: int, samples: int = 2, min_version: int = 0) -> Request:
@@ -242,4 +241,4 @@ def group(number: int, samples: int = 2, min_version: int = 0) -> Request:
 
 
 def run(main: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT_S))

@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from runs import Run
 
 if TYPE_CHECKING:
     from tiny_engine import Case
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test() -> Iterator[None]:
+    yield
+    Run.end_all()
 
 
 @pytest.fixture(scope="session")

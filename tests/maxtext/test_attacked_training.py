@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import other_user_calls as known
@@ -44,12 +43,6 @@ def started(home: Path, *overrides: str) -> Run:
     run.dir = home / "maxtext"  # not below the checkout, whose tokenizer the config names
     run.until(lambda: len(run.steps()) >= 2, "two steps")
     return run
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    Run.end_all()
 
 
 def stopped(run: Run) -> dict[int, set[str]]:

@@ -67,7 +67,7 @@ def of_eight_devices(tmp_path_factory):
     return {path.stem: dict(np.load(path)) for path in directory.glob("*.npz")}
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_mesh_of_eight_gives_one_devices_figures(one_device, of_eight_devices):
     mesh = of_eight_devices["three_steps"]
     assert set(mesh) == set(one_device)
@@ -121,18 +121,18 @@ def assert_alike(found, expected):
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_whole_model_trains_alike_in_tiles(tmp_path, dense):
     assert_alike(one_step(tmp_path, *HEADS["tied"], "num_vocab_tiling=8"), dense["tied"])
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_tiles_and_micro_batches(tmp_path, dense):
     argv = ("num_vocab_tiling=4", "gradient_accumulation_steps=2", "per_device_batch_size=4")
     assert_alike(one_step(tmp_path, *HEADS["untied"], *argv), dense["untied"])
 
 
-@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.parametrize("head", HEADS)
 def test_a_mesh_of_eight_tiles_as_one_device_computes_at_once(head, dense, of_eight_devices):
     assert_alike(of_eight_devices[head], dense[head])

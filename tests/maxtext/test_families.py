@@ -21,7 +21,7 @@ from rlax_plugin.commands.export import export, find_source
 from rlax_plugin.config.loading import merged
 
 FAMILIES = tuple(name for name in tiny_models.FAMILIES if name != "gemma")
-# The others are tried by `make test-long`. gemma3, of eight layers, is compiled three times as long
+# The others are tried by `make test-all`. gemma3, of eight layers, is compiled three times as long
 # as gemma2_other: test_decoded_families.py converts and generates with it, and test_rules.py takes
 # its tensors there and back.
 QUICK = ("llama_tied", "qwen2", "gemma2_other")

@@ -202,7 +202,7 @@ def test_what_the_calculator_gave_does_not_train(undisturbed):
         assert arrays["rl_mask"].sum() == sampled and given >= 2 * ROWS
 
 
-@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_a_killed_run_ends_with_the_same_weights(tmp_path, undisturbed):
     port = free_port()

@@ -25,7 +25,7 @@ from rlax_plugin.records.files import RunFiles
 ROOT = Path(__file__).parents[2]
 STEPS, VOCABULARY = 2, 272
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(500)]
 
 
 def source(directory: Path) -> Path:

@@ -281,9 +281,11 @@ def test_the_canary_does_not_disturb_what_runs(going_on):
     )
     scoring.start()
     ended = []
-    while not ended:
-        ended = engine.decode(weights, 1, False)
-    scoring.join(30)
+    try:
+        while not ended:
+            ended = engine.decode(weights, 1, False)
+    finally:
+        scoring.join(60)
     for generated in ended:
         np.testing.assert_array_equal(generated.tokens, alone[generated.slot].tokens)
         np.testing.assert_array_equal(generated.logprobs, alone[generated.slot].logprobs)

@@ -9,13 +9,13 @@ all of them, each by itself, and take minutes.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import free_port
 
 PROGRAM = Path(__file__).with_name("trainer_on_hosts.py")
 VARIANTS = os.environ.get("RLAX_TEST_HOSTS_VARIANTS", "packed_reference").split(",")
@@ -24,12 +24,6 @@ STEPS, FIGURES = 5, ("loss", "grad_norm")
 DEADLINE_S = 800  # of five variants, each of which is compiled, beside other tests
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(4 * DEADLINE_S)]
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def train(directory, *variants, hosts, devices):
@@ -52,6 +46,7 @@ def train(directory, *variants, hosts, devices):
     finally:
         for process in processes:
             process.kill()
+            process.wait(60)
     said = (directory / "host-0.log").read_text()[-2000:]
     assert statuses == [0] * hosts, said
     return json.loads((directory / "figures.json").read_text())

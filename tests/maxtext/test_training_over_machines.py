@@ -74,8 +74,10 @@ def test_maxtext_trains_with_workers_on_other_machines(tmp_path: Path) -> None:
         def until(condition: Callable[[], object], what: str) -> None:
             def ended_or() -> bool:
                 time.sleep(0.2)  # a look reads files
-                assert run.poll() is None or condition(), said("trainer")
-                return bool(condition())
+                ended = run.poll() is not None
+                seen = bool(condition())
+                assert seen or not ended, said("trainer")
+                return seen
 
             wait_until(ended_or, what, limit_s=LIMIT_S)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import equivalent_runs as given
@@ -16,6 +15,7 @@ import jax
 import numpy as np
 from rlax_maxtext.options import TrainerOptions
 from rlax_maxtext.trainer import MaxTextTrainer
+from waiting import wait_until
 
 from maxtext_overrides.config import loading
 from maxtext_overrides.trainer import distributed, train_loop
@@ -125,7 +125,7 @@ def main(
 ) -> None:
     place = HostPlace(host, hosts, f"127.0.0.1:{port}" if hosts > 1 else "")
     thread, leader, followed = LoopThread(), None, None
-    deadlines = Deadlines(host_s=20)
+    deadlines = Deadlines(host_s=60)
     if hosts > 1 and host == 0:
         leader = led(place, thread, directory)
     elif hosts > 1:
@@ -171,7 +171,7 @@ def main(
         (directory / "figures.json").write_text(json.dumps(figures))
     leave()
     if leader is not None:
-        thread.run_last(led.server.stop(None), 10)
+        thread.run_last(led.server.stop(None), 60)
     thread.close()
 
 
@@ -187,18 +187,18 @@ def led(place: HostPlace, thread: LoopThread, directory: Path) -> Leader:
         return leader, address, server
 
     callers.admit(role_secret(directory, secrets, "host").token, "host")
-    leader, address, led.server = thread.run(served(), 20)
+    leader, address, led.server = thread.run(served(), 60)
     (directory / "address").write_text(address)
     return leader
 
 
 def joined(place: HostPlace, thread: LoopThread, directory: Path, deadlines: Deadlines) -> HostZero:
-    end_s = time.monotonic() + 300
-    while not (directory / "address").exists():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
+    written = directory / "address"
+    address = wait_until(
+        lambda: written.exists() and written.read_text(), "the address of host 0", limit_s=300
+    )
     secret = read_secret(token_file(directory, "host"), "token")
-    zero = HostZero(place, (directory / "address").read_text(), secret, deadlines, thread, 1 << 24)
+    zero = HostZero(place, address, secret, deadlines, thread, 1 << 24)
     zero.join("tests", ())
     return zero
 
