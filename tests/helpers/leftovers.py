@@ -20,7 +20,10 @@ _GRACE_S = 30.0  # what has been told to end may need this long on a busy machin
 _LOOK_S = 0.01  # between two looks
 _MARK = "RLAX_TEST_STARTED_BY"
 _TEST = b"PYTEST_CURRENT_TEST="
-_OF_LIBRARIES = ("tfds",)  # how directories end that tensorflow-datasets leaves
+# Names of what libraries and this project keep for as long as a process lives.
+_KEPT_FILES = ("tfds",)  # temporary directories of tensorflow-datasets end with it
+_KEPT_THREADS = "asyncio_"  # idle threads of event loops that Orbax keeps
+_KEPT_PROCESS = "rlax_plugin.tokens.template_process"
 
 
 class Leftovers:
@@ -33,7 +36,7 @@ class Leftovers:
         self._directory = tempfile.mkdtemp(prefix="rlax-tests-")
         os.chmod(self._directory, 0o1777)  # as the one that it stands for: other users write there
         os.environ["TMPDIR"] = tempfile.tempdir = self._directory
-        self._known: set[object] = {*_pids(), *threading.enumerate()}
+        self._known: set[object] = {*_pids(), *_threads()}
         self._first_seen: dict[object, str] = {}
 
     def close(self) -> None:
@@ -42,7 +45,7 @@ class Leftovers:
 
     def after(self, test: str, *, ends_file: bool) -> list[str]:
         """What is left where a file ends, in words, each with its test; processes are killed."""
-        for new in {*threading.enumerate(), *self._files()} - self._known:
+        for new in {*_threads(), *self._files()} - self._known:
             self._first_seen.setdefault(new, test)
         if not ends_file:
             return []
@@ -58,14 +61,16 @@ class Leftovers:
 
     def _left(self, test: str) -> dict[object, str]:
         """Processes (by pid), threads and files (by path), and the test of each."""
-        others = {*threading.enumerate(), *self._files()} - self._known
+        others = {*_threads(), *self._files()} - self._known
         left = {other: self._first_seen.get(other, test) for other in others}
-        tests = {pid: self._test_of(pid) for pid in _pids() - self._known}
-        return left | {pid: name for pid, name in tests.items() if name}
+        for pid in _pids() - self._known:
+            if (name := self._test_of(pid)) and _KEPT_PROCESS not in _command(pid):
+                left[pid] = name
+        return left
 
     def _files(self) -> set[str]:
         names = os.listdir(self._directory)
-        return {f"{self._directory}/{name}" for name in names if not name.endswith(_OF_LIBRARIES)}
+        return {f"{self._directory}/{name}" for name in names if not name.endswith(_KEPT_FILES)}
 
     def _test_of(self, pid: int) -> str:
         """The test that started a process; empty if it is not of this pytest, or has ended."""
@@ -80,10 +85,17 @@ def _pids() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
-def _described(what: object) -> str:
-    if not isinstance(what, int):
-        return repr(what)
-    command = "ended meanwhile"
+def _threads() -> set[threading.Thread]:
+    """Those that the end of this process would wait for."""
+    threads = threading.enumerate()
+    return {t for t in threads if not (t.daemon or t.name.startswith(_KEPT_THREADS))}
+
+
+def _command(pid: int) -> str:
     with suppress(OSError):
-        command = Path(f"/proc/{what}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return f"process {what} ({command[:200]})"
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return "ended meanwhile"
+
+
+def _described(what: object) -> str:
+    return f"process {what} ({_command(what)[:200]})" if isinstance(what, int) else repr(what)
