@@ -39,6 +39,7 @@ from rlax_plugin.objective.inputs import TokenInputs, TokenOutputs
 from rlax_plugin.objective.loss import (
     ObjectiveSlots,
     Ratio,
+    check_weight_is_known,
     loss_weight,
     make_loss,
     own_terms,
@@ -349,6 +350,7 @@ __all__ = [
     "beta_interval",
     "check_file_writable",
     "check_readable",
+    "check_weight_is_known",
     "chosen_signals",
     "client_channel",
     "completion_text",

@@ -18,6 +18,7 @@ from rlax_plugin.api import (
     RunFiles,
     SignalChain,
     Terms,
+    check_weight_is_known,
     chosen_signals,
     device_arrays,
     loss_weight,
@@ -67,12 +68,19 @@ class Training:
     Attributes:
       section: the config.
       parts: number of micro-batches of an update.
+
+    Raises:
+      ConfigError: see ``check_weight_is_known``.
     """
 
     section: RlaxSection
     slots: ObjectiveSlots
     signals: SignalChain
     parts: int
+
+    def __post_init__(self) -> None:
+        if self._needs_whole:
+            check_weight_is_known(self.slots)
 
     @property
     def _terms(self) -> Terms:

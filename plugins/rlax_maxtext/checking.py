@@ -17,7 +17,9 @@ from rlax_plugin.api import (
     ObjectiveSlots,
     RlaxSection,
     Tokenizer,
+    check_weight_is_known,
     in_bytes,
+    own_terms,
     resolve,
     tokenizer_of,
 )
@@ -38,6 +40,9 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     with passed_on(given):
         config = load_to_check(given)
         check_shapes(config, section)
+        slots = resolve(section, context.part)
+        if config.gradient_accumulation_steps > 1 and own_terms(slots):
+            check_weight_is_known(slots)
         devices = _devices(config, section)
         from maxtext_overrides.config import memory
 

@@ -77,9 +77,10 @@ class Schedule(BaseModel):
         (_, value), *_ = self.corners
         for (start, one), (end, other) in itertools.pairwise(self.corners):
             if step >= start:
-                share = min((step - start) / (end - start), 1.0)
-                share = _SHARES[self.shape](share, math)
+                share = _SHARES[self.shape]((step - start) / (end - start), math)
                 value = one * (1 - share) + other * share
+            if step >= end:
+                value = other
         return value
 
     def _of_array(self, step: jax.Array) -> jax.Array:
@@ -88,9 +89,12 @@ class Schedule(BaseModel):
         (_, first), *_ = self.corners
         value = jnp.full(step.shape, first, jnp.result_type(step, float))
         for (start, one), (end, other) in itertools.pairwise(self.corners):
-            share = jnp.clip((step - start) / (end - start), 0, 1).astype(value.dtype)
+            # XLA divides by multiplying with a rounded reciprocal, so that 41 / 41 may be below 1:
+            # integers alone decide which value is due.
+            share = ((step - start) / (end - start)).astype(value.dtype)
             share = _SHARES[self.shape](share, jnp)
             value = jnp.where(step >= start, one * (1 - share) + other * share, value)
+            value = jnp.where(step >= end, other, value)
         return value
 
     def __format__(self, spec: str) -> str:
@@ -109,9 +113,9 @@ class Schedule(BaseModel):
 _SHARES: Mapping[str, Any] = {
     "linear": lambda share, xp: share,
     "cosine": lambda share, xp: (1 - xp.cos(math.pi * share)) / 2,
-    "step": lambda share, xp: share // 1,
+    "step": lambda share, xp: 0.0,
 }
-"""Shape -> function (share of the steps from a value to the next one) -> share of the change."""
+"""Shape -> function (share of the steps between two values, below 1) -> share of the change."""
 
 
 class Ramp[T](Schedule):

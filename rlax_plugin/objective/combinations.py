@@ -13,6 +13,7 @@ from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.objective import adaptive_kl
 from rlax_plugin.objective.inputs import Ratio, RatioFactor, StaleCorrection
+from rlax_plugin.objective.weighing import counts_kept
 
 # By old policy: the ratios in which the age of a sample shows, None for a mask. With reprefill
 # pi_old is the policy that generated the sample, and pi_old/mu the trainer's view against the
@@ -38,6 +39,9 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
     """
     _check_ratios(section, algorithm, built)
     _check_options(section, algorithm)
+    if counts_kept(built.get("kl.aggregation")) and not counts_kept(built["aggregation"]):
+        key, reason = "rlax.objective.kl.aggregation.count", "has no effect by itself: set "
+        raise ConfigError(key, "kept", f"{reason}rlax.objective.aggregation.count, which decides")
     if section.objective.allow_uncorrected:
         return
     preset, most = section.objective.preset, section.staleness.max_staleness

@@ -16,6 +16,7 @@ Suffixes name axes: ``_bt`` is [rows, length]. A row holds one sequence, or seve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
@@ -203,7 +204,16 @@ def loss_weight(slots: ObjectiveSlots, data: Mapping[str, Any]) -> Any:
     Raises:
       ConfigError: it depends on the outputs.
     """
-    if weighing.counts_kept(slots):
+    check_weight_is_known(slots)
+    return slots.aggregation(_without_outputs(slots, data))[1]
+
+
+def check_weight_is_known(slots: ObjectiveSlots) -> None:
+    """Raises ConfigError if the weight of a loss depends on a model's outputs.
+
+    To be called for terms of the loss with weights of their own and gradient accumulation.
+    """
+    if weighing.counts_kept(slots.aggregation):
         raise ConfigError(
             "rlax.objective.aggregation.count",
             "kept",
@@ -211,7 +221,6 @@ def loss_weight(slots: ObjectiveSlots, data: Mapping[str, Any]) -> Any:
             "or kl.aggregation) and gradient accumulation: the total weight of an update is not "
             "known before its last micro-batch",
         )
-    return slots.aggregation(_without_outputs(slots, data))[1]
 
 
 def _without_outputs(slots: ObjectiveSlots, data: Mapping[str, Any]) -> TokenInputs:
@@ -329,11 +338,16 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
                 metrics[key] = (value_bt * frozen.mask_bt).sum()
         weight = stop(jnp.asarray(weight, inputs.mask_bt.dtype))
         if added:
+            of_update = added
+            if KL_TERM in of_update and slots.kl_aggregation is not None:
+                # Which tokens count may depend on the outputs, which a weight does not see.
+                counted = slots.kl_aggregation(seen.frozen())[1]
+                of_update = added | {KL_TERM: replace(added[KL_TERM], weight=lambda _: counted)}
             for name in added:
                 if (key := f"objective/{name}") in metrics or key in diagnostics.DERIVED:
                     reason = f"a term of the loss is named {name!r}, as a metric of the objective"
                     raise PluginError(reason)
-            total, sums = terms.added(added, outputs, data, weight, loss_sum.dtype)
+            total, sums = terms.added(of_update, outputs, data, weight, loss_sum.dtype)
             loss_sum, metrics = loss_sum + total, metrics | sums
         return loss_sum, weight, metrics
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.config import Algorithm
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.adaptive_kl import AdaptiveCoefficient
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes
 from rlax_plugin.objective.inputs import TokenInputs, TokenOutputs
@@ -65,20 +66,24 @@ class ObjectiveSlots:
     def recorded_advantages(self) -> AdvantageSlot:
         """The advantages that the controller records, before signals of the config add values.
 
-        Values count as 0, and a sample has one advantage, the mean over its tokens, unless it has
-        rewards at tokens.
+        They are what trains, unless a signal adds values or token rewards. Where the config lists
+        signals and the slot needs values, these count as 0, and a sample has one advantage, the
+        mean over its tokens, unless it has rewards at tokens: the trainer computes them again.
         """
         if not self.lists_signals:
             return self.advantages
 
-        def without_values(outcomes: Outcomes) -> Any:
-            mask_nt = outcomes.mask_nt
-            found = self.advantages(replace(outcomes, values_nt=np.zeros(mask_nt.shape)))
-            if np.ndim(found) == 1 or outcomes.token_rewards_nt is not None:
-                return found
-            return np.where(mask_nt, found, 0.0).sum(axis=1) / outcomes.lengths_n
+        def before_signals(outcomes: Outcomes) -> Any:
+            try:
+                return self.advantages(outcomes)
+            except ConfigError:  # it needs values; any other error comes again
+                mask_nt = outcomes.mask_nt
+                found = self.advantages(replace(outcomes, values_nt=np.zeros(mask_nt.shape)))
+                if np.ndim(found) == 1 or outcomes.token_rewards_nt is not None:
+                    return found
+                return np.where(mask_nt, found, 0.0).sum(axis=1) / outcomes.lengths_n
 
-        return without_values
+        return before_signals
 
     @property
     def kl_in_loss(self) -> bool:

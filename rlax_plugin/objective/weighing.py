@@ -19,9 +19,9 @@ def term_weights(slots: ObjectiveSlots, inputs: TokenInputs) -> tuple[Any, Any]:
     return with_factors(weights_bt, slots, inputs, seen), weight
 
 
-def counts_kept(slots: ObjectiveSlots) -> bool:
-    """True if tokens that a correction rejects count as if they did not train."""
-    return isinstance(slots.aggregation, KeptCounter) and slots.aggregation.counts_kept
+def counts_kept(aggregation: object) -> bool:
+    """True if an aggregation counts tokens that a correction rejects as if they did not train."""
+    return isinstance(aggregation, KeptCounter) and aggregation.counts_kept
 
 
 def seen_inputs(slots: ObjectiveSlots, inputs: TokenInputs) -> TokenInputs:
@@ -29,7 +29,7 @@ def seen_inputs(slots: ObjectiveSlots, inputs: TokenInputs) -> TokenInputs:
 
     They are the same ones, or with ``counts_kept`` those of the tokens that no correction rejects.
     """
-    if not counts_kept(slots):
+    if not counts_kept(slots.aggregation):
         return inputs
     frozen, kept_bt = inputs.frozen(), inputs.mask_bt > 0
     for correction in slots.corrections:

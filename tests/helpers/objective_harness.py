@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ def slots_of(
     max_staleness: int = 1,
     max_new_tokens: int = 4,
     sequences_per_row: int = 1,
+    signals: Sequence[str] = (),
     **objective: Any,
 ) -> ObjectiveSlots:
     section = RlaxSection.model_validate(
@@ -43,6 +44,7 @@ def slots_of(
             "rollouts": {"max_new_tokens": max_new_tokens},
             "staleness": {"max_staleness": max_staleness},
             "batches": {"sequences_per_row": sequences_per_row},
+            "signals": [{"name": name} for name in signals],
             "objective": {"preset": preset, **objective},
         }
     )

@@ -104,9 +104,8 @@ def _warnings_of_rewards(config: Examined) -> Iterator[ConfigWarning]:
 def _advantages(config: Examined, rewards: list[float], groups: list[int]) -> np.ndarray:
     """Computes the advantages of samples of one token."""
     lengths_n = np.ones(len(rewards), int)
-    return np.asarray(
-        config.slots.advantages(Outcomes(np.array(rewards), lengths_n, np.array(groups)))
-    )
+    outcomes = Outcomes(np.array(rewards), lengths_n, np.array(groups))
+    return np.asarray(config.slots.recorded_advantages(outcomes))
 
 
 def _warnings_of_length(config: Examined) -> Iterator[ConfigWarning]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ def explained(*arguments: str) -> dict[str, Any]:
 
 def doubted(*arguments: str) -> dict[str, str]:
     return {one["key"]: one["text"] for one in explained(*arguments)["warnings"]}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yml")))
+def test_every_config_of_the_project_passes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    converted = tmp_path / "models/smollm2-135m-instruct"  # its keys alone: no weights are read
+    converted.mkdir(parents=True)
+    (converted / "model.yml").write_text("base_config: base.yml\nvocab_size: 49152\n")
+    monkeypatch.chdir(tmp_path)
+    result = check("--fast", f"configs/{name}")
+    assert result.exit_code == 0, result.stderr
 
 
 def test_numbers_of_a_batch() -> None:

@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import jax
 import numpy as np
 import pytest
+from objective_harness import LIBRARIES, PRESETS, differentiated, random_case, slots_of
 from toy_context import toy_context
 
 from rlax_plugin.api import (
@@ -277,6 +279,44 @@ def test_recorded_advantages_are_those_without_values():
     np.testing.assert_allclose(slots.recorded_advantages(outcomes), [14 / 3, 4.0])
     with pytest.raises(ConfigError, match="must be 1 without the values of a critic"):
         resolve_with(lists_signals=False).recorded_advantages(outcomes)
+
+
+TURNS = {
+    "turn_normalised": {"advantage": {"name": "turn_normalised"}},
+    "gae_over_turns": {"advantage": {"name": "gae", "over": "turns", "gamma": 0.5}},
+}
+
+
+@pytest.mark.parametrize("preset", [*PRESETS, *LIBRARIES, *TURNS])
+def test_a_signal_that_adds_nothing_changes_no_bit(preset, tmp_path):
+    """Neither the advantages that are recorded, nor the batch, nor the loss and its gradient."""
+    own = {"preset": preset} if preset not in TURNS else TURNS[preset]
+    without, listed = slots_of(**own), slots_of(**own, signals=["plain"])
+    rng = np.random.default_rng(7)
+    turns_nt = np.array([[1, 1, 2, 2], [1, 2, 3, 3], [1, 1, 1, 2], [1, 2, 2, 2]] * 2)
+    outcomes = Outcomes(
+        rng.normal(0, 1, 8), np.array([4, 3, 4, 2] * 2), np.repeat([0, 1], 4), turns_nt=turns_nt
+    )
+    try:
+        expected = without.advantages(outcomes)
+    except ConfigError:
+        expected = None  # it cannot do without a critic
+    if expected is not None:
+        np.testing.assert_array_equal(listed.recorded_advantages(outcomes), expected)
+        if preset in TURNS:
+            assert (expected[:, :1] != expected).any()
+
+    logprobs, data = random_case(3)
+    data["rl_reference_logprobs"] = data["rl_behaviour_logprobs"] - np.float32(0.1)
+    chain = SignalChain(
+        {"plain": BatchSignal()}, RunFiles(str(tmp_path)), listed.advantages, checkpoints=tuple
+    )
+    completed = chain.complete(None, 1, data)
+    assert completed.keys() == data.keys()
+    assert all(completed[name].tobytes() == data[name].tobytes() for name in data)
+    found = [differentiated(slots)(logprobs, data) for slots in (without, listed)]
+    for one, other in zip(*(jax.tree.leaves(each) for each in found), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def resolve_with(lists_signals):
