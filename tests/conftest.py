@@ -9,12 +9,14 @@ import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
-from leftovers import Leftovers
-from second_chance import SecondChance
+
+if TYPE_CHECKING:
+    from leftovers import Leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
@@ -43,7 +45,7 @@ os.environ.update(
 )
 
 
-LEFTOVERS = pytest.StashKey[Leftovers]()
+LEFTOVERS = pytest.StashKey["Leftovers"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +55,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     load_profile()
     if config.option.second_chance and not hasattr(config, "workerinput"):
+        from second_chance import SecondChance
+
         config.pluginmanager.register(SecondChance())
     state = tempfile.TemporaryDirectory(prefix="rlax-state-")  # token files of servers
     config.add_cleanup(state.cleanup)
@@ -134,6 +138,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     # collecting the last channel ends that thread, and waits for an operation that a test has left
     # behind: sometimes forever.
     from grpc.aio import init_grpc_aio  # here, because it reads the variables above
+    from leftovers import Leftovers  # compiled when it is imported, as examples.py
 
     init_grpc_aio()
     session.config.stash[LEFTOVERS] = leftovers = Leftovers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -23,7 +24,8 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []  # until this process ends
 
 
 def _directory(purpose: str) -> Path:
-    _kept.append(tempfile.TemporaryDirectory(prefix=f"rlax-test-{purpose}-"))
+    beside = os.environ.get("PYTEST_DEBUG_TEMPROOT")  # what is in TMPDIR has to go with its test
+    _kept.append(tempfile.TemporaryDirectory(prefix=f"rlax-test-{purpose}-", dir=beside))
     return Path(_kept[-1].name)
 
 

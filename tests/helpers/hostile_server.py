@@ -115,4 +115,4 @@ def serving(*answers: Answer, port: int = 0) -> Iterator[Server]:
         yield server
     finally:
         server.die()
-        thread.join(10)
+        thread.join(60)

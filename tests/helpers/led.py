@@ -20,7 +20,7 @@ from rlax_plugin.types import HostPlace
 COORDINATOR = "127.0.0.1:4713"
 HASH = "0123456789ab"
 TOKEN = Secret(new_token(), SECRETS.identity.certificate)
-DEADLINES = Deadlines(host_s=2, rpc_s=2)
+DEADLINES = Deadlines(host_s=60, rpc_s=60)
 
 
 class Led:
@@ -67,12 +67,12 @@ def led_by_host_0(hosts: int = 2) -> Iterator[Led]:
         await served.start()
         return leader, served, address
 
-    leader, served_, address = thread.run(served(), 10)
+    leader, served_, address = thread.run(served(), 60)
     led = Led(leader, address, thread)
     led.notes = notes
     try:
         yield led
     finally:
         led.close()
-        thread.run_last(served_.stop(None), 10)
+        thread.run_last(served_.stop(None), 60)
         thread.close()

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 _TOOLS = ("ip", "mount", "nsenter", "setpriv", "unshare")
-_COMMAND_S = 30.0
+_COMMAND_S = 60.0
 _TEMPORARY = Path("/tmp")
 # Process, when it started, because pids are used again, and the number of the network.
 _OURS = re.compile(r"rlax-(\d+)-(\d+)-\d+")

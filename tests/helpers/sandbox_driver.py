@@ -27,7 +27,7 @@ HERE = Path(__file__)
 REPOSITORY = HERE.parents[2]
 SECRET = "the-secret-of-the-run"
 # Small ones: what goes wrong here must not hurt the machine.
-LIMITS = Limits(wall_s=4.0, cpu_s=4, memory_bytes=256 * MIB, processes=16)
+LIMITS = Limits(wall_s=30.0, cpu_s=4, memory_bytes=256 * MIB, processes=16)
 
 
 class Driver:
@@ -81,7 +81,7 @@ class Driver:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(60)
         if self._process.stdout is not None:
             self._process.stdout.close()
 

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import grpc
+from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.servicer import add_jetstream_service
 
 _DEADLINE_S = 60.0
@@ -40,11 +42,21 @@ async def stub_of(engine: Any) -> AsyncIterator[Any]:
     """A stub of the service, over gRPC."""
     from jetstream.core.proto import jetstream_pb2_grpc as rpc
 
-    server = grpc.aio.server()
-    answers = add_jetstream_service(server, engine)
+    server, drivers = grpc.aio.server(), list[JetStreamDriver]()
+
+    def driver(engine: Any) -> JetStreamDriver:
+        drivers.append(JetStreamDriver(engine))
+        return drivers[-1]
+
     port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    await asyncio.wait_for(asyncio.wrap_future(answers), _DEADLINE_S)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield rpc.OrchestratorStub(channel)
-    await server.stop(None)
+    try:
+        with patch("rlax_jetstream.servicer.JetStreamDriver", driver):
+            answers = add_jetstream_service(server, engine)
+            await server.start()
+            await asyncio.wait_for(asyncio.wrap_future(answers), _DEADLINE_S)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield rpc.OrchestratorStub(channel)
+    finally:
+        await server.stop(None)
+        for one in drivers:  # not ``stop``, which closes the test's engine, too
+            one._tokenizing.shutdown(wait=False)

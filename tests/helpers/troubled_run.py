@@ -13,6 +13,7 @@ import psutil
 import pytest
 from proxied import FarWorker, far_worker
 from runs import HELPERS, Run, free_port, kill_group, plugins
+from waiting import wait_until
 
 from rlax_plugin.commands.doctor.evidence import gather
 from rlax_plugin.commands.doctor.findings import Finding, findings
@@ -89,7 +90,7 @@ class Troubled:
 
     @property
     def near(self) -> psutil.Process:
-        (worker,) = self.run.workers()
+        (worker,) = wait_until(self.run.workers, "the worker that the run starts")
         return worker
 
     def found(self) -> list[Finding]:

@@ -23,6 +23,7 @@ from rlax_plugin.config.loading import resolve as resolve_config
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.objective.loss import ObjectiveSlots, make_loss
+from rlax_plugin.objective.terms import reported
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 
@@ -284,13 +285,14 @@ def test_kl_in_the_reward_is_taken_from_advantages(three_steps, resumed):
         found = run_.batches[step]["in_reward"]["rl_advantages"]
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-        # 32 tokens, twice in two epochs; k3 = exp(-0.5) + 0.5 - 1 = 0.1065307.
-        reported = run_.reported[step]["in_reward"]
-        assert reported["objective/reference_kl_k1"] == pytest.approx(64 * 0.5, rel=1e-5)
-        assert reported["objective/reference_kl_k3"] == pytest.approx(64 * 0.1065307, rel=1e-5)
+        # k3 = exp(-0.5) + 0.5 - 1 = 0.1065307.
+        sums = run_.reported[step]["in_reward"]
+        means = reported(sums)
+        assert means["objective/reference_kl_k1"] == pytest.approx(0.5, rel=1e-5)
+        assert means["objective/reference_kl_k3"] == pytest.approx(0.1065307, rel=1e-5)
         # 4 tokens a row, twice: rows 0 .. 7 less 0.2 sum to 26.4, and to 26.8 without signs.
-        assert reported["objective/advantage"] == pytest.approx(8 * 26.4, rel=1e-5)
-        assert reported["objective/advantage_abs"] == pytest.approx(8 * 26.8, rel=1e-5)
+        assert sums["objective/advantage"] == pytest.approx(8 * 26.4, rel=1e-5)
+        assert sums["objective/advantage_abs"] == pytest.approx(8 * 26.8, rel=1e-5)
         # Where the loss has the reference, advantages stay those of the recorded batch.
         recorded_bt = run_.batches[step]["in_loss"]["rl_advantages"]
         np.testing.assert_array_equal(recorded_bt, batch(step)["rl_advantages"])
@@ -326,8 +328,8 @@ def test_reprefill_takes_each_tokens_own_version(three_steps, weights, step):
         proximal_bt = logprobs(three_steps, weights[step - 1], data)
         close(data["rl_old_logprobs"], proximal_bt, known_bt & ~retained_bt)
         missed = (trained_bt & (version_bt < step - 1) & ~retained_bt).sum()
-        epochs = updates  # each of them an update
-        assert three_steps.reported[step][name]["objective/reprefill_missed"] == missed * epochs
+        told = reported(three_steps.reported[step][name])["objective/reprefill_missed"]
+        assert told == pytest.approx(missed / trained_bt.sum())
     # Rows 0 3 6 are of staleness 1, rows 1 4 7 of 2, rows 2 5 of 3.
     rows_retained = {1: 0, 2: 3, 3: 2}[step]
     assert retained_bt.sum() == rows_retained * 4
@@ -335,8 +337,9 @@ def test_reprefill_takes_each_tokens_own_version(three_steps, weights, step):
 
 def test_resumed_run_counts_the_copy_it_lost(resumed, weights):
     # Version 2 would be kept; after a resume at step 4 it is not: rows 1 2 4 5 7 are proximal.
-    assert resumed.reported[4]["reprefill"]["objective/reprefill_missed"] == 5 * 4 * 2
     data = resumed.batches[4]["reprefill"]
+    told = reported(resumed.reported[4]["reprefill"])["objective/reprefill_missed"]
+    assert told == pytest.approx(5 * 4 / (data["rl_mask"] > 0).sum())
     expected_bt = logprobs(resumed, weights[3], data)
     close(data["rl_old_logprobs"], expected_bt, data["rl_mask"] > 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -26,7 +26,12 @@ subprocess.run([sys.executable, "-c", between])
 
 
 def living(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    def lives(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):  # it may end between two looks
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    return [one for one in processes if lives(one)]
 
 
 def has_begun(run: SupervisedRun) -> bool:

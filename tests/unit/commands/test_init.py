@@ -322,10 +322,14 @@ def test_on_a_terminal_it_asks(folder: Path) -> None:
         text=True,
     )
     answers = ["", "", "", "grpo", "12", "1", "", "elsewhere", ""]
-    os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
-    stdout, _ = process.communicate(timeout=240)
-    os.close(ours)
-    os.close(theirs)
+    try:
+        os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
+        stdout, _ = process.communicate(timeout=280)
+    finally:
+        process.kill()
+        process.wait(60)
+        os.close(ours)
+        os.close(theirs)
     assert process.returncode == 0 and "rlax objective lists them [dapo]: " in stdout
     content = yaml.safe_load((folder / "asked.yml").read_text())
     assert (content["steps"], content["base_output_directory"]) == (12, "elsewhere")

@@ -177,9 +177,12 @@ def test_a_host_that_fails_shows_the_end_of_its_log(tmp_path: Path, certs: Path)
     # A signal reaches the program, which has the time that it needs, and its status counts.
     patient = "trap 'echo told; sleep 0.3; exit 130' TERM; echo runs; while :; do sleep 0.05; done"
     process = host(run, tmp_path, 0, patient)
-    assert process.stdout is not None and process.stdout.readline() == "runs\n"
-    process.terminate()
-    assert process.communicate(timeout=60)[0] == "told\n" and process.returncode == 130
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "runs\n"
+        process.terminate()
+        assert process.communicate(timeout=60)[0] == "told\n" and process.returncode == 130
+    finally:
+        process.kill()
 
 
 def test_only_host_0_must_have_written_its_addresses_to_be_ready(

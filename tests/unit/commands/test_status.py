@@ -185,7 +185,7 @@ def test_the_end_of_a_run_is_said(tmp_path: Path) -> None:
 def test_a_pipe_or_a_link_in_the_place_of_a_file_is_not_read(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(RlaxError, match=rf"{name} cannot be read: it is no ordinary file"):
-        on_daemon(lambda: read_plain(RunFiles(tmp_path), name), "reader").result(20)
+        on_daemon(lambda: read_plain(RunFiles(tmp_path), name), "reader").result(60)
     (tmp_path / name).unlink()
     (tmp_path / "other").write_text("rlax: {}")
     (tmp_path / name).symlink_to(tmp_path / "other")
@@ -207,7 +207,7 @@ def test_a_run_is_found_although_its_config_cannot_be_read(tmp_path: Path) -> No
     assert (place.state_dir, place.section) == (state_dir, None)
     config.unlink()
     os.mkfifo(config)
-    assert on_daemon(lambda: place_of(str(tmp_path)), "reader").result(20).state_dir == tmp_path
+    assert on_daemon(lambda: place_of(str(tmp_path)), "reader").result(60).state_dir == tmp_path
 
 
 def test_it_is_said_which_run_and_which_token(tmp_path: Path) -> None:

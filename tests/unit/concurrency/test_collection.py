@@ -48,6 +48,6 @@ def test_many_new_objects_are_looked_at_as_they_come_and_all_of_them_by_the_cloc
         del ring
         wait_until(lambda: ended() is None, "it is never collected")
         frozen = gc.get_freeze_count()
-        imported = [[] for _ in range(1000)]
+        imported = [[] for _ in range(2000)]  # of the frozen ones some may end meanwhile
         wait_until(lambda: gc.get_freeze_count() >= frozen + 1000, "they are always looked at")
         del imported

@@ -92,7 +92,7 @@ def test_a_real_process_says_the_same(one: Bad, place: Path) -> None:
         [sys.executable, "-m", "rlax_plugin", "train", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     expect(one, place, done.returncode, done.stdout, done.stderr)
     assert tree(place) == before and not (place / "runs").exists()

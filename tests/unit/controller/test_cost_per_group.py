@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from counted_work import counted
 from flow_harness import Harness, settle
+from waiting import LIMIT_S
 
 SMALL, LARGE = 24, 96  # groups of a step
 
@@ -31,9 +32,7 @@ async def step(run: Harness, number: int, groups: int) -> None:
         run.answers.generate(group, run.latest)
         for _ in range(8):
             await asyncio.sleep(0)
-    while not batch.done():
-        await asyncio.sleep(0.001)
-    assert len(batch.result()[0].groups) == groups
+    assert len((await asyncio.wait_for(batch, LIMIT_S))[0].groups) == groups
     run.publish(number)
     await settle()
 

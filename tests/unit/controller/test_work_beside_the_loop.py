@@ -33,7 +33,7 @@ def test_advantages_of_a_large_batch(
         def slot(outcomes):
             asked.append(threading.get_ident() != threading.main_thread().ident)
             if asked == [True]:
-                asyncio.run_coroutine_threadsafe(distrust(), loop).result(20)
+                asyncio.run_coroutine_threadsafe(distrust(), loop).result(60)
             return outcomes.rewards_n - 0.5
 
         async def distrust() -> None:
@@ -45,7 +45,7 @@ def test_advantages_of_a_large_batch(
         for group in list(harness.answers.open):
             worker = "bad" if group == 1 else "w"
             harness.answers.generate(group, harness.latest, worker=worker)
-        batch, _ = await asyncio.wait_for(harness.flow.batch(1), 20)
+        batch, _ = await asyncio.wait_for(harness.flow.batch(1), 60)
         assert asked == ([True, True] if beside else [False])
         assert all(one.tolist() == [-0.5, 0.5] for one in batch.advantages)
         harness.flow.end()
@@ -98,7 +98,7 @@ class Figure:
         self.computed = threading.Event()
 
     def __float__(self) -> float:
-        assert self.computed.wait(20)
+        assert self.computed.wait(60)
         return 2.5
 
 

@@ -65,10 +65,12 @@ async def served(versions: PackageVersions | None = None) -> Any:
     )
     rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), server)
     await server.start()
-    async with connect(address, doors.SECRETS.of_worker) as connection:
-        yield Served(fleet, callers, connection)
-    await fleet.close()
-    await server.stop(None)
+    try:
+        async with connect(address, doors.SECRETS.of_worker) as connection:
+            yield Served(fleet, callers, connection)
+    finally:
+        await fleet.close()
+        await server.stop(None)
 
 
 def run(main: Callable[[Served], Awaitable[None]], versions: PackageVersions | None = None) -> None:

@@ -111,11 +111,13 @@ async def worker(fleet: Fleet, name: str, engine: Engine) -> AsyncIterator[Count
     rpc.add_RolloutServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        await join(fleet, name, answer, version=5, vocabulary=64, side=DECLARED)
-        stub = fleet.workers[name].stub = Counted(channel)
-        yield stub
-    await server.stop(grace=None)
+    try:
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            await join(fleet, name, answer, version=5, vocabulary=64, side=DECLARED)
+            stub = fleet.workers[name].stub = Counted(channel)
+            yield stub
+    finally:
+        await server.stop(grace=None)
 
 
 def asked(number: int, *seeds: int) -> Request:

@@ -211,8 +211,11 @@ def test_a_version_that_is_late_says_what_it_would_have_needed(loop, monkeypatch
     )
     publisher.publish(NewWeights(0, {BASE: {"w": Array()}}))
     expected = r"writing a weight version took .* 2 s: .* about 5 s \(set rlax.deadlines.weights_s"
-    with pytest.raises(DeadlineError, match=expected):
-        publisher.wait()
+    try:
+        with pytest.raises(DeadlineError, match=expected):
+            publisher.wait()
+    finally:
+        publisher.close()
 
 
 def test_the_jetstream_engine_tells_how_long_decoding_takes():

@@ -176,7 +176,7 @@ def test_tokens_of_another_version_are_rejected_if_anybody_waits_for_them(cancel
         fleet.pin(4)
         await beat(fleet, "a", 4, pin=4)  # and then generates with 5
         exact = dispatcher.submit(exactly(4))
-        while not stub.calls:
+        while not stub.calls:  # turn by turn: the reply comes two turns later
             await asyncio.sleep(0)
         if cancelled:
             exact.cancel()

@@ -143,8 +143,7 @@ def test_only_the_group_that_stands_still_is_issued_again():
         fleet, dispatcher, lost = make(group_s=0.05)
         held = await holding(fleet, "a")
         tickets = [dispatcher.submit(request(i)) for i in range(3)]
-        while not held.calls:
-            await asyncio.sleep(0)
+        await eventually(lambda: held.calls)
         assert held.calls == [[0, 1, 2]]
         await join(fleet, "b", answer)
         await beats(fleet, "a", tickets[1].done, 1)
@@ -175,8 +174,7 @@ def test_a_call_ends_once_the_groups_that_have_not_expired_are_answered():
         fleet, dispatcher, lost = make(group_s=0.05)
         held = await holding(fleet, "a")
         tickets = [dispatcher.submit(request(i)) for i in range(2)]
-        while not held.calls:
-            await asyncio.sleep(0)
+        await eventually(lambda: held.calls)
         await join(fleet, "b", answer)
         await beats(fleet, "a", tickets[1].done, 1)
         held.go[0].set()
@@ -222,8 +220,7 @@ def test_an_engine_that_hangs_loses_its_groups_and_the_call_is_ended():
         fleet, dispatcher, lost = make(group_s=0.05)
         hung = await holding(fleet, "a")
         tickets = [dispatcher.submit(request(i)) for i in range(3)]
-        while not hung.calls:
-            await asyncio.sleep(0)
+        await eventually(lambda: hung.calls)
         fine = await join(fleet, "b", answer)
         await beats(fleet, "a", lambda: all(t.done() for t in tickets), 0, 1, 2)
         assert {t.result().workers[0].name for t in tickets} == {"b"}

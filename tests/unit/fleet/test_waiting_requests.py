@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from dispatching import answer, exactly, join, make, request, run
+from waiting import eventually, turns
 
 from rlax_plugin.fleet.progress import unfinished_of
 from rlax_plugin.fleet.tickets import Ticket
@@ -93,26 +94,26 @@ def test_samples_that_have_ended_make_room_although_their_group_goes_on() -> Non
 
         stub.Generate = late
         done = [dispatcher.submit(request(group, samples=4)) for group in range(4)]
-        await asyncio.sleep(0.01)
+        await eventually(lambda: stub.calls)
         worker = fleet.workers["a"]
         # 8 of twice 4 slots; with 3 of a group's samples ended 5 are left, more than its slots.
         assert stub.calls == [[0, 1]] and worker.assigned == 8
         await fleet.Heartbeat(heartbeat(1, 4), None)
-        await asyncio.sleep(0.01)
+        await turns()
         assert stub.calls == [[0, 1]] and worker.assigned == 5
         await fleet.Heartbeat(heartbeat(1, 3), None)  # 4 + 4 are twice its slots
-        await asyncio.sleep(0.01)
+        await eventually(lambda: len(stub.calls) >= 2)
         assert stub.calls == [[0, 1], [2]] and worker.assigned == 8
         # A heartbeat that was sent before cannot take the room back, nor one that says nothing.
         await fleet.Heartbeat(heartbeat(4, 4, None), None)
         assert worker.assigned == 8 and worker.requests == 3
         await fleet.Heartbeat(heartbeat(0, 0, 3), None)  # below its slots: one more, whatever size
-        await asyncio.sleep(0.01)
+        await eventually(lambda: len(stub.calls) >= 3)
         assert stub.calls == [[0, 1], [2], [3]] and worker.assigned == 7
         held.set()
         for one in done:
             assert len((await one).samples) == 4
-        await asyncio.sleep(0.01)
+        await turns()
         assert worker.assigned == worker.requests == 0 and lost == []
         await dispatcher.close()
         await fleet.close()

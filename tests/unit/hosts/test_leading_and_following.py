@@ -1,13 +1,13 @@
 """Host 0 and another host over a real connection: orders, decisions, stops, and who may join."""
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from doors import SECRETS
 from led import COORDINATOR, HASH, TOKEN, led_by_host_0
+from waiting import wait_until
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import ConfigError, TrainingError
@@ -25,7 +25,24 @@ def short_polls(monkeypatch):
 
 
 @pytest.fixture
-def led():
+def calls(monkeypatch):
+    """Names of the calls that have reached a service which is made later."""
+    reached = []
+
+    def note(name, method):
+        def noted(self, request, context):
+            reached.append(name)
+            return method(self, request, context)
+
+        monkeypatch.setattr(leading.HostsService, name, noted)
+
+    for name in ("Batch", "Decision"):
+        note(name, getattr(leading.HostsService, name))
+    return reached
+
+
+@pytest.fixture
+def led(calls):
     with led_by_host_0() as found:
         yield found
 
@@ -44,11 +61,11 @@ def test_orders_arrive_once_each_in_their_order_however_often_they_are_asked_for
         zero.order(9)
 
 
-def test_a_host_waits_for_an_order_longer_than_a_call_lasts(led):
+def test_a_host_waits_for_an_order_longer_than_a_call_lasts(led, calls):
     zero = led.joined()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(zero.order, 0)
-        time.sleep(0.5)  # more than two calls
+        wait_until(lambda: calls.count("Batch") >= 3, "a third call")
         assert not waiting.done()
         led.leader.tell(1, Order("update"))
         assert waiting.result(60).kind == "update"
@@ -67,11 +84,11 @@ def test_each_host_has_orders_of_its_own():
         assert led.notes == ["host 1 of 3 has joined", "host 2 of 3 has joined"]
 
 
-def test_a_decision_is_passed_on_once_it_is_made(led):
+def test_a_decision_is_passed_on_once_it_is_made(led, calls):
     zero = led.joined()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(zero.decide, 4)
-        time.sleep(0.5)
+        wait_until(lambda: calls.count("Decision") >= 3, "a third call")
         assert not waiting.done()
         led.leader.decided(4, Decision(save=True, stop=False))
         assert waiting.result(60) == Decision(save=True, stop=False)
@@ -99,13 +116,13 @@ def test_a_host_that_waits_hears_of_the_end_with_its_reason(led, reason):
     led.leader.end(reason)
     with pytest.raises(EndedError, match=f"host 0 has ended training(: {reason})?$"):
         port.next_order()
-    led.thread.run(led.leader.heard_the_end(30), 10)  # at once
+    led.thread.run(led.leader.heard_the_end(600), 60)  # at once
 
 
 def test_host_0_does_not_wait_for_a_host_that_hears_nothing(led):
     led.joined()
     led.leader.end("it failed")
-    led.thread.run(led.leader.heard_the_end(0.3), 5)
+    led.thread.run(led.leader.heard_the_end(0.3), 60)
 
 
 @pytest.mark.parametrize(
@@ -159,18 +176,18 @@ def test_a_host_gives_up_a_host_0_that_cannot_be_reached(led):
         lost.close()
 
 
-def test_a_host_that_waits_for_a_decision_hears_of_the_end(led):
+def test_a_host_that_waits_for_a_decision_hears_of_the_end(led, calls):
     port = FollowedPort(led.joined(), None)
     led.leader.tell_all(Order(START, arrays={"canary": np.arange(3, dtype=np.int32)}))
     assert len(port.canary_tokens) == 3
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(port.decide, 1)
-        time.sleep(0.5)
+        wait_until(lambda: calls.count("Decision") >= 3, "a third call")
         assert not waiting.done()
         led.leader.end("interrupted")
         with pytest.raises(EndedError, match="host 0 has ended training: interrupted"):
             waiting.result(60)
-    led.thread.run(led.leader.heard_the_end(30), 10)  # at once
+    led.thread.run(led.leader.heard_the_end(600), 60)  # at once
 
 
 def test_a_decision_that_was_made_before_the_end_is_still_passed_on(led):
@@ -185,7 +202,7 @@ def test_host_0_does_not_wait_for_a_host_that_has_failed(led):
     zero.stop("its disk is full").result(60)  # before host 0 listens
     leads = leading_start.led(led.leader, lambda *stop: told.append(stop), led.thread, 600.0)
     with pytest.raises(TrainingError, match="host 1 has failed"), leads:
-        led.thread.run(asyncio.sleep(0), 5)
+        led.thread.run(asyncio.sleep(0), 60)
         assert told == [(1, "its disk is full")]
         raise TrainingError("host 1 has failed")
     assert led.leader.over

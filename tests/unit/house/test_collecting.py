@@ -24,7 +24,8 @@ def test_one(number):
 
 def test_collecting_writes_nothing_into_a_checkout(tmp_path: Path) -> None:
     tests = tmp_path / "tests"
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/helpers/examples.py"):
+    helpers = [f"tests/helpers/{name}.py" for name in ("examples", "leftovers", "second_chance")]
+    for name in ("pyproject.toml", "tests/conftest.py", *helpers):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tests / "unit").mkdir()
@@ -41,7 +42,7 @@ def test_collecting_writes_nothing_into_a_checkout(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

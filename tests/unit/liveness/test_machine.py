@@ -106,7 +106,7 @@ def test_jax_is_neither_imported_nor_initialized() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.stdout == "{} False\n{} True\n", done.stderr
 

@@ -120,15 +120,17 @@ def test_only_ordinary_files_are_read(tmp_path: Path, kind: str) -> None:
             path.touch()
             os.truncate(path, 1 << 34)  # takes no space on the disk
     with pytest.raises(RlaxError, match=r"status\.json cannot be read: it is "):
-        on_daemon(lambda: last_status(tmp_path), "reader").result(20)
-    assert on_daemon(lambda: holder(tmp_path), "reader").result(20) is None
+        on_daemon(lambda: last_status(tmp_path), "reader").result(60)
+    assert on_daemon(lambda: holder(tmp_path), "reader").result(60) is None
 
 
 def test_a_disk_that_cannot_be_written_is_said_once(tmp_path: Path, caplog) -> None:
     (tmp_path / "file").touch()
-    with StatusFile(tmp_path / "file", lambda: STATUS):
+    attempts: list[int] = []
+    with StatusFile(tmp_path / "file", lambda: attempts.append(1) or STATUS):
         wait_until(lambda: "the status cannot be written" in caplog.text, "the warning")
-        time.sleep(2.5)
+        said_at = len(attempts)
+        wait_until(lambda: len(attempts) >= said_at + 3, "two further attempts, and a third begun")
     assert caplog.text.count("the status cannot be written") == 1
 
 

@@ -33,29 +33,28 @@ def mark_of(directory: Path) -> Mark:
 
 
 def test_a_loop_that_is_blocked_is_named_with_its_stacks(tmp_path: Path, watchdog: Watchdog):
-    thread = LoopThread()
-    go_on = threading.Event()
+    thread, go_on = LoopThread(), threading.Event()
 
     async def blocks_the_loop() -> None:
         go_on.wait(60)
 
+    before = time.time()
     watchdog.watch_loop("the loop", thread.loop)
     blocked = asyncio.run_coroutine_threadsafe(blocks_the_loop(), thread.loop)
-    before = time.time()
     try:
-        wait_until(lambda: mark_of(tmp_path).still, "the note")
-        ((what, since),) = mark_of(tmp_path).still
+        ((what, since),) = wait_until(lambda: mark_of(tmp_path).still, "the note")
         assert what == "the loop" and before - 2 * LIMIT_S < since < time.time()
         stacks = Path(mark_of(tmp_path).stacks).read_text()
         assert "the loop stands still" in stacks and "blocks_the_loop" in stacks
         names = dict(mark_of(tmp_path).threads)
         number = next(number for number, name in names.items() if name == "controller")
         assert f"Thread {number} " in stacks  # the number by which stacks name the thread
+        go_on.set()
+        blocked.result(60)
+        wait_until(lambda: not mark_of(tmp_path).still, "the loop moves again")
     finally:
         go_on.set()
-    blocked.result(60)
-    wait_until(lambda: not mark_of(tmp_path).still, "the loop moves again")
-    thread.close()
+        thread.close()
 
 
 def test_stacks_are_not_written_each_second(tmp_path: Path, watchdog: Watchdog) -> None:

@@ -30,8 +30,10 @@ def scraped(url: str) -> dict[tuple[str, str], float]:
 @contextmanager
 def exported(metrics: RunMetrics | WorkerMetrics) -> Iterator[str]:
     exporter = Exporter(Place(), 0, "some.port", metrics.registry)
-    yield exporter.url
-    exporter.close()
+    try:
+        yield exporter.url
+    finally:
+        exporter.close()
 
 
 def test_a_run_exports_its_newest_step_and_its_fleet() -> None:

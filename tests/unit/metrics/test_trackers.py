@@ -7,8 +7,10 @@ import functools
 import importlib
 import json
 import math
+import os
 import sqlite3
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -285,7 +287,11 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path, monkeypatch: pytest.Mo
 # --- wandb -----------------------------------------------------------------------------------
 
 
-def test_wandb_offline_goes_on_in_the_same_run(tmp_path: Path) -> None:
+def test_wandb_offline_goes_on_in_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Importing it makes directories that last as long as this process.
+    monkeypatch.setattr(tempfile, "tempdir", os.environ.get("PYTEST_DEBUG_TEMPROOT"))
     import wandb
 
     options = {"mode": "offline", "project": "sums", "group": "g", "tags": ("a", "b")}

@@ -15,6 +15,7 @@ from rlax_plugin.objective.adaptive_kl import AdaptiveCoefficient
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.objective.ratios import kl_estimate
+from rlax_plugin.objective.terms import reported
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.signals.chain import SignalChain
 from rlax_plugin.signals.model_view import ModelView, Part
@@ -120,9 +121,9 @@ def trained(chain, model, steps):
     found = []
     for step in steps:
         completed = chain.complete(model, step, sampled(model))
-        metrics = chain.metrics
+        metrics = reported(chain.metrics)
         names = "objective/kl_coefficient", "objective/kl_of_target"
-        found.append(tuple(metrics[name] / SAMPLES for name in names))
+        found.append(tuple(metrics[name] for name in names))
         probability = 1 / (1 + np.exp(-model.log_odds))
         # d log pi / d x of the first answer is 1 - p, of the second one - p.
         slope = np.where(completed["targets"] == 1, 1 - probability, -probability)

@@ -17,6 +17,7 @@ from rlax_plugin.api import ConfigError, Optimizer, RunFiles, SignalChain, Train
 from rlax_plugin.build import registry_for
 from rlax_plugin.objective.batches import build_arrays
 from rlax_plugin.objective.diagnostics import summarise
+from rlax_plugin.objective.terms import reported
 from rlax_plugin.testing import (
     FakeTrainerPort,
     make_batch,
@@ -158,7 +159,7 @@ def test_two_steps_by_hand(tmp_path, made, layout):
     first = chain.complete(view, 1, batch)
     assert of_tokens(first, "rl_advantages") == [1, 1, 0, 0.5, 0.5, 0.5]
     assert of_tokens(first, "rl_returns") == [1, 1, 0, 0.5, 0.5, 0.5]
-    assert chain.metrics["objective/value_loss"] == pytest.approx((1 + 1 + 3 * 0.25) / 2)
+    assert reported(chain.metrics)["objective/value_loss"] == pytest.approx(2.75 / 2 / 6)
     # The gradient of the bias is -3.5 / 6, and so it goes up by .25. Before 4, 6 and 7 the token is
     # 3, whose coordinate has the gradient -(1 + 0 + .5) / 6; before 5, 8 and 9 it is 4, 7 and 8,
     # with -2, -2.5 and -3 / 6. All go up as well. No other token is read.
@@ -168,7 +169,7 @@ def test_two_steps_by_hand(tmp_path, made, layout):
     # Behind the 6, whose coordinate is the fourth and still 0, the value is the bias.
     np.testing.assert_allclose(of_tokens(second, "rl_returns"), [1, 1, 0.25, 0.5, 0.5, 0.5])
     error = np.array(expected) - [1, 1, 0.25, 0.5, 0.5, 0.5]
-    assert chain.metrics["objective/value_loss"] == pytest.approx((error**2).sum() / 2)
+    assert reported(chain.metrics)["objective/value_loss"] == pytest.approx((error**2).mean() / 2)
     returns = np.array([1, 1, 0.25, 0.5, 0.5, 0.5])
     spread = {name: total for name, total in chain.metrics.items() if name.startswith("values/")}
     report = summarise({"tokens": 6, "sequences": 3, "gap_count": 0, **spread, **RAW})
@@ -204,7 +205,7 @@ def test_updates_differ_with_mini_batches_and_count_each_token_once_an_epoch(tmp
         chain.start(view_of(), 0)
         chain.complete(view_of(), 1, batch_of())
         values[name] = chain.complete(view_of(), 2, batch_of())["rl_values"]
-        assert 0 < chain.metrics["objective/value_loss"] < 3
+        assert 0 < reported(chain.metrics)["objective/value_loss"] < 3 / 6
     assert np.abs(values["epochs"]).max() > 2 * np.abs(values["one"]).max()
     assert np.abs(values["mini"] - values["epochs"]).max() > 1e-3
 

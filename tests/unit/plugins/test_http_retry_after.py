@@ -17,7 +17,7 @@ from rlax_http.failures import ServerError, retry_after_s
 from rlax_http.rate_limits import Pause
 from rlax_http.server import ApiKey, ServerConfig
 
-LONG_S = 20.0  # more than any test takes
+LONG_S = 60.0  # more than any test takes
 
 
 @pytest.fixture(autouse=True)

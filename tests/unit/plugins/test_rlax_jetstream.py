@@ -155,8 +155,7 @@ def test_running_samples_finish_on_the_old_weights():
         await until(slots.decoding)
         swap = asyncio.ensure_future(take_version(engine, version(2)))
         late = asyncio.ensure_future(generated(engine, request(1, [3])))
-        while not engine.paused:
-            await asyncio.sleep(0)
+        await eventually(lambda: engine.paused)
         assert engine.version == 1
         slots.gate.set()
         old, _, new = await asyncio.gather(running, swap, late)

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 from scripted_slots import ScriptedSlots, play, request, until, version
 from test_rlax_jetstream_progress import OneByOne, attempt
+from waiting import eventually
 
 from rlax_plugin.weights.taking import take_version
 
@@ -32,8 +33,7 @@ def test_what_is_too_old_ends_and_what_waits_begins_with_newer_weights():
             )
         )
         await until(slots.decoding)
-        while engine.backlog < 3:
-            await asyncio.sleep(0)
+        await eventually(lambda: engine.backlog >= 3)
         await slots.gate.one_call(slots)
         assert engine.give_up((), 1) == {}  # version 1 can train
         # One call was as long as a call may be, because samples wait.

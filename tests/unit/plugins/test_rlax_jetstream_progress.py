@@ -10,6 +10,7 @@ import pytest
 from rlax_jetstream.driver import JetStreamDriver, RequestError
 from scripted_slots import ScriptedSlots, generated, play, request, until, version
 from test_rlax_jetstream import Active
+from waiting import eventually
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.types import Key
@@ -51,12 +52,10 @@ def test_every_group_gets_on_while_a_swap_waits():
         running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=600)))
         await until(slots.decoding)
         swap = asyncio.ensure_future(take_version(engine, version(2)))
-        while not engine.paused:
-            await asyncio.sleep(0)
+        await eventually(lambda: engine.paused)
         late = asyncio.ensure_future(generated(engine, request(1, [3], new=600)))
         newer = asyncio.ensure_future(generated(engine, request(2, [4], new=600, min_version=2)))
-        while engine.backlog < 2:
-            await asyncio.sleep(0)
+        await eventually(lambda: engine.backlog >= 2)
         seen = [engine.progress()]
         assert seen[0].keys() == {attempt(0), attempt(1), attempt(2)}
         for _ in range(2):  # a swap waits: each call is as long as a call may be
@@ -121,8 +120,8 @@ def test_tokens_outside_of_the_vocabulary_are_rejected(tokens):
     async def scenario(engine, slots):
         await take_version(engine, version(0))
         assert engine.capabilities.vocabulary == 10**6 + 1000
-        client = Active(tokens)
-        JetStreamDriver(engine).place_request_on_prefill_queue(client)
+        client, driver = Active(tokens), JetStreamDriver(engine)
+        driver.place_request_on_prefill_queue(client)
         await until(client.return_channel.ended)
         # The servicer answers a RequestError with INVALID_ARGUMENT.
         assert isinstance(client.return_channel.error, RequestError)
@@ -131,5 +130,6 @@ def test_tokens_outside_of_the_vocabulary_are_rejected(tokens):
         with pytest.raises(WorkerError, match="group 3: the prompt has token id"):
             await engine.generate([wrong], lambda *_: None)
         assert slots.inserts() == []
+        driver.stop()
 
     play(scenario)

@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 from scripted_slots import ScriptedSlots, generated, play, request, tokens_of, until, version
+from waiting import eventually
 
 from rlax_plugin.batching.jobs import Job
 from rlax_plugin.batching.scheduler import Scheduler
@@ -105,8 +106,7 @@ def test_nothing_is_generated_while_decoding_is_verified(mode):
         await until(slots.decoding)
         loaded = await engine.load(version(2))
         trial = asyncio.ensure_future(engine.decode_greedy(np.arange(3), 4, loaded))
-        while not engine.paused:
-            await asyncio.sleep(0)
+        await eventually(lambda: engine.paused)
         slots.gate.set()
         tokens, logprobs = await trial
         np.testing.assert_array_equal(tokens, [0, 1, 2, 3])
@@ -138,8 +138,7 @@ def test_discarded_weights_let_generation_go_on_with_the_old_ones(when):
         await until(slots.decoding)
         loaded = await engine.load(version(2))
         trial = asyncio.ensure_future(engine.decode_greedy(np.arange(3), 4, loaded))
-        while not engine.paused:
-            await asyncio.sleep(0)
+        await eventually(lambda: engine.paused)
         if when == "waiting":
             loaded.discard()
         slots.gate.set()
@@ -171,8 +170,7 @@ async def swapped_while_running(engine, slots, requests):
     running = asyncio.ensure_future(generated(engine, *requests))
     await until(slots.decoding)
     swap = asyncio.ensure_future(take_version(engine, version(2)))
-    while not engine.paused:
-        await asyncio.sleep(0)
+    await eventually(lambda: engine.paused)
     slots.gate.set()
     groups, _ = await asyncio.gather(running, swap)
     return groups
@@ -330,8 +328,7 @@ def test_a_running_sample_waits_while_older_weights_are_kept():
         running = asyncio.ensure_future(generated(engine, request(0, [100], new=10)))
         await until(slots.decoding)
         kept = asyncio.ensure_future(take_version(engine, version(1)))  # for an evaluation
-        while not engine.paused:
-            await asyncio.sleep(0)
+        await eventually(lambda: engine.paused)
         slots.gate.set()
         await kept
         assert (await generated(engine, request(1, [5])))[1][0].versions[0] == 1

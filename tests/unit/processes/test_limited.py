@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -47,12 +48,11 @@ def test_each_call_has_the_whole_time(limited):
 
 
 def test_what_it_raises_and_prints(capfd):
-    limited = LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=60.0)
-    with pytest.raises(RlaxError, match="ValueError: no such number") as error:
-        limited("raise", "no such number")
-    assert not isinstance(error.value, OverLimitError)
-    assert limited("print", "not an answer") == "not an answer"
-    limited.close()
+    with closing(LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=60.0)) as limited:
+        with pytest.raises(RlaxError, match="ValueError: no such number") as error:
+            limited("raise", "no such number")
+        assert not isinstance(error.value, OverLimitError)
+        assert limited("print", "not an answer") == "not an answer"
     assert "not an answer" in capfd.readouterr().err
 
 
@@ -75,13 +75,13 @@ def test_a_call_whose_process_is_killed_once_is_tried_again(limited, tmp_path):
 
 
 def test_what_earlier_calls_hold_costs_no_later_one_its_memory():
-    limited = LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=60.0, memory_bytes=64 * MIB)
+    limits = {"cpu_s": 5.0, "wait_s": 60.0, "memory_bytes": 64 * MIB}
     sizes = [25 * MIB] * 5
-    assert [limited("hoard", size) for size in sizes] == sizes
-    with pytest.raises(OverLimitError, match=f"more than {64 * MIB} bytes"):
-        limited("hoard", 75 * MIB)
-    assert limited("hoard", 50 * MIB) == 50 * MIB
-    limited.close()
+    with closing(LimitedFunction("limited_tasks:does", **limits)) as limited:
+        assert [limited("hoard", size) for size in sizes] == sizes
+        with pytest.raises(OverLimitError, match=f"more than {64 * MIB} bytes"):
+            limited("hoard", 75 * MIB)
+        assert limited("hoard", 50 * MIB) == 50 * MIB
 
 
 def test_an_exception_that_cannot_be_shown_is_the_one_of_the_function(limited):
@@ -97,19 +97,23 @@ def test_a_ctrl_c_in_the_terminal_ends_no_call(limited):
 
 
 def test_deadlines_and_a_process_that_is_gone():
-    limited = LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=0.3)
-    limited.start()
-    with pytest.raises(DeadlineError, match="reward_s"):
-        limited("wait", 60)
-    assert limited("echo", 1) == 1  # by another process
-    os.kill(limited("parent", 0), signal.SIGKILL)
-    with pytest.raises(RlaxError, match="the process of limited_tasks:does was ended from outsi"):
-        limited("kill", signal.SIGKILL)  # at first there is nobody to say so
-    assert limited("echo", 2) == 2
-    limited.close()
+    with closing(LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=60.0)) as limited:
+        worker = limited("pid", 0)
+        limited._wait_s = 0.3
+        with pytest.raises(DeadlineError, match="reward_s"):
+            limited("wait", 600)
+        os.kill(worker, signal.SIGKILL)  # only its parent has been ended: it would sleep on
+        limited._wait_s = 60.0
+        assert limited("echo", 1) == 1  # by another process
+        os.kill(limited("parent", 0), signal.SIGKILL)
+        said = "the process of limited_tasks:does was ended from outsi"
+        with pytest.raises(RlaxError, match=said):
+            limited("kill", signal.SIGKILL)  # at first there is nobody to say so
+        assert limited("echo", 2) == 2
 
 
 def test_a_function_that_is_not_there():
-    limited = LimitedFunction("limited_tasks:is_missing", cpu_s=1.0, wait_s=5.0)
-    with pytest.raises(RlaxError, match="process of limited_tasks:is_missing has ended"):
+    limited = LimitedFunction("limited_tasks:is_missing", cpu_s=1.0, wait_s=60.0)
+    said = "process of limited_tasks:is_missing has ended"
+    with closing(limited), pytest.raises(RlaxError, match=said):
         limited("echo", 1)

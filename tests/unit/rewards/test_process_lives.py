@@ -58,8 +58,7 @@ def starts() -> list[int]:
 
 async def started(count: int) -> int:
     """The process that was started last, once there were so many."""
-    await eventually(lambda: len(starts()) >= count)
-    return starts()[-1]
+    return (await eventually(lambda: starts()[count - 1 :], f"{count} processes"))[-1]
 
 
 def test_answers_for_a_process_that_is_gone_do_not_reach_the_next_one() -> None:

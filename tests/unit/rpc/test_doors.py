@@ -12,6 +12,7 @@ import doors
 import grpc
 import pytest
 from cryptography import x509
+from waiting import eventually
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -131,9 +132,8 @@ def test_many_connections_leave_a_process_its_own_files(monkeypatch: pytest.Monk
             opened = [await asyncio.open_connection(host, int(port)) for _ in range(30)]
             reads = [asyncio.ensure_future(reader.read(1)) for reader, _ in opened]
             # Half of the files, of which the honest one has one: the others are turned away.
-            while len(turned_away := [one for one in reads if one.done()]) < 11:
-                await asyncio.sleep(0.01)
-            assert {one.result() for one in turned_away} == {b""}
+            await eventually(lambda: sum(one.done() for one in reads) >= 11, "11 turned away")
+            assert {one.result() for one in reads if one.done()} == {b""}
             await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
             assert len([one for one in reads if one.done()]) == 11
             for _, writer in opened:

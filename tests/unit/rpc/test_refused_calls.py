@@ -96,16 +96,20 @@ async def served(
                 worker.callers.admit(token, role)
             worker.server.add_generic_rpc_handlers((reached,))
             await worker.server.start()
-            yield Served(worker.address, secret, reached)
-            await worker.server.stop(None)
+            try:
+                yield Served(worker.address, secret, reached)
+            finally:
+                await worker.server.stop(None)
         return
     tls = made(folder, "127.0.0.1")
     door = Door(all_roles(), identity or OperatorIdentity(tls, ["127.0.0.1"]))
     server, address = listen("127.0.0.1", 0, door, "port")
     server.add_generic_rpc_handlers((reached,))
     await server.start()
-    yield Served(address, Secret("", certificate, (folder / CA).read_text()), reached)
-    await server.stop(None)
+    try:
+        yield Served(address, Secret("", certificate, (folder / CA).read_text()), reached)
+    finally:
+        await server.stop(None)
 
 
 async def call(channel: Any, method: str, **options: Any) -> grpc.aio.AioRpcError | None:

@@ -13,7 +13,7 @@ made = 0
 try:
     for _ in range(30):
         if os.fork() == 0:
-            time.sleep(3)
+            time.sleep(20)
             os._exit(0)
         made += 1
 except BlockingIOError:
@@ -55,9 +55,9 @@ def test_the_number_of_processes_is_limited(driver: Driver) -> None:
 
 
 def test_a_fork_bomb_ends_with_its_time(driver: Driver) -> None:
-    assert driver.run(FORK_BOMB, wall_s=0.5).why == "time"
+    assert driver.run(FORK_BOMB, wall_s=3.0).why == "time"
     assert len(driver.processes()) == 2
-    assert driver.run("print('serves')", wall_s=0.5).stdout == b"serves\n"
+    assert driver.run("print('serves')", wall_s=3.0).stdout == b"serves\n"
 
 
 def test_threads_count_as_processes(driver: Driver) -> None:
@@ -65,7 +65,7 @@ def test_threads_count_as_processes(driver: Driver) -> None:
         "import threading, time\n"
         "for number in range(30):\n"
         "    try:\n"
-        "        threading.Thread(target=time.sleep, args=(0.1,), daemon=True).start()\n"
+        "        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()\n"
         "    except RuntimeError:\n"
         "        break\n"
         "print(number)"
@@ -87,7 +87,7 @@ def test_processes_that_fill_the_memory_together_are_killed(driver: Driver) -> N
 
 
 def test_an_endless_loop_ends(driver: Driver) -> None:
-    ended = driver.run("print('begun', flush=True)\nwhile True: pass", wall_s=0.5)
+    ended = driver.run("print('begun', flush=True)\nwhile True: pass", wall_s=3.0)
     assert (ended.why, ended.stdout) == ("time", b"begun\n")
     ended = driver.run("while True: pass", cpu_s=1, wall_s=60)
     assert (ended.why, ended.code) == ("time", -signal.SIGXCPU), ended

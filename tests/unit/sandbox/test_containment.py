@@ -4,11 +4,13 @@ import os
 import signal
 import socket
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 from sandbox_driver import SECRET, Driver
+from waiting import wait_until
 
 # Tries expressions and prints what became of each.
 ATTEMPTS = """
@@ -183,9 +185,14 @@ def test_what_a_piece_leaves_is_gone(driver: Driver) -> None:
 def test_a_sandbox_that_is_killed_is_started_again(driver: Driver) -> None:
     driver.run("pass")
     before = driver.processes()
-    killer = threading.Timer(0.3, before[-1].kill)
+
+    def kill() -> None:
+        wait_until(lambda: len(driver.processes()) > 2, "a process of the piece")
+        before[-1].kill()
+
+    killer = threading.Thread(target=kill)
     killer.start()
-    ended = driver.run("import time\ntime.sleep(3)")
+    ended = driver.run("import time\ntime.sleep(20)")
     killer.join()
     assert (ended.why, ended.code) == ("signal", -signal.SIGKILL)
     assert driver.run(PROBE).stdout == b"True []\n"
@@ -197,13 +204,12 @@ def test_a_sandbox_that_is_killed_is_started_again(driver: Driver) -> None:
 def test_nothing_outlives_its_holder(user: str) -> None:
     if user == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
-    driver = Driver(user)
-    if driver.ask(offered=True)["missing"]:
-        pytest.skip("layers are missing")
-    driver.run("pass")
-    left = driver.processes()
-    assert len(left) == 2
-    driver.begin("import os, time\nos.fork()\ntime.sleep(60)")
-    driver.kill()
-    assert psutil.wait_procs(left, 10)[1] == []
-    driver.close()
+    with closing(Driver(user)) as driver:
+        if driver.ask(offered=True)["missing"]:
+            pytest.skip("layers are missing")
+        driver.run("pass")
+        left = driver.processes()
+        assert len(left) == 2
+        driver.begin("import os, time\nos.fork()\ntime.sleep(60)")
+        driver.kill()
+        assert psutil.wait_procs(left, 60)[1] == []

@@ -14,6 +14,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from histories import History
+from waiting import wait_until
 
 import rlax_plugin
 from rlax_plugin.errors import CommandError, ConfigError, DeadlineError, RlaxError
@@ -292,7 +293,7 @@ def test_a_run_that_is_stopped_while_its_python_starts_has_not_failed(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     started = Started(Path("no.yml"), tmp_path / "train.log")
-    while not started.last_line():
-        assert not started.ended(0.05)
+    wait_until(lambda: started.last_line() or started.ended(0.0), "its first line")
+    assert not started.ended(0.0)
     started.interrupt()
     assert started.ended(60) and started.status == 1 and started.stopped

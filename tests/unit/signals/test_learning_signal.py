@@ -36,6 +36,7 @@ from rlax_plugin.api import (
     resolve,
 )
 from rlax_plugin.build import registry_for
+from rlax_plugin.objective.terms import reported
 from rlax_plugin.testing import FakeTrainerPort, make_arrays, make_batch, make_group, policy
 from rlax_plugin.testing.model import BigramView
 
@@ -72,7 +73,7 @@ class Head(BatchSignal):
             features_bte = part.outputs["features"].astype(np.float64)
             gradient += np.einsum("bt,bte->e", error_bt[part.rows], features_bte)
         self.learner.update({"w": gradient / trained_bt.sum()})
-        self.metrics = {"objective/value_loss": float((error_bt**2).sum())}
+        self.metrics = {"objective/value_loss": ((error_bt**2).sum(), trained_bt.sum())}
 
     def save(self, step, state):
         self.learner.save(state)
@@ -164,13 +165,14 @@ def test_two_steps_of_the_head_by_hand(tmp_path):
     # Every value is 0: the advantages are the rewards.
     first = chain.complete(model, 1, batch)
     np.testing.assert_array_equal(first["rl_advantages"][trained_bt], [1, 1, 0, 0])
-    assert chain.metrics["objective/value_loss"] == 2.0
+    assert reported(chain.metrics)["objective/value_loss"] == 2.0 / 4
     # Gradients -1/4 and -2/4 of the two coordinates: each goes up by .25.
     np.testing.assert_allclose(head.learner.params["w"][:3], [0.25, 0.25, 0])
     second = chain.complete(model, 2, batch)
     np.testing.assert_allclose(second["rl_values"][trained_bt], [0.25, 0.5, -0.25, 1.0])
     np.testing.assert_allclose(second["rl_advantages"][trained_bt], [0.75, 0.5, 0.25, -1.0])
-    assert chain.metrics["objective/value_loss"] == pytest.approx(0.5625 + 0.25 + 0.0625 + 1)
+    expected = (0.5625 + 0.25 + 0.0625 + 1) / 4
+    assert reported(chain.metrics)["objective/value_loss"] == pytest.approx(expected)
     assert chain.metrics["objective/advantage"] == pytest.approx(0.5)
     # Gradients (-.75 + .25) / 4 and (-.5 * 2 + 4) / 4: one goes up, the other down.
     np.testing.assert_allclose(head.learner.params["w"][:3], [0.5, 0, 0], atol=1e-9)
@@ -290,7 +292,7 @@ TURNS = {
 @pytest.mark.parametrize("preset", [*PRESETS, *LIBRARIES, *TURNS])
 def test_a_signal_that_adds_nothing_changes_no_bit(preset, tmp_path):
     """Neither the advantages that are recorded, nor the batch, nor the loss and its gradient."""
-    own = {"preset": preset} if preset not in TURNS else TURNS[preset]
+    own = TURNS.get(preset, {"preset": preset})
     without, listed = slots_of(**own), slots_of(**own, signals=["plain"])
     rng = np.random.default_rng(7)
     turns_nt = np.array([[1, 1, 2, 2], [1, 2, 3, 3], [1, 1, 1, 2], [1, 2, 2, 2]] * 2)

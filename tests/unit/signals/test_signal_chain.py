@@ -17,6 +17,7 @@ from rlax_plugin.api import (
     SignalChain,
     TrainingError,
 )
+from rlax_plugin.objective.terms import reported
 from rlax_plugin.testing import make_arrays, make_batch, make_group
 
 FLAGS = ArraySpec(np.dtype(np.int8), (2,))
@@ -34,7 +35,7 @@ class Signal(BatchSignal):
 
     def complete(self, model, step, batch):
         self._log.append((self.name, "complete", model, step, sorted(batch.keys() - PLAIN)))
-        self.metrics = {f"objective/{self.name}": float(step)}
+        self.metrics = {f"objective/{self.name}": (float(step), 4.0)}
         return self._found
 
     def learn(self, model, step, batch):
@@ -102,9 +103,10 @@ def test_every_signal_sees_what_came_before_and_learns_after_the_advantages(tmp_
         "values/error_spread": 3 * 2.0,
         "objective/advantage": 3 * 2.0,
         "objective/advantage_abs": 3 * 4.0,
-        "objective/first": 3.0,
-        "objective/second": 3.0,
+        **dict.fromkeys(("term_sum/first", "term_sum/second"), 1.0),
+        **dict.fromkeys(("term_weight/first", "term_weight/second"), 4.0),
     }
+    assert reported(chain.metrics) == {"objective/first": 0.25, "objective/second": 0.25}
     np.testing.assert_array_equal(BATCH["rl_advantages"], two_groups()["rl_advantages"])
 
 
@@ -132,7 +134,7 @@ def test_without_an_input_of_theirs_the_advantages_stay_the_recorded_ones(tmp_pa
     chain = chain_of(tmp_path, signal, advantages=never)
     completed = chain.complete("", 7, BATCH)
     assert completed["rl_advantages"] is BATCH["rl_advantages"]
-    assert chain.metrics == {"objective/first": 7.0}
+    assert reported(chain.metrics) == {"objective/first": 1.75}
     empty = chain_of(tmp_path, advantages=never)
     assert empty.complete("", 7, BATCH) == BATCH and empty.metrics == {}
     empty.save(1)
@@ -234,9 +236,14 @@ def test_an_array_for_the_loss_that_is_not_finite_names_its_signal(tmp_path):
 
 
 def test_a_metric_that_is_not_finite_names_its_signal(tmp_path):
-    chain = chain_of(tmp_path, Careless(metrics={"objective/loss": float("nan")}))
-    with pytest.raises(TrainingError, match="step 4: objective/loss of signal 'careless' is nan"):
-        chain.complete("weights 0", 4, BATCH)
+    for given, said in (
+        ((float("nan"), 1.0), "step 4: objective/loss of signal 'careless' is nan / 1.0"),
+        ((1.0, -1.0), "step 4: objective/loss of signal 'careless' is 1.0 / -1.0"),
+        (1.0, r"objective/loss of signal 'careless' is 1.0, expected \(sum, weight\)"),
+    ):
+        chain = chain_of(tmp_path, Careless(metrics={"objective/loss": given}))
+        with pytest.raises(TrainingError, match=said):
+            chain.complete("weights 0", 4, BATCH)
 
 
 def test_a_signal_that_returns_nothing_or_names_a_metric_of_others_is_named(tmp_path):

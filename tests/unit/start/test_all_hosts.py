@@ -18,18 +18,24 @@ from rlax_plugin.start import hosts
 from rlax_plugin.start.follower import ENDED, log_file
 
 HOST_S = 2.0
-AT_MOST_S = 30.0  # a machine may stall; the programs that wait do so for twice as long
-WAIT = "import time; print('working', flush=True); time.sleep(60)"
+AT_MOST_S = 120.0  # a machine may stall; the programs that wait do so for twice as long
+WAIT = "import time; print('working', flush=True); time.sleep(240)"
 # What another host does once a host was hit.
 AFTERWARDS = "import os, sys, time\nwhile not os.path.exists('hit'): time.sleep(.05)\n"
 ABORTS = AFTERWARDS + "time.sleep(1); os.abort()"  # as JAX has it do
+# Not before the end of the killed host was seen, whose number "hit" has then.
+ABORTS_LATER = (
+    f"{AFTERWARDS}while os.path.exists('/proc/' + open('hit').read()): time.sleep(.05)\n"
+    "time.sleep(1); os.abort()"
+)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
     """Runs programs as hosts; returns status, loss, seconds, and what was printed.
 
-    ``then`` is done to the hosts as soon as those that say so are working.
+    ``then`` is done to the hosts as soon as those that say so are working; the file "hit" gets what
+    it returns. Hosts that a failed test leaves are killed.
     """
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trainer.log").write_text("step 4 of 9\n")
@@ -52,9 +58,8 @@ def run(tmp_path, monkeypatch, capfd):
             return works or (index in started and started[index].poll() is not None)
 
         def hit():
-            wait_until(lambda: all(works(index) for index in range(len(programs))))
-            then(started)
-            (tmp_path / "hit").touch()
+            wait_until(lambda: all(works(index) for index in range(len(programs))), "all at work")
+            (tmp_path / "hit").write_text(str(then(started) or ""))
 
         monkeypatch.setattr(hosts, "_start", start)
         hitting = threading.Thread(target=hit)
@@ -65,7 +70,10 @@ def run(tmp_path, monkeypatch, capfd):
         assert all(process.poll() is not None for process in started.values())
         return *found, time.monotonic() - began_s, capfd.readouterr().err
 
-    return with_programs
+    yield with_programs
+    for process in started.values():
+        process.kill()
+        process.wait(60)
 
 
 def test_all_hosts_succeed(run):
@@ -85,7 +93,7 @@ def test_a_host_that_still_looks_for_host_0_ends_with_it(run):
 
 
 def test_a_killed_host_is_named_with_the_end_of_its_log(run):
-    status, lost, took_s, said = run(ABORTS, WAIT, then=lambda s: s[1].kill())
+    status, lost, took_s, said = run(ABORTS_LATER, WAIT, then=lambda s: s[1].kill() or s[1].pid)
     assert (status, lost) == (1, True) and took_s < AT_MOST_S
     assert "host 1 was lost: at " in said and f"was ended by {signal.SIGKILL.name}" in said
     assert "host-1.log: working" in said and "host 0" not in said

@@ -106,9 +106,11 @@ def test_trackers_close_side_by_side_and_each_says_what_it_lost(
         undo.ends_trackers(trackers, [Choice(name=name) for name in "abc"], 55.0)
         await undo.aclose()
 
-    with pytest.raises(OSError, match="c is gone"):
-        asyncio.run(main())
-    hangs.set()
+    try:
+        with pytest.raises(OSError, match="c is gone"):
+            asyncio.run(main())
+    finally:
+        hangs.set()
     first, second = late
     assert first.startswith(
         "tracker a (rlax.trackers.0) did not close within 55 s (rlax.deadlines.close_s)"

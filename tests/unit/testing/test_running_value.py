@@ -10,6 +10,7 @@ import pytest
 
 from rlax_plugin.api import RunFiles, TrainingError
 from rlax_plugin.objective.batches import build_arrays
+from rlax_plugin.objective.terms import reported
 from rlax_plugin.records.packing import unpack
 from rlax_plugin.testing import FakeTrainerPort, make_arrays, make_batch, make_group, make_prompt
 from rlax_plugin.testing.running_value import RunningValue
@@ -45,7 +46,7 @@ def test_values_are_those_before_the_batch_and_follow_its_groups_in_order(sequen
         found = signal.complete(None, 3, batch)["rl_values"]
         assert not found[batch["rl_group"] == 0].any()
         trained_n = found[batch["rl_mask"] > 0]
-        assert signal.metrics == {"objective/running_value": trained_n.sum()}
+        assert signal.metrics == {"objective/running_value": (trained_n.sum(), trained_n.size)}
         signal.learn(None, 3, batch)
         return [np.unique(found[batch["rl_group"] == n]).tolist() for n in range(1, 5)]
 
@@ -114,6 +115,7 @@ def test_the_advantage_is_the_reward_less_the_value(tmp_path):
         trained_bt = batch["rl_mask"] > 0
         advantages_n = (batch["rl_rewards"] - values_bt)[trained_bt]
         assert port.metrics[step]["objective/advantage"] == pytest.approx(advantages_n.sum())
-        assert port.metrics[step]["objective/running_value"] == values_bt[trained_bt].sum()
+        told = reported(port.metrics[step])["objective/running_value"]
+        assert told == pytest.approx(values_bt[trained_bt].mean())
         signal.learn(None, step, batch)
-    assert port.metrics[1]["objective/running_value"] == 0 < values_bt.max()
+    assert reported(port.metrics[1])["objective/running_value"] == 0 < values_bt.max()

@@ -217,8 +217,7 @@ def changed_after(
         groups, worker = Groups(), engine(mode, clock=allowed, token_s=1)
         await take_version(worker, old)
         running = asyncio.ensure_future(worker.generate([wanted], groups))
-        while worker.health()["tokens_total"] < steps * len(wanted.seeds):
-            await asyncio.sleep(0)
+        await eventually(lambda: worker.health()["tokens_total"] >= steps * len(wanted.seeds))
         await take_version(worker, new)
         assert worker.version == 1
         allowed.go_on()
@@ -266,7 +265,7 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
         await take_version(worker, old)
         wanted = [request(0), request(1), request(2, min_version=1)]
         running = asyncio.ensure_future(worker.generate(wanted, groups))
-        while worker.health()["tokens_total"] == 0:
+        while worker.health()["tokens_total"] == 0:  # turn by turn: the next tokens come soon
             await asyncio.sleep(0)
         assert worker.health()["active"] == 4 and worker.health()["waiting"] == 8
         await eventually(lambda: len(groups.reports) >= 2)
@@ -276,7 +275,7 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
         assert [key.group for key, _ in groups.reports] == [0, 1, 2]
         assert {int(v) for s in groups.last(2) for v in s.versions} == {1}
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_broken_engine_cannot_be_built() -> None:
@@ -369,17 +368,14 @@ def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_p
         groups = Groups()
         asked = [request(i, sampling=endless) for i in range(2)]
         running = asyncio.ensure_future(slow.generate(asked[:1], groups))
-        while not slow.health()["tokens_total"]:
-            await asyncio.sleep(0)
+        await eventually(lambda: slow.health()["tokens_total"])
         swap = asyncio.ensure_future(take_version(slow, publish(tmp_path, 1)))
         await eventually(lambda: slow.paused)
         late = asyncio.ensure_future(slow.generate(asked[1:], groups))
-        while not slow.health()["waiting"]:
-            await asyncio.sleep(0)
+        await eventually(lambda: slow.health()["waiting"])
         before, tokens = slow.progress(), slow.health()["tokens_total"]
         steps.one_more()
-        while slow.health()["tokens_total"] == tokens:
-            await asyncio.sleep(0)
+        await eventually(lambda: slow.health()["tokens_total"] > tokens)
         after = slow.progress()
         assert before.keys() == after.keys() == {(Key("train", i), 1) for i in range(2)}
         assert slow.version == 0

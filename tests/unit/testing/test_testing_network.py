@@ -58,9 +58,11 @@ async def proxied(
     target = Target(echoes)
     server = await asyncio.start_server(target.serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
-    async with Proxy(f"{host}:{port}", conditions, seed=seed) as proxy:
-        yield proxy, target
-    server.close()
+    try:
+        async with Proxy(f"{host}:{port}", conditions, seed=seed) as proxy:
+            yield proxy, target
+    finally:
+        server.close()
 
 
 async def connected(proxy: Proxy) -> Streams:
@@ -165,8 +167,7 @@ def test_more_bytes_than_the_proxy_holds_wait_in_the_sender() -> None:
 
 
 async def _first(proxy: Proxy) -> object:
-    await eventually(lambda: proxy.connections)
-    return proxy.connections[0]
+    return (await eventually(lambda: proxy.connections))[0]
 
 
 # Faults.

@@ -125,7 +125,7 @@ def test_what_init_prints_runs_without_an_activated_environment(tmp_path: Path) 
             env=bare,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from small_tokenizers import CHATML, byte_level
+from waiting import wait_until
 
 from rlax_plugin.api import ChatTemplateError, Tokenizer
 from rlax_plugin.tokens.rendering import RenderLimits
@@ -120,7 +121,7 @@ def test_the_process_outlives_a_ctrl_c_but_not_its_parent(tmp_path, child) -> No
     _load(child, tmp_path, CHATML)
     os.kill(child.pid, signal.SIGINT)
     os.kill(child.pid, signal.SIGTERM)
-    limits = {"limit_s": 10.0, "memory_bytes": 256 << 20}
+    limits = {"limit_s": 60.0, "memory_bytes": 256 << 20}
     _asked(child, number=1, limits=limits, prompt=True, given=[[QUESTION]])
     assert child.stdout is not None and child.stdin is not None
     assert json.loads(child.stdout.readline())["tokens"]
@@ -136,23 +137,22 @@ def test_loading_a_tokenizer_starts_no_process(tmp_path: Path) -> None:
         "assert one.chat.exists and one.decode(one.encode('1+1'))\n"
     )
     path = byte_level(tmp_path)
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=280)
 
 
 def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, limits=RenderLimits())
-    before, end = tokenizer.render([QUESTION]), time.monotonic() + 60
+    before = tokenizer.render([QUESTION])
     for one in _children():
         os.kill(one, signal.SIGKILL)
-    while _children():  # until it has ended
-        assert time.monotonic() < end
+    wait_until(lambda: not _children(), "its end")
     assert tokenizer.render([QUESTION]) == before
 
 
 def _children() -> list[int]:
-    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [
-        int(pid)
-        for pid in found
-        if b"rlax_plugin.tokens.template_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    found = []
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        with suppress(OSError):  # it may end meanwhile
+            if b"rlax_plugin.tokens.template_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from led import led_by_host_0
 from sections import section_with
+from waiting import wait_until
 
 from rlax_plugin.errors import (
     ConfigError,
@@ -68,9 +69,11 @@ def hosts():
     """A leader with its store, and another host's store and writer."""
     with led_by_host_0() as led:
         own, other = Store("ab"), Store("c")
-        led.leader.writes = writes = SharedWrites(own, 2, led.thread.loop, 3)
-        chunks = OwnChunks(led.joined(), other, WEIGHTS, 3)
+        led.leader.writes = writes = SharedWrites(own, 2, led.thread.loop, 60)
+        chunks = OwnChunks(led.joined(), other, WEIGHTS, 60)
         yield writes, own, other, chunks
+        writes._visible = 1 << 40, set()  # nothing is left to wait for
+        led.thread.loop.call_soon_threadsafe(writes._changes.wake)
         chunks.close()
 
 
@@ -92,7 +95,8 @@ def test_host_0_waits_for_a_slow_host(hosts):
     writes, own, _, chunks = hosts
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(writes.write, 4, "base", f"{WEIGHTS}/4", ARRAYS)
-        time.sleep(0.5)
+        wait_until(lambda: own.calls and own.calls[-1][0] == "write", "host 0's own chunks")
+        time.sleep(0.2)
         assert not written.done() and own.calls[-1][0] == "write"
         chunks.write(4, {"base": ARRAYS})
         written.result(60)
@@ -156,6 +160,7 @@ def test_what_host_0_cannot_write_is_abandoned_and_written_again(hosts):
 
 def test_a_silent_host_is_named_and_nothing_becomes_visible(hosts):
     writes, own, _, _ = hosts
+    writes._deadline_s = 1.0
     with pytest.raises(DeadlineError, match=r"waiting for host 1 took longer .*weights_s"):
         writes.write(4, "base", f"{WEIGHTS}/4", ARRAYS)
     assert own.calls[-1][0] == "abandon"
@@ -197,9 +202,9 @@ def test_a_host_writes_only_directly_below_the_weights_directory(hosts, path):
 )
 def test_the_directory_of_the_config_may_be_written_in_any_way(own):
     with led_by_host_0() as led:
-        led.leader.writes = writes = SharedWrites(Store("ab"), 2, led.thread.loop, 3)
+        led.leader.writes = writes = SharedWrites(Store("ab"), 2, led.thread.loop, 60)
         other = Store("c")
-        chunks = OwnChunks(led.joined(), other, own, 3)
+        chunks = OwnChunks(led.joined(), other, own, 60)
         chunks.write(4, {"base": ARRAYS})
         writes.write(4, "base", f"{own.rstrip('/')}/4", ARRAYS)
         chunks.wait()
@@ -210,14 +215,13 @@ def test_the_directory_of_the_config_may_be_written_in_any_way(own):
 @pytest.mark.parametrize("chunks", [-1, 1 << 41])
 def test_an_impossible_number_of_chunks_is_rejected(chunks):
     with led_by_host_0() as led:
-        led.leader.writes = writes = SharedWrites(Store("ab"), 2, led.thread.loop, 2)
+        led.leader.writes = writes = SharedWrites(Store("ab"), 2, led.thread.loop, 6)
         zero = led.joined()
         with ThreadPoolExecutor(1) as pool:
             written = pool.submit(writes.write, 0, "base", f"{WEIGHTS}/0", ARRAYS)
             request = pb.ChunksRequest(host=1, version=0, part="base")
-            while not (reply := zero.chunks(request)).directory:
-                pass
-            request.written, request.chunks = reply.directory, chunks
+            directory = wait_until(lambda: zero.chunks(request).directory, "where to write")
+            request.written, request.chunks = directory, chunks
             with pytest.raises(TrainingError, match="says that it wrote"):
                 zero.chunks(request)
             with pytest.raises(DeadlineError):

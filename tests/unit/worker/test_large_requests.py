@@ -40,9 +40,11 @@ async def served(engine: Engine, rpc_s: float = 60.0) -> AsyncIterator[tuple[Any
     rpc.add_RolloutServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        yield rpc.RolloutStub(channel), service
-    await server.stop(grace=None)
+    try:
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            yield rpc.RolloutStub(channel), service
+    finally:
+        await server.stop(grace=None)
 
 
 def ended(messages: Any, rpc_s: float = 60.0) -> tuple[grpc.StatusCode, str]:

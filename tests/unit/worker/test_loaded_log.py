@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from waiting import eventually
 
 from rlax_plugin.worker.loaded_log import LoadedLog
 
@@ -36,9 +37,7 @@ def test_the_newest_version_is_logged_after_the_pause(caplog: pytest.LogCaptureF
         loaded = LoadedLog(pause_s=0.01)
         loaded.add(0)
         loaded.add(1)
-        async with asyncio.timeout(30):
-            while len(caplog.messages) < 2:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: len(caplog.messages) >= 2)
 
     caplog.set_level("INFO", "rlax.worker")
     asyncio.run(load())

@@ -55,9 +55,11 @@ async def served(engine: Engine) -> AsyncIterator[Any]:
     rpc.add_RolloutServicer_to_server(RolloutService(engine, section), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield rpc.RolloutStub(channel)
-    await server.stop(grace=None)
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield rpc.RolloutStub(channel)
+    finally:
+        await server.stop(grace=None)
 
 
 def answered(engine: Engine, *requests: Request) -> list[pb.Reply]:

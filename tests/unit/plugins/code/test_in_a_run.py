@@ -11,6 +11,7 @@ import psutil
 import pytest
 from command_line import rlax
 from reward_pools import section, with_pool
+from waiting import eventually
 
 from rlax_plugin.api import Episode, Score, sandbox_layers
 from rlax_plugin.rewards.pool import RewardPool
@@ -76,7 +77,7 @@ def test_a_pool_serves_whatever_the_code_does(
     )
     config = section(
         plugins=[],
-        rewards=[{"name": "python_tests", "test_s": 1.5, "memory_mib": 128, "processes": 8}],
+        rewards=[{"name": "python_tests", "test_s": 4.0, "memory_mib": 128, "processes": 8}],
         reward_processes=1,
     )
 
@@ -86,12 +87,16 @@ def test_a_pool_serves_whatever_the_code_does(
         assert all(isinstance(score, Score) for score in scores), scores
         totals = [score.total for score in scores if isinstance(score, Score)]
         assert totals == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-        # The reward process, and two for each of its two sandboxes.
-        found.extend(psutil.Process().children(recursive=True))
+        # The reward process, and two for each of its two sandboxes, once all others have ended.
+        found.extend(
+            await eventually(lambda: now if len(now := started()) == 5 else None, "five processes")
+        )
+
+    def started() -> list[psutil.Process]:
+        return [one for one in psutil.Process().children(recursive=True) if one not in others]
 
     found: list[psutil.Process] = []
     others = psutil.Process().children(recursive=True)  # of tests of the sandbox
     with_pool(config, work)
-    started = [one for one in found if one not in others]
-    assert len(started) == 5
-    assert psutil.wait_procs(started, 10)[1] == []
+    assert len(found) == 5
+    assert psutil.wait_procs(found, 60)[1] == []
