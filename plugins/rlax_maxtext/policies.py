@@ -151,8 +151,7 @@ class ReferencePolicy(BatchSignal):
             kl = kl.model_copy(update={"coefficient": self._adaptive.coefficient})
             self._adaptive.observe(batch, reference_bt)  # for the next step
             told = {"kl_coefficient": kl.coefficient, "kl_of_target": self._adaptive.measured}
-            tokens = np.count_nonzero(batch["rl_mask"])
-            self.metrics = {f"objective/{name}": value * tokens for name, value in told.items()}
+            self.metrics = {f"objective/{name}": (value, 1.0) for name, value in told.items()}
         if not self._pays:
             found = {"rl_reference_logprobs": reference_bt}
             if self._adaptive is not None:
@@ -162,7 +161,10 @@ class ReferencePolicy(BatchSignal):
         rewards_bt = kl_token_rewards(kl, behaviour_bt, reference_bt, batch["rl_group"])
         log_ratio = (behaviour_bt - reference_bt)[batch["rl_mask"] > 0].astype(np.float64)
         self.metrics |= {
-            f"objective/reference_kl_{name}": float(kl_estimate(name, log_ratio, np).sum())
+            f"objective/reference_kl_{name}": (
+                float(kl_estimate(name, log_ratio, np).sum()),
+                log_ratio.size,
+            )
             for name in ("k1", "k3")
         }
         return {"rl_token_rewards": rewards_bt}
@@ -214,7 +216,8 @@ class OldPolicy(BatchSignal):
                     old_bt = np.where(found_bt, retained_bt, old_bt)
                     known_bt = known_bt | found_bt
                     older_bt &= ~found_bt
-            self.metrics = {"objective/reprefill_missed": float(older_bt.sum())}
+            missed, trained = float(older_bt.sum()), float(trained_bt.sum())
+            self.metrics = {"objective/reprefill_missed": (missed, trained)}
         return {
             "rl_old_logprobs": np.where(known_bt, old_bt, np.float32(0)),
             "rl_old_known": known_bt.astype(np.int32),

@@ -32,6 +32,7 @@ from rlax_plugin.tokens import byte_level
 _Options = Mapping[str, Any] | None
 _MOST_SLOTS = 256
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
+_PRESET = "rlax.objective.preset"
 # What lets any preset train on samples of older weights.
 _CORRECTED = {
     "old_policy": "proximal",
@@ -186,6 +187,11 @@ def config_text(
     section = validate(RlaxSection, values, "rlax")
     registry = registry_for(section)
     registry.validate(section)
+    outside = BuildContext.outside_run(section)
+    preset = registry.part("objective", Choice(name=answers.preset), _PRESET, outside)
+    if preset.version:  # of a library, which trains on every group of prompts in shuffled order
+        values["curation"] = {"sampler": {"name": "shuffled"}, "filters": []}
+        section = validate(RlaxSection, values, "rlax")
     try:
         registry.slots(BuildContext.outside_run(section))
     except ConfigError:

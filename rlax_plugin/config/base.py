@@ -194,7 +194,7 @@ class RewardChoice(FunctionChoice):
 
     # The options beside it are the part's, which its own class checks.
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
-    weight: Scheduled[float] = Field(
+    weight: Scheduled[Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
         default=1.0,
         description="factor of this reward in the reward of a sample; 0: it is only recorded",
     )

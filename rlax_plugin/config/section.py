@@ -133,7 +133,7 @@ class RlaxSection(Section):
         default=...,
         description="rewards that score every completion. function: FILE.py:NAME, in place of "
         "name, is a function. Beside its options, each has a weight, "
-        "a number (1 unless given): the reward of a sample is the sum of weight * value. A reward "
+        "a number from -1e6 to 1e6 (1 unless given): the reward of a sample is the sum of weight * value. A reward "
         "with weight 0 is only recorded. The list may be empty if an environment of several turns "
         "gives the rewards",
     )
@@ -142,7 +142,7 @@ class RlaxSection(Section):
         description="SHA-256 of the files whose functions are rewards or filters, as the config "
         "names them; rlax train writes it into the config that a run keeps",
     )
-    reward_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    reward_limit: Annotated[float, Field(gt=0, le=1e9)] = Field(
         default=1e6,
         description="largest absolute value that a reward may return for a sample or for a token, "
         "and an environment for a turn, before weights. A sample for which one returns more is "

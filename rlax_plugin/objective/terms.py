@@ -69,9 +69,13 @@ def added(
         whole = data.get(f"{_SCALE}{name}")
         scale = jnp.maximum(weight, 1) / jnp.maximum(term_weight, 1) if whole is None else whole
         total += jnp.max(jnp.asarray(scale, dtype)) * term_sum
-        metrics[f"{_SUM}{name}"] = jax.lax.stop_gradient(term_sum)
-        metrics[f"{_WEIGHT}{name}"] = term_weight
+        metrics |= mean(name, jax.lax.stop_gradient(term_sum), term_weight)
     return total, metrics
+
+
+def mean(name: str, total: Any, weight: Any) -> dict[str, Any]:
+    """Returns the sums of which ``reported`` makes ``objective/<name>``, total / weight."""
+    return {f"{_SUM}{name}": total, f"{_WEIGHT}{name}": weight}
 
 
 def scale_names(terms: Terms) -> tuple[str, ...]:

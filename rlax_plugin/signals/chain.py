@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -14,7 +14,7 @@ from rlax_plugin.objective.advantages import AdvantageSlot, of_batch, returns_of
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, TOKEN_REWARDS
 from rlax_plugin.objective.diagnostics import spread_of
-from rlax_plugin.objective.terms import LossTerm
+from rlax_plugin.objective.terms import LossTerm, mean
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
@@ -48,10 +48,10 @@ class SignalChain:
     Attributes:
       device_arrays: name -> spec of each array that ``complete`` adds for the loss.
       terms: name -> term that the signals add to the loss.
-      metrics: of the latest batch, sums over tokens as the loss's, added up over all epochs: those
-        of the signals; where advantages were computed here ``objective/advantage`` and
-        ``objective/advantage_abs``; and with values ``objective/value``, ``objective/returns``, and
-        the sums of ``diagnostics.spread_of``.
+      metrics: of the latest batch: those of the signals, as of ``terms.mean``; sums over tokens as
+        the loss's, added up over all epochs, where advantages were computed here
+        ``objective/advantage`` and ``objective/advantage_abs``, and with values
+        ``objective/value``, ``objective/returns``, and the sums of ``diagnostics.spread_of``.
       warm_up_steps: number of first steps in which the trainer leaves the policy as it is.
 
     Raises:
@@ -115,12 +115,12 @@ class SignalChain:
             with _named(name, step):
                 found = signal.complete(model, step, _read_only(completed))
             completed |= _checked_arrays(name, signal, found, step, completed)
-        self.metrics = self._with_advantages(completed) if self._computes else {}
+        own = self._with_advantages(completed) if self._computes else {}
+        self.metrics = {name: total * self._epochs for name, total in own.items()}
         for name, signal in self._signals.items():
             with _named(name, step):
                 signal.learn(model, step, _read_only(completed))
             self.metrics |= _checked_metrics(name, signal.metrics, step)
-        self.metrics = {name: total * self._epochs for name, total in self.metrics.items()}
         return completed
 
     def _with_advantages(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
@@ -211,16 +211,23 @@ def _read_only(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return views
 
 
-def _checked_metrics(name: str, metrics: Mapping[str, float], step: int) -> dict[str, float]:
-    """Returns the metrics of a signal as numbers; they are reported under ``objective/`` only."""
-    for metric in metrics:
+def _checked_metrics(
+    name: str, metrics: Mapping[str, tuple[float, float]], step: int
+) -> dict[str, float]:
+    """Returns the metrics of a signal as sums; they are reported under ``objective/`` only."""
+    found: dict[str, float] = {}
+    for metric, given in metrics.items():
         if not metric.startswith(_METRICS):
             raise TrainingError(
                 f"signal {name!r} has a metric {metric!r}, expected {_METRICS}<name>"
             )
-        if not np.isfinite(total := float(metrics[metric])):
-            raise TrainingError(f"step {step}: {metric} of signal {name!r} is {total}")
-    return {metric: float(total) for metric, total in metrics.items()}
+        if not isinstance(given, Sequence) or len(given) != 2:
+            raise TrainingError(f"{metric} of signal {name!r} is {given!r}, expected (sum, weight)")
+        total, weight = map(float, given)
+        if not np.isfinite([total, weight]).all() or weight < 0:
+            raise TrainingError(f"step {step}: {metric} of signal {name!r} is {total} / {weight}")
+        found |= mean(metric.removeprefix(_METRICS), total, weight)
+    return found
 
 
 def _checked_arrays(

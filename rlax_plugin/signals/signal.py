@@ -48,15 +48,15 @@ class BatchSignal:
         ``ADVANTAGE_INPUTS``.
       terms: name -> term added to the loss; it may read the signal's arrays. The mean is
         reported as ``objective/<name>``.
-      metrics: of the latest batch: ``objective/<name>`` -> sum over its trained tokens. The mean is
-        reported.
+      metrics: of the latest batch: ``objective/<name>`` -> (sum, weight). Their quotient is
+        reported, and nothing if the weight is 0.
       warm_up_steps: number of first steps in which only signals learn: the weights of the policy,
         and the state of its optimizer, stay as they are.
     """
 
     arrays: Mapping[str, ArraySpec] = MappingProxyType({})
     terms: Mapping[str, LossTerm] = MappingProxyType({})
-    metrics: Mapping[str, float] = MappingProxyType({})
+    metrics: Mapping[str, tuple[float, float]] = MappingProxyType({})
     warm_up_steps: int = 0
 
     def start(self, model: ModelView) -> None:

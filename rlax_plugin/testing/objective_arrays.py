@@ -11,6 +11,9 @@ import numpy as np
 
 from rlax_plugin.objective.update_sums import update_sums
 
+LARGEST_REWARD = 1e15
+"""The product of the largest ``rlax.reward_limit`` and weight: its square is a float32."""
+
 
 def of_samples(
     mask_bt: np.ndarray, rewards_b: np.ndarray, group_size: int, step: int
@@ -42,5 +45,7 @@ def check_arrays(arrays: Mapping[str, np.ndarray], rewards_b: np.ndarray, group_
         raise ValueError(f"rewards_b has shape {rewards_b.shape}, expected {shape[:1]}")
     if group_size < 1 or shape[0] % group_size:
         raise ValueError(f"{shape[0]} samples are not groups of group_size = {group_size}")
-    if not np.isfinite(rewards_b[(arrays["mask_bt"] > 0).any(axis=1)]).all():
-        raise ValueError(f"rewards_b = {rewards_b}: expected finite numbers")
+    read_b = rewards_b[(arrays["mask_bt"] > 0).any(axis=1)]
+    if not np.isfinite(read_b).all() or np.abs(read_b).max(initial=0) > LARGEST_REWARD:
+        reason = f"expected finite numbers of at most {LARGEST_REWARD:g}, as in a run"
+        raise ValueError(f"rewards_b = {rewards_b}: {reason}")

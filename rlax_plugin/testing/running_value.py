@@ -51,7 +51,8 @@ class RunningValue(BatchSignal):
         values_bt = self.arrays[_VALUES].zeros(*batch["rl_mask"].shape)
         for prompt, rows, t in _samples(batch):
             values_bt[rows, t] = self._values.get(prompt, 0.0)
-        self.metrics = {"objective/running_value": float(values_bt[batch["rl_mask"] > 0].sum())}
+        trained_n = values_bt[batch["rl_mask"] > 0]
+        self.metrics = {"objective/running_value": (float(trained_n.sum()), trained_n.size)}
         return {_VALUES: values_bt}
 
     def learn(self, model: ModelView, step: int, batch: Mapping[str, np.ndarray]) -> None:

@@ -92,9 +92,10 @@ class _Critic(BatchSignal):
                 loss, sums = self._update(model, part, weight)
                 value_loss += loss / weight * np.count_nonzero(part["weights"])
                 clipped += sums[CLIPPED]
+        learned = learning.epochs * float(np.count_nonzero(batch["rl_mask"]))
         self.metrics = {
-            "objective/value_loss": value_loss / learning.epochs,
-            "objective/value_clipped": clipped / learning.epochs,
+            "objective/value_loss": (value_loss, learned),
+            "objective/value_clipped": (clipped, learned),
         }
 
     def _mini_batches(self, step: int, rows: int) -> Iterator[np.ndarray]:

@@ -56,12 +56,13 @@ def check_signal(trial: Trial, part: Inspection) -> None:
     if not part.sound:
         return
     with part.rule(
-        "its metrics are finite sums, named objective/<name>",
-        "set metrics to {'objective/<name>': sum over the trained tokens} in complete or learn",
+        "its metrics are sums and weights, named objective/<name>",
+        "set metrics to {'objective/<name>': (sum, weight)} in complete or learn, such as the sum "
+        "over the trained tokens and their number",
     ):
-        for name, total in signal.metrics.items():
+        for name, (total, weight) in signal.metrics.items():
             require(_METRIC.fullmatch(name), f"one is named {name!r}")
-            require(math.isfinite(total), f"{name} is {total}")
+            require(math.isfinite(total) and weight >= 0, f"{name} is {total} / {weight}")
     if signal.terms:
         _check_terms(signal, completed, part)
     with part.rule(

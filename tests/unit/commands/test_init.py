@@ -84,6 +84,18 @@ def test_old_samples_are_corrected_only_where_the_preset_does_not() -> None:
     assert load_section("aipo.yml")[0].objective.corrections == ()
 
 
+def test_a_librarys_preset_has_its_sampling_too() -> None:
+    rlax("init", "ours.yml", "--preset", "grpo")
+    ours = load_section("ours.yml")[0].curation
+    assert ours.sampler.name == "learnability" and [f.name for f in ours.filters] == [
+        "mixed_outcome"
+    ]
+    for preset in ("trl/grpo", "verl/grpo", "rlax_objectives:trl/grpo"):
+        rlax("init", "theirs.yml", "--preset", preset, "--force")
+        theirs = load_section("theirs.yml")[0].curation
+        assert theirs.sampler.name == "shuffled" and theirs.filters == ()
+
+
 def test_every_key_is_explained() -> None:
     for model in ("tiny", "qwen3-0.6b"):
         rlax("init", "new.yml", "--model", model, "--staleness", "2", "--force")

@@ -42,6 +42,13 @@ def test_a_function_is_a_choice_with_its_own_name() -> None:
     assert RlaxSection.model_validate(shown) == found
 
 
+@pytest.mark.parametrize("weight", [1e300, -1e7, {"from": 1.0, "to": 1e38, "steps": 3}])
+def test_a_weight_beyond_float32_is_refused_by_its_key(weight: object) -> None:
+    error = wrong([{"name": "even"}, {"name": "odd", "weight": weight}])
+    assert error.key.startswith("rlax.rewards.1.weight") and "must be" in error.reason
+    assert section([{"name": "even", "weight": -1e6}]).rewards[0].weight == -1e6
+
+
 def test_what_no_entry_may_say() -> None:
     both = wrong([{"function": "a.py:f", "name": "f"}])
     assert both.key == "rlax.rewards.0" and "leave one of name and function out" in both.reason

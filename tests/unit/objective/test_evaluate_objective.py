@@ -75,6 +75,15 @@ def test_overlong_punishment_takes_the_limit_that_is_given():
     assert found.advantages_bt[0, 0] > 0
 
 
+@pytest.mark.parametrize("reward", [1e200, -1e16, np.inf, np.nan])
+def test_a_reward_that_no_run_has_is_refused_by_name(reward):
+    with pytest.raises(
+        ValueError, match=r"rewards_b = .*expected finite numbers of at most 1e\+15"
+    ):
+        evaluate_objective("grpo", **arguments(rewards_b=[reward, 0.5]))
+    assert np.isfinite(evaluate_objective("dr_grpo", **arguments(rewards_b=[1e15, 0.5])).loss)
+
+
 def test_the_proximal_policy_is_pi_theta_unless_it_is_given():
     config = {"preset": "grpo", "old_policy": "proximal"}
     np.testing.assert_array_equal(evaluate_objective(config, **arguments()).ratio_bt, 1)
