@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
 if TYPE_CHECKING:
-    from leftovers import Leftovers
+    pass
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"

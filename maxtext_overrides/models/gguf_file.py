@@ -63,8 +63,37 @@ _KEYS = {
     "rope_theta": "rope.freq_base",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
-# What a header may say only so, because MaxText cannot express anything else.
-_REFUSED = ("expert_count", "attention.sliding_window", "logit_scale", "residual_scale")
+# Every key below an architecture's name that is known: those that are read, and those that must
+# have one of these values, with which they change nothing that llama.cpp computes.
+_READ = frozenset(
+    (
+        *_KEYS.values(),
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scale_linear",
+        "rope.scaling.finetuned",  # the last three say nothing of what is computed
+        "rope.scaling.original_context_length",
+        "vocab_size",
+    )
+)
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.scale": (0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "use_parallel_residual": (False,),
+}
+_OTHER_KEYS = ("general.", "tokenizer.", "quantize.", "split.")  # of no architecture
 _LONGEST_NAME = 64  # characters of an architecture
 _LARGEST = 1 << 31  # whole number of a header: more than any size of a model
 
@@ -175,9 +204,7 @@ class GgufFile:
         if named not in _FAMILIES:
             reason = f"{alternatives(named, _FAMILIES)} (the architectures of GGUF files)"
             raise ConfigError(f"general.architecture in {self._path}", named, reason)
-        for name in _REFUSED:
-            if value := self.value(f"{named}.{name}"):
-                raise ConfigError(f"{named}.{name} in {self._path}", value, "is not supported")
+        self._check_keys(named)
         width, heads = (
             int(self._number("embedding_length")),
             int(self._number("attention.head_count")),
@@ -192,11 +219,14 @@ class GgufFile:
         if theta != int(theta):
             reason = "must be a whole number, as MaxText wants it"
             raise ConfigError(f"{named}.rope.freq_base in {self._path}", theta, reason)
-        scaling = self.value(f"{named}.rope.scaling.type", "none")
+        scaling = self.value(f"{named}.rope.scaling.type", "linear")  # as llama.cpp reads it
         if scaling not in ("none", "linear"):
             reason = "must be none or linear: nothing else is supported"
             raise ConfigError(f"{named}.rope.scaling.type in {self._path}", scaling, reason)
-        factor = self._number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+        factor = 1.0
+        if scaling == "linear":  # rope.scale_linear is its older name
+            older = self._number("rope.scale_linear", 0.0)
+            factor = self._number("rope.scaling.factor", older) or 1.0
         llama3 = self._llama3(int(theta), head_dim)
         # A float32 of the header: its shortest spelling, 1e-05, is what the model's config said.
         epsilon = float(str(np.float32(self._number("attention.layer_norm_rms_epsilon"))))
@@ -222,6 +252,25 @@ class GgufFile:
         )
         check_sizes(found, self._path, {k: f"{named}.{v}" for k, v in _KEYS.items()})
         return found
+
+    def _check_keys(self, named: str) -> None:
+        """Raises ConfigError for a key that may change what the model computes."""
+        for key in sorted(self._header.keys):
+            name = key.removeprefix(f"{named}.")
+            if key.startswith(_OTHER_KEYS) or (name != key and name in _READ):
+                continue
+            value = self.value(key)
+            if name == key or name not in _WITHOUT_EFFECT:
+                reason = "is not known: it may change what the model computes"
+            elif value in _WITHOUT_EFFECT[name]:
+                continue
+            else:
+                neutral = " or ".join(map(str, _WITHOUT_EFFECT[name]))
+                reason = f"must be {neutral}: nothing else is supported"
+            raise ConfigError(f"{one_line(key)} in {self._path}", value, reason)
+        for key, right in (("general.type", "model"), ("split.count", 1)):
+            if (value := self.value(key, right)) not in (right, 0):
+                raise ConfigError(f"{key} in {self._path}", value, f"must be {right}")
 
     def _llama3(self, theta: int, head_dim: int) -> float:
         """Returns the factor of Llama 3.1's rotary positions; 0 if the file has none.

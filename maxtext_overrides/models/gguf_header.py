@@ -1,10 +1,10 @@
 """Reads the header of a GGUF file: its values, and the locations of its tensors.
 
 The file is not trusted: a length is compared with the remaining size of the file before anything
-is read or allocated, and a tensor must lie inside the file without overlapping another. The reader
-of the package ``gguf`` is not used because it maps the file and makes several arrays of each value,
-recurses into nested arrays, multiplies sizes modulo 2**64, and accepts files of the other byte
-order, whose tensors would then be read in this machine's.
+is read or allocated, and each tensor must begin where the one before it ends, as in ggml. The
+reader of the package ``gguf`` is not used because it maps the file and makes several arrays of each
+value, recurses into nested arrays, multiplies sizes modulo 2**64, and accepts files of the other
+byte order, whose tensors would then be read in this machine's.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -82,6 +82,10 @@ class GgufHeader:
             size = path.stat().st_size
             self._values, self.tensors = _read(_Cursor(file, size), size)
 
+    @property
+    def keys(self) -> Collection[str]:
+        return self._values.keys()
+
     def value(self, key: str) -> Any:
         """Returns a number, bool, text, or a list of these; None if the key is missing.
 
@@ -149,8 +153,8 @@ def _read(cursor: _Cursor, size: int) -> tuple[Mapping[str, Any], Sequence[GgufT
             raise DamagedHeaderError(f"it has {key} twice")
         values[key] = _value(cursor, key)
     described = [_described(cursor) for _ in range(tensors)]
-    start = _aligned(cursor.at, values)
-    return values, _placed(described, start, size)
+    alignment = _alignment(values)
+    return values, _placed(described, _up(cursor.at, alignment), alignment, size)
 
 
 def _decoded(text: bytes, what: str) -> str:
@@ -197,33 +201,40 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, cursor.u32(), cursor.u64()
 
 
-def _aligned(end: int, values: Mapping[str, Any]) -> int:
-    """Returns the position where the tensors begin after a header that ends at ``end``."""
+def _up(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
+
+
+def _alignment(values: Mapping[str, Any]) -> int:
     alignment = values.get(_ALIGNMENT_KEY, _ALIGNMENT)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
         raise DamagedHeaderError(f"{_ALIGNMENT_KEY} must be a power of two, not {alignment!r:.40}")
-    return -(-end // alignment) * alignment
+    return alignment
 
 
 def _placed(
-    described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, size: int
+    described: Sequence[tuple[str, tuple[int, ...], int, int]],
+    start: int,
+    alignment: int,
+    size: int,
 ) -> Sequence[GgufTensor]:
-    """Returns the tensors after checking that each lies inside the file and overlaps no other."""
+    """Returns the tensors after checking that each lies inside the file, right after the last."""
     found: dict[str, GgufTensor] = {}
+    expected = 0
     for name, shape, number, offset in described:
         if name in found:
             raise DamagedHeaderError(f"it has the tensor {name} twice")
         found[name] = tensor = _tensor(name, shape, number, start + offset)
+        if offset != expected:
+            raise DamagedHeaderError(
+                f"the tensor {name} begins at byte {offset} of the tensors, expected {expected}"
+            )
+        expected = _up(offset + tensor.nbytes, alignment)
         if tensor.offset + tensor.nbytes > size:
             raise DamagedHeaderError(
                 f"the tensor {name}, of shape {list(shape)}, would end at byte "
                 f"{tensor.offset + tensor.nbytes}, and the file has {size}"
             )
-    end, before = 0, ""
-    for tensor in sorted(found.values(), key=lambda tensor: tensor.offset):
-        if tensor.offset < end:
-            raise DamagedHeaderError(f"the tensors {before} and {tensor.name} overlap")
-        end, before = tensor.offset + tensor.nbytes, tensor.name
     return list(found.values())
 
 

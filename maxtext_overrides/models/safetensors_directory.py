@@ -18,6 +18,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.text.harmless import one_line
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
 _DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -25,7 +26,8 @@ class SafetensorsDirectory:
     """The tensors of a directory; each is read when it is needed.
 
     Args:
-      directory: has ``model.safetensors``, or ``model.safetensors.index.json`` and its files.
+      directory: has ``model.safetensors``, which is then read alone, as transformers does, or
+        ``model.safetensors.index.json`` and its files.
 
     Raises:
       ConfigError: files are missing, truncated or contradict the index, or a tensor's dtype is not
@@ -34,8 +36,11 @@ class SafetensorsDirectory:
 
     def __init__(self, directory: Path):
         self._directory = directory
-        index = directory / _INDEX
-        if index.is_file():
+        if (directory / _ADAPTER).exists():
+            reason = f"has {_ADAPTER}: merge the adapter into the weights, and remove it"
+            raise ConfigError("SOURCE", str(directory), reason)
+        one, index = directory / _ONE, directory / _INDEX
+        if index.is_file() and not one.exists():
             self._file_of = _files_of_index(index)
         else:
             self._file_of = dict.fromkeys(_names(_only_file(directory)), _ONE)

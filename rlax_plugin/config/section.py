@@ -133,7 +133,8 @@ class RlaxSection(Section):
         default=...,
         description="rewards that score every completion. function: FILE.py:NAME, in place of "
         "name, is a function. Beside its options, each has a weight, "
-        "a number from -1e6 to 1e6 (1 unless given): the reward of a sample is the sum of weight * value. A reward "
+        "a number from -1e6 to 1e6 (1 unless given): the reward of a sample is the sum of "
+        "weight * value. A reward "
         "with weight 0 is only recorded. The list may be empty if an environment of several turns "
         "gives the rewards",
     )

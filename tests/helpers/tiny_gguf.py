@@ -74,6 +74,8 @@ def write(
     for key, value in header.items():
         if isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
         elif value is not None:

@@ -230,6 +230,27 @@ def test_shards_hold_the_same_model(source: Path) -> None:
         np.testing.assert_array_equal(found.read(name), tensor)
 
 
+@pytest.mark.parametrize("shards_left", [False, True])
+def test_a_whole_file_is_read_whatever_an_old_index_says(shards_left: bool, source: Path) -> None:
+    """transformers saves in shards, then whole: the index stays, its shards are removed."""
+    whole = {name: tensor + 1 for name, tensor in load_file(source / "model.safetensors").items()}
+    sharded(source)
+    if not shards_left:
+        for shard in ("a.safetensors", "b.safetensors"):
+            (source / shard).unlink()
+    save_file(whole, source / "model.safetensors")
+    found = SafetensorsDirectory(source)
+    assert found.shapes == {name: tensor.shape for name, tensor in whole.items()}
+    for name, tensor in whole.items():
+        np.testing.assert_array_equal(found.read(name), tensor)
+
+
+def test_an_adapter_beside_the_weights_is_refused(source: Path) -> None:
+    (source / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"has adapter_config\.json: merge the adapter into"):
+        SafetensorsDirectory(source)
+
+
 def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> None:
     source = tiny_models.write("llama_tied", tmp_path / "source")
     content = json.loads((source / "config.json").read_text())

@@ -137,11 +137,50 @@ def test_a_sentencepiece_tokenizer_encodes_as_the_library_does() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "rope", "factor"),
+    [
+        ({"rope.scale_linear": 4.0}, "linear", 4.0),  # the older name
+        ({"rope.scaling.factor": 2.0}, "linear", 2.0),  # llama.cpp takes no type for linear
+        ({"rope.scaling.factor": 2.0, "rope.scaling.type": "linear"}, "linear", 2.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, "linear", 2.0),
+        ({"rope.scaling.factor": 2.0, "rope.scaling.type": "none"}, "default", 1.0),
+        ({"rope.scaling.type": "linear"}, "default", 1.0),
+        ({"rope.scaling.factor": 0.0}, "default", 1.0),
+    ],
+)
+def test_scaled_positions_are_those_of_llama_cpp(
+    values: dict[str, Any], rope: str, factor: float, tmp_path: Path
+) -> None:
+    named = {f"llama.{key}": value for key, value in values.items()}
+    found = GgufFile(tiny_gguf.write(tmp_path / "model.gguf", values=named)).architecture()
+    assert (found.rope, found.rope_factor) == (rope, factor)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"architecture": "falcon"}, "general.architecture .*'falcon'.*llama"),
         ({"kind": Kind.Q8_K}, "has the type Q8_K, which cannot be read"),
-        ({"values": {"llama.expert_count": 8}}, "llama.expert_count .* = 8: is not supported"),
+        ({"values": {"llama.expert_count": 8}}, "llama.expert_count .* = 8: must be 0"),
+        ({"values": {"llama.attention.causal": False}}, "causal .* = False: must be True"),
+        ({"values": {"llama.attention.scale": 0.5}}, r"attention\.scale .* = 0.5: must be 0"),
+        ({"values": {"llama.attention.clamp_kqv": 8.0}}, r"clamp_kqv .* = 8.0: must be 0"),
+        (
+            {"values": {"llama.attn_logit_softcapping": 50.0}},
+            "attn_logit_softc.* = 50.0: must be 0",
+        ),
+        ({"values": {"llama.final_logit_softcapping": 30.0}}, "final_logit_.* = 30.0: must be 0"),
+        ({"values": {"llama.embedding_scale": 8.0}}, "embedding_scale .* = 8.0: must be 0 or 1"),
+        ({"values": {"llama.use_parallel_residual": True}}, "residual .* = True: must be False"),
+        ({"values": {"llama.rope.scaling.attn_factor": 0.8}}, "attn_factor .*: must be 1"),
+        (
+            {"values": {"llama.rope.scaling.yarn_beta_fast": 32.0}},
+            "yarn_beta_fast .*: is not known",
+        ),
+        ({"values": {"llama.attention.temperature": 2.0}}, "temperature .* = 2.0: is not known"),
+        ({"values": {"qwen2.block_count": 2}}, "qwen2.block_count .* = 2: is not known"),
+        ({"values": {"general.type": "adapter"}}, "general.type .*'adapter': must be model"),
+        ({"values": {"split.count": 2}}, "split.count .* = 2: must be 1"),
         ({"values": {"llama.rope.dimension_count": 8}}, "rope.dimension_count .* = 8.*, 16"),
         ({"values": {"llama.rope.scaling.type": "yarn"}}, "'yarn': must be none or linear"),
         ({"values": {"llama.block_count": None}}, "llama.block_count .*: is missing"),
