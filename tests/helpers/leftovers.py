@@ -21,9 +21,9 @@ _LOOK_S = 0.01  # between two looks
 _MARK = "RLAX_TEST_STARTED_BY"
 _TEST = b"PYTEST_CURRENT_TEST="
 # Names of what libraries and this project keep for as long as a process lives.
-_KEPT_FILES = ("tfds",)  # temporary directories of tensorflow-datasets end with it
-_KEPT_THREADS = "asyncio_"  # idle threads of event loops that Orbax keeps
-_KEPT_PROCESS = "rlax_plugin.tokens.template_process"
+_KEPT_FILES = ("tfds", "wandb-artifacts", "wandb-media")  # ends of directories' names
+_KEPT_THREADS = ("asyncio_", "metadata_store_", "rlax-jetstream")  # idle ones of pools
+_KEPT_PROCESSES = ("tokens.template_process", "processes.limited_process")
 
 
 class Leftovers:
@@ -52,19 +52,20 @@ class Leftovers:
         end_s = time.monotonic() + _GRACE_S
         while (left := self._left(test)) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
+        said = [f"{_described(what)} of {name}" for what, name in left.items()]
         for pid in left:
             if isinstance(pid, int):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self._known.update(left)
-        return [f"{_described(what)} of {name}" for what, name in left.items()]
+        return said
 
     def _left(self, test: str) -> dict[object, str]:
         """Processes (by pid), threads and files (by path), and the test of each."""
         others = {*_threads(), *self._files()} - self._known
         left = {other: self._first_seen.get(other, test) for other in others}
         for pid in _pids() - self._known:
-            if (name := self._test_of(pid)) and _KEPT_PROCESS not in _command(pid):
+            if name := self._test_of(pid):
                 left[pid] = name
         return left
 
@@ -73,10 +74,11 @@ class Leftovers:
         return {f"{self._directory}/{name}" for name in names if not name.endswith(_KEPT_FILES)}
 
     def _test_of(self, pid: int) -> str:
-        """The test that started a process; empty if it is not of this pytest, or has ended."""
+        """The test that started a process; empty if it is not of this pytest, kept, or ended."""
         with suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
-            if self._mark in environment and _TEST in environment:
+            kept = any(name in _command(pid) for name in _KEPT_PROCESSES)
+            if self._mark in environment and _TEST in environment and not kept:
                 return environment.split(_TEST)[1].split(b"\0")[0].decode(errors="replace")
         return ""
 

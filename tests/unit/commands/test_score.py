@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ def test_other_encodings_and_empty_files(tmp_path):
 
 
 def test_a_reward_that_cannot_start_shows_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the log is kept
     result = rlax(
         "score",
         CONFIG,

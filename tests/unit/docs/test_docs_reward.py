@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -41,7 +42,12 @@ def told(folder: Path, line: str, status: int = 0) -> str:
         f"PYTHONPATH=.:$PYTHONPATH {shlex.join([sys.executable, '-m', 'rlax_plugin', *words[1:]])}"
     )
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=200
+        ["bash", "-c", script],
+        cwd=folder,
+        env=os.environ | {"TMPDIR": str(folder)},  # the log of a reward that failed is kept
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == status, done.stderr
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
