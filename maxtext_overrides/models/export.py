@@ -134,13 +134,16 @@ def write(
       RlaxError: a variable cannot be read.
     """
     kind = DTYPES[dtype]
-    shapes = {k: shape for v in model.variables for k, shape in v.tensor_shapes.items()}
+    shapes, dtypes = {}, {}
+    for variable in model.variables:
+        shapes |= variable.tensor_shapes
+        dtypes |= dict.fromkeys(variable.tensors, variable.tensor_dtype(kind))
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
         for variable in model.variables:
             yield from variable.to_tensors(weights.take(variable.name), kind)
 
-    files = write_tensors(directory, tensors(), shapes, kind, most_bytes)
+    files = write_tensors(directory, tensors(), shapes, dtypes, most_bytes)
     _put(directory / CONFIG, {**model.config, "dtype": dtype})
     _put(directory / GENERATION, model.generation)
     copy_tokenizer(model.tokenizer, directory)

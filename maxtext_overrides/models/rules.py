@@ -129,15 +129,23 @@ class Variable:
             part[...] = self._to_variable(read(name))
         return value
 
+    def tensor_dtype(self, dtype: np.dtype) -> np.dtype:
+        """The dtype of its tensors in a directory of ``dtype``.
+
+        A norm that counts from 0 in the source stays float32: w has other bits than 1 + w, which
+        alone is stored here and is what the model multiplies by.
+        """
+        return np.dtype(np.float32) if self._rule.offset else dtype
+
     def to_tensors(self, value: np.ndarray, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
         """Yields (name, tensor) for each of ``tensors``; the inverse of ``of_tensors``.
 
         Args:
           value: array of ``shape``.
-          dtype: dtype of the tensors.
+          dtype: see ``tensor_dtype``.
         """
         for name, part in self._parts(value):
-            yield name, np.ascontiguousarray(self._to_tensor(part), dtype)
+            yield name, np.ascontiguousarray(self._to_tensor(part), self.tensor_dtype(dtype))
 
     def _parts(self, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """Yields (tensor name, view of its part of ``value``) for each tensor."""

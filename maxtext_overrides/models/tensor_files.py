@@ -17,7 +17,7 @@ def write_tensors(
     directory: Path,
     tensors: Iterable[tuple[str, np.ndarray]],
     shapes: Mapping[str, Sequence[int]],
-    dtype: np.dtype,
+    dtypes: Mapping[str, np.dtype],
     most_bytes: int,
 ) -> list[str]:
     """Writes ``model.safetensors``, or several files and their index.
@@ -26,15 +26,16 @@ def write_tensors(
 
     Args:
       directory: the target.
-      tensors: (name, array of ``dtype``), exactly those of ``shapes`` and in their order.
+      tensors: (name, array), exactly those of ``shapes`` and in their order.
       shapes: name -> shape of every tensor.
-      dtype: dtype of all tensors.
+      dtypes: name -> dtype of every tensor.
       most_bytes: largest size of a file; a larger tensor gets a file of its own.
 
     Returns:
       Names of the files.
     """
-    files = _files(shapes, dtype.itemsize, most_bytes)
+    sizes = {name: math.prod(shapes[name]) * dtypes[name].itemsize for name in shapes}
+    files = _files(sizes, most_bytes)
     width = max(5, len(str(len(files))))
     names = [
         "model.safetensors"
@@ -47,27 +48,25 @@ def write_tensors(
         held: dict[str, np.ndarray] = {}
         for wanted in expected:
             name, tensor = next(stream)
-            assert name == wanted and tensor.dtype == dtype, (name, wanted, tensor.dtype)
+            assert name == wanted and tensor.dtype == dtypes[name], (name, wanted, tensor.dtype)
             held[name] = tensor
         save_file(held, directory / file, {"format": "pt"})
         (directory / file).chmod(0o644)  # the library makes it the user's own only
     if len(names) > 1:
         placed = zip(names, files, strict=True)
-        size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
         index = {
-            "metadata": {"total_size": size},
+            "metadata": {"total_size": sum(sizes.values())},
             "weight_map": {name: file for file, those in placed for name in sorted(those)},
         }
         (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return names
 
 
-def _files(shapes: Mapping[str, Sequence[int]], itemsize: int, most_bytes: int) -> list[list[str]]:
+def _files(sizes: Mapping[str, int], most_bytes: int) -> list[list[str]]:
     """Returns the names of the tensors in each file."""
     files: list[list[str]] = []
     left = -1
-    for name, shape in shapes.items():
-        size = math.prod(shape) * itemsize
+    for name, size in sizes.items():
         if size > left:
             files.append([])
             left = most_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models
@@ -30,3 +31,23 @@ def test_every_tensor_comes_back(family: str, scanned: bool) -> None:
     exact = not family.startswith("gemma")  # where MaxText's value is rounded once more
     for name, tensor in original.items():
         np.testing.assert_allclose(again[name], tensor, atol=0 if exact else 3e-7, rtol=0)
+
+
+def test_a_bfloat16_export_keeps_what_gemmas_norms_multiply_by() -> None:
+    """1 + w to the bit, whatever w is: bfloat16 would round it, and lose what is small."""
+    tensors = tiny_models.weights_of("gemma2")
+    model = architecture(tiny_models.known("gemma2")["config"], Path("config.json"))
+    norms = [variable for variable in variables(model, True) if "norm" in variable.name]
+    assert len(norms) == 9  # four of each of two layers, and the last
+    for variable in variables(model, True):
+        value = variable.of_tensors(tensors.__getitem__, FLOAT32)
+        if variable in norms:
+            value[...] = np.resize(
+                np.float32([1.0, 1 + 2**-23, 1.001, 0.7, 1e-3, 3.5, -2]), value.shape
+            )
+        exported = dict(variable.to_tensors(value, np.dtype(ml_dtypes.bfloat16)))
+        dtypes = {tensor.dtype.name for tensor in exported.values()}
+        assert dtypes == {"float32" if variable in norms else "bfloat16"}
+        if variable in norms:
+            again = variable.of_tensors(exported.__getitem__, FLOAT32)
+            np.testing.assert_array_equal(again, value)
