@@ -34,7 +34,7 @@ def test_every_tensor_comes_back(family: str, scanned: bool) -> None:
 
 
 def test_a_bfloat16_export_keeps_what_gemmas_norms_multiply_by() -> None:
-    """1 + w to the bit where it is .5 or more, and within 2^-25: bfloat16 would lose a small w."""
+    """1 + w to the bit where it is .5 or more, and within 2^-24: bfloat16 would lose a small w."""
     tensors = tiny_models.weights_of("gemma2")
     model = architecture(tiny_models.known("gemma2")["config"], Path("config.json"))
     norms = [variable for variable in variables(model, True) if "norm" in variable.name]
@@ -50,4 +50,4 @@ def test_a_bfloat16_export_keeps_what_gemmas_norms_multiply_by() -> None:
         if variable in norms:
             again = variable.of_tensors(exported.__getitem__, FLOAT32)
             np.testing.assert_array_equal(again[value >= 0.5], value[value >= 0.5])
-            np.testing.assert_allclose(again, value, atol=2**-25, rtol=0)
+            np.testing.assert_allclose(again, value, atol=2**-24, rtol=0)
