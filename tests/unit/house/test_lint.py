@@ -76,10 +76,3 @@ def _program(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
-
-
-def test_no_file_has_more_than_400_lines() -> None:
-    paths = [path for name in CODE for path in (ROOT / name).rglob("*.py")]
-    assert len(paths) > 500
-    lines = {path: len(path.read_text().splitlines()) for path in paths if "_pb2" not in path.name}
-    assert {str(path): count for path, count in lines.items() if count > 400} == {}
