@@ -82,9 +82,15 @@ def missing_worker(waiting: Collection[Ticket], workers: Collection[Worker]) -> 
     """Describes the missing worker that requests wait for, for messages."""
     longest = max((sequence_tokens(ticket) for ticket in waiting), default=0)
     limits = [worker.capabilities.context_tokens for worker in workers]
-    if longest and any(limits):
-        return (
+    what = "the return of a rollout worker"
+    if limits and all(0 < limit < longest for limit in limits):
+        what = (
             f"a rollout worker whose engine takes {longest} tokens (those that are there take at "
-            f"most {max(limits)}), for which {len(waiting)} groups wait,"
+            f"most {max(limits)})"
         )
-    return f"the return of a rollout worker, for which {len(waiting)} groups wait,"
+    elif without := [worker.name for worker in workers if worker.version < 0]:
+        what = (
+            "a rollout worker that has loaded weights (there without them, each with a log that "
+            f"says why: {', '.join(without)})"
+        )
+    return f"{what}, for which {len(waiting)} groups wait,"

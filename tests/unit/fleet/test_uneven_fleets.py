@@ -207,6 +207,22 @@ def test_sequences_that_no_engine_has_room_for_fail_and_others_go_on():
     run(main)
 
 
+def test_a_worker_that_loads_no_weights_is_what_is_missing():
+    """And not a longer context: its own is long enough."""
+
+    async def main():
+        fleet, dispatcher, _ = make(startup_s=0.05)
+        await join(fleet, "empty", answer, version=-1, context_tokens=20)
+        with pytest.raises(DeadlineError) as caught:
+            await dispatcher.submit(long(0, 4))
+        assert "has loaded weights (there without them, each with a log that says why: empty)" in (
+            str(caught.value)
+        )
+        await dispatcher.close()
+
+    run(main)
+
+
 def test_partial_samples_go_to_an_engine_that_resumes_or_are_begun_afresh():
     async def main():
         def reports_and_dies(message: pb.Request) -> Any:
