@@ -92,6 +92,9 @@ class Records:
     retaining: Retaining
 
 
+_MOST_AT_FAULT = 2  # processes that may find a part of a version wrong, before the file is
+
+
 class Controller(FleetListener):
     """Knows all stages of one run, and learns of each event in it.
 
@@ -136,6 +139,11 @@ class Controller(FleetListener):
         self.machine: dict[str, float] = {}
         self._begun: asyncio.Task[None] | None = None  # once there are weights
         self._ending: asyncio.Task[None] | None = None  # of the newest finished step
+        self._visible: WeightVersion | None = None  # the newest
+        self._found_wrong: dict[str, set[str]] = {}  # path -> processes, of its first part
+        self._again: set[int] = set()  # versions that have been published again
+        self._damaged = asyncio.Event()  # the newest version is to be published again
+        self._batch: asyncio.Task[tuple[TrainBatch, StepStats]] | None = None
 
     @property
     def ready(self) -> str:
@@ -154,10 +162,34 @@ class Controller(FleetListener):
         if not self._supervision.closing:
             self._flow.distrust(name)
 
+    def version_damaged(self, path: str, process: str) -> None:
+        """Has a version published again once two processes have found the same part wrong.
+
+        One may be at fault itself; of two, which share nothing but the file, the file is. A version
+        is published again once: what is wrong a second time is wrong in what the trainer has.
+        """
+        version = self._visible
+        if version is None or path not in version.paths or version.version in self._again:
+            return
+        self._found_wrong.setdefault(path, set()).add(process)
+        if len(self._found_wrong[path]) >= _MOST_AT_FAULT:
+            self._again.add(version.version)
+            self.dashboard.message(
+                f"two workers have found version {version.version} wrong in {path}: it is "
+                "published again"
+            )
+            self._damaged.set()
+
     def visible(self, version: WeightVersion) -> None:
         """Called when a worker can load a weight version, although it may not be written yet."""
         if self._supervision.closing:
             return  # it was made when the run ended
+        if self._visible is None or self._visible.parts[0].path != version.parts[0].path:
+            self._found_wrong.clear()
+        again = self._visible is not None and self._visible.version == version.version
+        self._visible = version
+        if again and version.version in self._again:
+            return  # all others have heard of it
         self.fleet.newest.number = version.version
         self.stats.versions_published += 1
         prints = {name: spec.fingerprint for name, spec in version.tensors.items()}
@@ -167,6 +199,8 @@ class Controller(FleetListener):
         """Called when a weight version is written, and every reader can load it."""
         if self._supervision.closing:
             return  # it was still being written when the run ended
+        if version.version in self._again:
+            return  # it was written before
         self._observers.notify("weights_published", version=version)
         if self._begun is not None and self._begun.done():
             self.periodic.published(version.version)
@@ -221,8 +255,30 @@ class Controller(FleetListener):
         if self._begun is not None:
             await self._supervision.unless_failed(_ended(self._begun))
 
-    async def next_batch(self, step: int) -> tuple[TrainBatch, StepStats]:
-        """Waits for the batch of a step; see ``Flow.batch``."""
+    async def next_batch(self, step: int) -> tuple[TrainBatch, StepStats] | None:
+        """Waits for the batch of a step; see ``Flow.batch``.
+
+        Returns:
+          None if the newest version must be published again; the batch is then waited for by the
+          next call.
+        """
+        if self._batch is None:
+            self._batch = asyncio.ensure_future(self._next_batch(step))
+        damaged = asyncio.ensure_future(self._damaged.wait())
+        try:
+            await asyncio.wait({self._batch, damaged}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # it is late
+            self._batch.cancel()
+            raise
+        finally:
+            damaged.cancel()
+        if self._batch.done():
+            batch, self._batch = self._batch, None
+            return batch.result()
+        self._damaged.clear()
+        return None
+
+    async def _next_batch(self, step: int) -> tuple[TrainBatch, StepStats]:
         await self._steps_ended()
         with self.generation.dispatcher.backlog.waited_for():
             return await self._flow.batch(step)

@@ -92,9 +92,16 @@ class ControllerPort(TrainerPort):
             deadline_s += self._section.deadlines.startup_s  # engines may compile for it
         what = f"the batch of step {step}"
         self.activity.begins(f"waiting for {what}", ends_at("rlax.deadlines.batch_s", deadline_s))
-        work = self._controller.next_batch(step)
-        self._current = self._on_loop(work, what, deadline_s, "batch_s", self._batch_needs_s)
-        batch, _ = self._current
+        found, left_s = None, deadline_s
+        while found is None:
+            work = self._controller.next_batch(step)
+            found = self._on_loop(work, what, left_s, "batch_s", self._batch_needs_s)
+            if found is None and self._leader is None:  # other hosts would have to write as well
+                self._publisher.again()
+            left_s = started + deadline_s - time.perf_counter()
+        self._publisher.forget()
+        self._current = found
+        batch, _ = found
         arrays = batches.arrays_of(self._section, self._controller.algorithm, batch)
         self._batch_at_s = time.perf_counter()
         if first:  # what came before it was start-up, not a step

@@ -40,6 +40,13 @@ class FleetListener:
     def worker_quarantined(self, name: str, reason: str) -> None:
         """Called when a worker's samples are void; ``worker_lost`` follows if it is a member."""
 
+    def version_damaged(self, path: str, process: str) -> None:
+        """Called when a worker's process was quarantined for what it read.
+
+        Args:
+          path: of the first part of the version that it found wrong, as it says.
+        """
+
     def worker_lost(self, worker: Worker, reason: str) -> None:
         """Called when a worker is gone; its groups must be issued again."""
 
@@ -208,6 +215,8 @@ class Fleet(rpc.FleetServicer):
             # Only of a process that was a member: another one has given this run nothing.
             if (identity := (request.worker, request.process)) in self.identities:
                 self._quarantine(identity, one_line(request.quarantine))
+                for listener in self.listeners:
+                    listener.version_damaged(request.damaged, request.process)
         elif worker := self._member(request):
             # It has ended its calls, which may not all be read yet.
             self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)

@@ -144,7 +144,9 @@ class Publisher:
         self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
         self._restart = True  # what the parameter server knows so far is another process's
+        self._full_every = full_every
         self._newest = NewestParts(full_every)
+        self._held: tuple[NewWeights, _Prints] | None = None  # until the next step begins
         self.last_s, self.last_bytes, self._bytes = 0.0, 0, 0
         self.last_written: tuple[float, float] | None = None
 
@@ -164,8 +166,29 @@ class Publisher:
             reason = f"part {unknown[0]} is not handed over, and the version before has none"
             raise WeightsError(f"version {weights.step}: {reason}")
         prints = {name: fingerprints(a) for name, a in given.items() if a is not None}
+        self._held = weights, prints
+        self._submit(weights, prints)
+
+    def _submit(self, weights: NewWeights, prints: _Prints) -> None:
         self._pending = self._worker.submit(self._run, weights, prints)
         self._pending.add_done_callback(self._ended)
+
+    def again(self) -> None:
+        """Publishes the newest version once more, in full, at another path and under its number.
+
+        Called on the training thread, in place of ``publish``; it does nothing once the buffers are
+        forgotten, as the next version is on its way then, nor if a part was handed over with an
+        earlier version.
+        """
+        if self._held is None or None in self._held[0].parts.values():
+            return
+        self.wait()
+        self._newest, self._restart = NewestParts(self._full_every), True
+        self._submit(*self._held)
+
+    def forget(self) -> None:
+        """Lets go of the buffers of the newest version, apart from those still to be written."""
+        self._held = None
 
     def _ended(self, written: Future[None]) -> None:
         if not written.cancelled() and (error := written.exception()) is not None:

@@ -98,6 +98,7 @@ class Member:
         self._versions = Following(run.section.staleness.reload_every)
         self._loaded_log = LoadedLog()
         self.draining, self.quarantine = False, ""
+        self._damaged = ""  # path of the part that the quarantine is about
 
     @property
     def holds_weights(self) -> bool:
@@ -358,15 +359,15 @@ class Member:
                     damaged += 1
                     if damaged == _MAX_DAMAGED or isinstance(error, WeightsMismatchError):
                         # Before the lease is released: what is generated meanwhile would be void.
-                        self._enter_quarantine(str(error))
+                        self._enter_quarantine(str(error), version.parts[0].path)
                         raise
                     problem = str(error)
             pause_s = pauses.next_s()
             log.error("weights were not loaded, trying again in %g s: %s", pause_s, problem)
             await asyncio.sleep(pause_s)
 
-    def _enter_quarantine(self, reason: str) -> None:
-        self.quarantine = reason
+    def _enter_quarantine(self, reason: str, damaged: str) -> None:
+        self.quarantine, self._damaged = reason, damaged
         self._on_quarantine()
 
     async def _load_once(self, version: WeightVersion) -> None:
@@ -393,7 +394,10 @@ class Member:
         """Leaves the run if it is a member; repeats a quarantine until it is received."""
         if self._registered or self.quarantine:
             request = pb.DeregisterRequest(
-                worker=self._name, quarantine=self.quarantine, process=self._process
+                worker=self._name,
+                quarantine=self.quarantine,
+                process=self._process,
+                damaged=self._damaged,
             )
             await leave(self._as_member, request, self._deadlines.rpc_s)
         await self._connection.close()

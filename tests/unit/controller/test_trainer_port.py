@@ -31,6 +31,12 @@ class Published:
         self.canaries.append(weights.canary)
         self.parts = weights.parts
 
+    def again(self):
+        self.steps.append(-self.steps[-1])
+
+    def forget(self):
+        self.steps.append(0)
+
 
 class FakeController:
     """What the port asks of a controller, with groups at once unless a test says otherwise."""
@@ -99,7 +105,7 @@ def test_a_step_is_told_in_order(loop):
     # Once: a later step compiles nothing.
     first = "the first train step, which the trainer compiles"
     assert controller.waited_for == ["importing", first]
-    assert publisher.steps == [3, 4, 5]
+    assert publisher.steps == [3, 0, 4, 0, 5]  # 0: forgets the buffers of the one before
     assert [done.metrics["loss"] for done in controller.done] == [4, 5]
     assert controller.done[1].times.write_s == 0.25
     for done in controller.done:
@@ -140,6 +146,22 @@ def test_a_failure_of_the_flow_is_the_trainers(loop):
         port.next_batch(1)
     with pytest.raises(TrainingError, match="without a batch"):
         port.step_done(1, {})
+
+
+def test_a_version_is_published_again_while_its_batch_is_waited_for(loop):
+    class Damaged(FakeController):
+        asked = 0
+
+        async def next_batch(self, step):
+            self.asked += 1
+            return None if self.asked in (2, 3) else await super().next_batch(step)
+
+    port, _, publisher = make(loop, controller := Damaged(batch_s=60))
+    port.publish(0, {})
+    for step in (1, 2):
+        assert port.next_batch(step)["rl_mask"].any()
+        port.publish(step, {})
+    assert controller.asked == 4 and publisher.steps == [0, 0, 1, -1, 1, 0, 2]
 
 
 def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):

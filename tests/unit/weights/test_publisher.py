@@ -118,6 +118,30 @@ def test_versions_are_visible_in_order_with_their_fingerprints(make):
     publisher.close()
 
 
+def test_the_newest_version_is_published_again_in_full_at_another_path(make):
+    restarts = []
+
+    async def noted(version, restart):
+        restarts.append((version.version, restart))
+
+    publisher, seen, errors, _ = make(Store(), noted, full_every=4)
+    for step in (0, 1):
+        publisher.publish(weights(step))
+    publisher.again()
+    publisher.wait()
+    changed, whole = seen[1:]
+    assert [v.version for v in seen] == [0, 1, 1] and not errors
+    assert (len(changed.parts), len(whole.parts)) == (2, 1)
+    assert whole.paths[0] not in changed.paths and whole.tensors == changed.parts[-1].tensors
+    assert restarts == [(0, True), (1, False), (1, True)]  # it takes the place of the other one
+    publisher.publish(weights(2))  # changes of what was written last
+    publisher.forget()
+    publisher.again()  # whose version is on its way
+    publisher.wait()
+    assert [v.version for v in seen] == [0, 1, 1, 2]
+    assert seen[3].parts[0].path == whole.parts[0].path
+
+
 @pytest.mark.parametrize("where", ["store", "announce"])
 def test_a_failure_reaches_the_run_and_the_trainer(make, where):
     error = WeightsError("no space left")
