@@ -138,6 +138,11 @@ class GgufFile:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
+    @property
+    def doubles(self) -> list[str]:
+        double = gguf.GGMLQuantizationType.F64
+        return [name for name, tensor in self._tensors.items() if tensor.kind == double]
+
     def read(self, name: str) -> np.ndarray:
         """See ``TensorSource``; float32."""
         value = self._values_of(self._tensors[name])

@@ -45,6 +45,7 @@ class SafetensorsDirectory:
         else:
             self._file_of = dict.fromkeys(_names(_only_file(directory)), _ONE)
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self.doubles: list[str] = []
         tensors: dict[str, set[str]] = {}
         for tensor, file in self._file_of.items():
             tensors.setdefault(file, set()).add(tensor)
@@ -89,6 +90,8 @@ class SafetensorsDirectory:
                     )
                     raise ConfigError("SOURCE", str(path), reason)
                 shapes[tensor] = tuple(part.get_shape())
+                if part.get_dtype() == "F64":
+                    self.doubles.append(tensor)
         return shapes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import ml_dtypes
@@ -33,6 +33,11 @@ class TensorSource(Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every tensor by name."""
+        ...
+
+    @property
+    def doubles(self) -> Collection[str]:
+        """The names of tensors in float64, which is rounded."""
         ...
 
     def read(self, name: str) -> np.ndarray:

@@ -48,3 +48,6 @@ class _Model(ConvertibleModel, VerifiableModel):
 def _notes(found: Convertible) -> Iterator[str]:
     if not found.has_tokenizer:
         yield f"{found.source.where} has no tokenizer: set tokenizer_type and tokenizer_path"
+    if doubles := found.source.doubles:
+        more = f" and {len(doubles) - 1} more" if len(doubles) > 1 else ""
+        yield f"{min(doubles)}{more} have float64 values, which are rounded to {found.dtype}"

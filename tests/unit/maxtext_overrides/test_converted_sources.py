@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 from command_line import rlax
+from rlax_maxtext.models import _notes
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -228,6 +229,21 @@ def test_shards_hold_the_same_model(source: Path) -> None:
     assert found.shapes == {name: tensor.shape for name, tensor in whole.items()}
     for name, tensor in whole.items():
         np.testing.assert_array_equal(found.read(name), tensor)
+
+
+def test_float64_is_rounded_with_a_note(source: Path) -> None:
+    def doubled(held: dict[str, np.ndarray]) -> None:
+        for name in ("model.norm.weight", "model.embed_tokens.weight"):
+            held[name] = held[name].astype(np.float64)
+
+    assert SafetensorsDirectory(source).doubles == []
+    tensors(doubled)(source)
+    found = convert.examine(source, "float32", True)
+    assert sorted(found.source.doubles) == ["model.embed_tokens.weight", "model.norm.weight"]
+    assert (
+        "model.embed_tokens.weight and 1 more have float64 values, which are rounded to float32"
+        in ([*_notes(found)])
+    )
 
 
 @pytest.mark.parametrize("shards_left", [False, True])
