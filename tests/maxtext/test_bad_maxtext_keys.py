@@ -61,6 +61,19 @@ def test_check_rejects_what_the_whole_config_cannot_be() -> None:
         assert result.stderr.count("\n") == 1
 
 
+def test_check_rejects_a_weight_that_micro_batches_do_not_know() -> None:
+    """A training would end at its first step, with the same sentence."""
+    kept = "rlax.objective={preset: skyrl/grpo, aggregation: {count: kept}}"
+    whole = rlax("check", MAXTEXT, kept)
+    assert whole.exit_code == 0, whole.stderr
+    halves = rlax("check", MAXTEXT, kept, "gradient_accumulation_steps=2", "per_device_batch_size=8")
+    assert halves.exit_code == 2, halves.stdout
+    assert halves.stderr.startswith(
+        "error: rlax.objective.aggregation.count = 'kept': cannot be combined with a term of the "
+        "loss that has a weight of its own (of a signal, or kl.aggregation) and gradient acc"
+    )
+
+
 def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_path: Path) -> None:
     known, other = characters(tmp_path / "known"), byte_level(tmp_path / "other")
     chat = (
