@@ -272,7 +272,7 @@ class GgufFile:
             else:
                 neutral = " or ".join(map(str, _WITHOUT_EFFECT[name]))
                 reason = f"must be {neutral}: nothing else is supported"
-            raise ConfigError(f"{one_line(key)} in {self._path}", value, reason)
+            raise ConfigError(f"{one_line(key, 128)} in {self._path}", value, reason)
         for key, right in (("general.type", "model"), ("split.count", 1)):
             if (value := self.value(key, right)) not in (right, 0):
                 raise ConfigError(f"{key} in {self._path}", value, f"must be {right}")
