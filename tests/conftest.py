@@ -9,14 +9,11 @@ import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
-
-if TYPE_CHECKING:
-    pass
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
@@ -45,7 +42,7 @@ os.environ.update(
 )
 
 
-LEFTOVERS = pytest.StashKey["Leftovers"]()
+LEFTOVERS = pytest.StashKey[Any]()  # of leftovers.Leftovers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -73,7 +73,8 @@ _READ = frozenset(
         "rope.scaling.type",
         "rope.scaling.factor",
         "rope.scale_linear",
-        "rope.scaling.finetuned",  # the last three say nothing of what is computed
+        "attention.layer_norm_epsilon",  # the last four say nothing of what is computed
+        "rope.scaling.finetuned",
         "rope.scaling.original_context_length",
         "vocab_size",
     )
@@ -91,9 +92,9 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
     "rope.scaling.attn_factor": (1,),
+    "tensor_data_layout": ("Meta AI original pth",),  # neighbours are rotated together
     "use_parallel_residual": (False,),
 }
-_OTHER_KEYS = ("general.", "tokenizer.", "quantize.", "split.")  # of no architecture
 _LONGEST_NAME = 64  # characters of an architecture
 _LARGEST = 1 << 31  # whole number of a header: more than any size of a model
 
@@ -260,12 +261,12 @@ class GgufFile:
 
     def _check_keys(self, named: str) -> None:
         """Raises ConfigError for a key that may change what the model computes."""
-        for key in sorted(self._header.keys):
+        for key in sorted(self._header.keys):  # llama.cpp reads those of no other architecture
             name = key.removeprefix(f"{named}.")
-            if key.startswith(_OTHER_KEYS) or (name != key and name in _READ):
+            if name == key or name in _READ:
                 continue
             value = self.value(key)
-            if name == key or name not in _WITHOUT_EFFECT:
+            if name not in _WITHOUT_EFFECT:
                 reason = "is not known: it may change what the model computes"
             elif value in _WITHOUT_EFFECT[name]:
                 continue

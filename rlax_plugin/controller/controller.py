@@ -142,7 +142,8 @@ class Controller(FleetListener):
         self._visible: WeightVersion | None = None  # the newest
         self._found_wrong: dict[str, set[str]] = {}  # path -> processes, of its first part
         self._again: set[int] = set()  # versions that have been published again
-        self._damaged = asyncio.Event()  # the newest version is to be published again
+        self._damaged = -1  # the version that is to be published again
+        self._is_damaged = asyncio.Event()
         self._batch: asyncio.Task[tuple[TrainBatch, StepStats]] | None = None
 
     @property
@@ -163,22 +164,26 @@ class Controller(FleetListener):
             self._flow.distrust(name)
 
     def version_damaged(self, path: str, process: str) -> None:
-        """Has a version published again once two processes have found the same part wrong.
+        """Asks for a version to be published again once two processes have found it wrong.
 
-        One may be at fault itself; of two, which share nothing but the file, the file is. A version
-        is published again once: what is wrong a second time is wrong in what the trainer has.
+        One may be at fault itself; of two the file is, or the trainer. So a version is published
+        again once: what is wrong a second time is wrong in what the trainer has.
         """
         version = self._visible
         if version is None or path not in version.paths or version.version in self._again:
             return
         self._found_wrong.setdefault(path, set()).add(process)
-        if len(self._found_wrong[path]) >= _MOST_AT_FAULT:
-            self._again.add(version.version)
+        if len(self._found_wrong[path]) == _MOST_AT_FAULT:
             self.dashboard.message(
-                f"two workers have found version {version.version} wrong in {path}: it is "
-                "published again"
+                f"two worker processes have found version {version.version} wrong in {path}"
             )
-            self._damaged.set()
+            self._damaged = version.version
+            self._is_damaged.set()
+
+    def publishes_again(self, version: int) -> None:
+        """Called before a version is published under its number once more."""
+        self._again.add(version)
+        self.dashboard.message(f"version {version} is published again")
 
     def visible(self, version: WeightVersion) -> None:
         """Called when a worker can load a weight version, although it may not be written yet."""
@@ -199,6 +204,7 @@ class Controller(FleetListener):
         """Called when a weight version is written, and every reader can load it."""
         if self._supervision.closing:
             return  # it was still being written when the run ended
+        self._visible = version  # its paths may be others than those it was offered with
         if version.version in self._again:
             return  # it was written before
         self._observers.notify("weights_published", version=version)
@@ -244,39 +250,54 @@ class Controller(FleetListener):
         )
         self._flow.show_first = self.dashboard.waiting.progress
 
-    async def begun(self) -> None:
+    async def begun(self) -> int | None:
         """Waits until the evaluation before training is done and groups are issued.
 
         Returns at once if the trainer has handed over no weights.
 
+        Returns:
+          The version that is to be published again, before this is called again; None: it has
+          begun.
+
         Raises:
           RlaxError: the run has failed meanwhile.
         """
-        if self._begun is not None:
-            await self._supervision.unless_failed(_ended(self._begun))
+        if self._begun is None:
+            return None
+        begun = asyncio.ensure_future(self._supervision.unless_failed(_ended(self._begun)))
+        if (damaged := await self._damaged_before(begun)) is None:
+            begun.result()
+        else:
+            begun.cancel()
+        return damaged
 
-    async def next_batch(self, step: int) -> tuple[TrainBatch, StepStats] | None:
+    async def next_batch(self, step: int) -> tuple[TrainBatch, StepStats] | int:
         """Waits for the batch of a step; see ``Flow.batch``.
 
         Returns:
-          None if the newest version must be published again; the batch is then waited for by the
-          next call.
+          The batch; or the version that is to be published again, before this is called again.
         """
         if self._batch is None:
             self._batch = asyncio.ensure_future(self._next_batch(step))
-        damaged = asyncio.ensure_future(self._damaged.wait())
+        if (damaged := await self._damaged_before(self._batch)) is not None:
+            return damaged
+        batch, self._batch = self._batch, None
+        return batch.result()
+
+    async def _damaged_before(self, work: asyncio.Future[Any]) -> int | None:
+        """Returns the version that was found wrong while some work goes on; None: it has ended."""
+        damaged = asyncio.ensure_future(self._is_damaged.wait())
         try:
-            await asyncio.wait({self._batch, damaged}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, damaged}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:  # it is late
-            self._batch.cancel()
+            work.cancel()
             raise
         finally:
             damaged.cancel()
-        if self._batch.done():
-            batch, self._batch = self._batch, None
-            return batch.result()
-        self._damaged.clear()
-        return None
+        if work.done():
+            return None
+        self._is_damaged.clear()
+        return self._damaged
 
     async def _next_batch(self, step: int) -> tuple[TrainBatch, StepStats]:
         await self._steps_ended()

@@ -73,11 +73,19 @@ class ControllerPort(TrainerPort):
         deadline_s: float | None,
         key: str,
         needed_s: Callable[[], float | None] = lambda: None,
+        used_s: float = 0.0,
     ) -> T:
-        def late(given_s: float) -> DeadlineError:
-            return DeadlineError(what, given_s, f"rlax.deadlines.{key}", needed_s())
+        def late(left_s: float) -> DeadlineError:
+            return DeadlineError(what, left_s + used_s, f"rlax.deadlines.{key}", needed_s())
 
-        return result_within(work, self._loop, deadline_s, late)
+        left_s = deadline_s if deadline_s is None or not used_s else max(deadline_s - used_s, 0.0)
+        return result_within(work, self._loop, left_s, late)
+
+    def _publish_again(self, version: int) -> None:
+        # Other hosts would have to write as well. While a step is computed the next version comes.
+        if self._leader is None and self._publisher.holds(version):
+            self._loop.call_soon_threadsafe(self._controller.publishes_again, version)
+            self._publisher.again()
 
     def _batch_needs_s(self) -> float | None:
         return self._controller.generation.pace.needed_s("batch_s")
@@ -88,17 +96,21 @@ class ControllerPort(TrainerPort):
         deadline_s = self._section.deadlines.batch_s
         if first:
             # No deadline of its own: each group of an evaluation has one.
-            self._on_loop(self._controller.begun(), "what precedes training", None, "")
+            before = "what precedes training"
+            while (wrong := self._on_loop(self._controller.begun(), before, None, "")) is not None:
+                self._publish_again(wrong)
             deadline_s += self._section.deadlines.startup_s  # engines may compile for it
         what = f"the batch of step {step}"
         self.activity.begins(f"waiting for {what}", ends_at("rlax.deadlines.batch_s", deadline_s))
-        found, left_s = None, deadline_s
-        while found is None:
+        began_s, used_s = time.perf_counter(), 0.0
+        while True:
             work = self._controller.next_batch(step)
-            found = self._on_loop(work, what, left_s, "batch_s", self._batch_needs_s)
-            if found is None and self._leader is None:  # other hosts would have to write as well
-                self._publisher.again()
-            left_s = started + deadline_s - time.perf_counter()
+            needs = self._batch_needs_s
+            found = self._on_loop(work, what, deadline_s, "batch_s", needs, used_s)
+            if not isinstance(found, int):
+                break
+            self._publish_again(found)
+            used_s = time.perf_counter() - began_s
         self._publisher.forget()
         self._current = found
         batch, _ = found
@@ -136,6 +148,8 @@ class ControllerPort(TrainerPort):
         self._committed()
         self.activity.begins(f"handing over version {weights.step} to the publisher", ends)
         self._publisher.publish(weights)
+        if self._leader is not None:
+            self._publisher.forget()
         self._times.publish_s = (ended := time.perf_counter()) - started
         self._busy("hands over weights", started, ended)
         if self._first_publish:

@@ -214,9 +214,7 @@ class Fleet(rpc.FleetServicer):
         if request.quarantine:
             # Only of a process that was a member: another one has given this run nothing.
             if (identity := (request.worker, request.process)) in self.identities:
-                self._quarantine(identity, one_line(request.quarantine))
-                for listener in self.listeners:
-                    listener.version_damaged(request.damaged, request.process)
+                self._quarantine(identity, one_line(request.quarantine), request.damaged)
         elif worker := self._member(request):
             # It has ended its calls, which may not all be read yet.
             self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
@@ -268,8 +266,12 @@ class Fleet(rpc.FleetServicer):
         known = self.identities.registrations((message.worker, message.process))
         return self._fence.rejection(message.worker, known[-1].incarnation) if known else ""
 
-    def _quarantine(self, identity: Identity, reason: str) -> None:
-        """Distrusts a process for good; a new process of its name may register."""
+    def _quarantine(self, identity: Identity, reason: str, damaged: str = "") -> None:
+        """Distrusts a process for good; a new process of its name may register.
+
+        Args:
+          damaged: see ``FleetListener.version_damaged``; empty: its weights are not the reason.
+        """
         if self.identities.rejection(identity):
             return  # it says so again: the reply was lost
         why = self.identities.quarantine(identity, reason)
@@ -278,6 +280,8 @@ class Fleet(rpc.FleetServicer):
             worker.trusted = False
         for listener in self.listeners:
             listener.worker_quarantined(identity[0], reason)
+            if damaged:
+                listener.version_damaged(damaged, identity[1])
         for worker in workers:
             self.lose(worker, why)
 

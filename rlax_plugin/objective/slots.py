@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.config import Algorithm
-from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.adaptive_kl import AdaptiveCoefficient
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes
 from rlax_plugin.objective.inputs import TokenInputs, TokenOutputs
@@ -76,7 +75,7 @@ class ObjectiveSlots:
         def before_signals(outcomes: Outcomes) -> Any:
             try:
                 return self.advantages(outcomes)
-            except ConfigError:  # it needs values; any other error comes again
+            except Exception:  # noqa: BLE001  it may need values; any other error comes again
                 mask_nt = outcomes.mask_nt
                 found = self.advantages(replace(outcomes, values_nt=np.zeros(mask_nt.shape)))
                 if np.ndim(found) == 1 or outcomes.token_rewards_nt is not None:

@@ -234,6 +234,7 @@ class _Run:
                 self._port = None
                 port.activity.ends()
         publisher.wait()
+        publisher.forget()
         # No deadline of its own: each group of an evaluation has one.
         thread.run(controller.training_ended(stopped=port.stopping))
         # Only now is it true, and it stays so if the evaluation is interrupted.

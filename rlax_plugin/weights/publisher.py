@@ -173,15 +173,18 @@ class Publisher:
         self._pending = self._worker.submit(self._run, weights, prints)
         self._pending.add_done_callback(self._ended)
 
+    def holds(self, version: int) -> bool:
+        """True if ``again`` would publish this version."""
+        held = self._held
+        return held is not None and held[0].step == version and None not in held[0].parts.values()
+
     def again(self) -> None:
         """Publishes the newest version once more, in full, at another path and under its number.
 
-        Called on the training thread, in place of ``publish``; it does nothing once the buffers are
-        forgotten, as the next version is on its way then, nor if a part was handed over with an
-        earlier version.
+        Called on the training thread, in place of ``publish``, if it ``holds`` the version. It does
+        not while the next step is computed, nor if a part was handed over with an earlier version.
         """
-        if self._held is None or None in self._held[0].parts.values():
-            return
+        assert self._held is not None
         self.wait()
         self._newest, self._restart = NewestParts(self._full_every), True
         self._submit(*self._held)
@@ -357,6 +360,7 @@ class Publisher:
         A failing save is not repeated any more, and one that hangs is abandoned.
         """
         self._closed.set()
+        self.forget()
         ended = self._worker.end(0.0 if self._hung else self._deadline_s)
         if self._copies is not None and ended:  # else its thread may be writing one
             self._copies.close()

@@ -1,14 +1,16 @@
 """``--second-chance``: a test that failed runs again at the end, alone, in a fresh process.
 
 If it passes then, it was a flake: it is printed under FLAKY with the text of its first failure and
-does not fail the run. A run fails if a test fails twice, or if more than ``ALLOWED`` tests failed,
-none of which is then tried again. ``RLAX_TEST_FLAKY`` names a file that collects the flakes of
-several runs of pytest, which share the allowance.
+does not fail the run. Where a file ends, a failure may be due to any of its tests: the whole file
+runs again. A run fails if a test fails twice, or if more than ``ALLOWED`` tests failed, none of
+which is then tried again. ``RLAX_TEST_FLAKY`` names a file that collects the flakes of several runs
+of pytest, which share the allowance.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import pytest
 
 ALLOWED = 3
 _LIMIT_S = 1800.0  # of one test alone; pytest-timeout ends most of them much earlier
+_PASSED = re.compile(r"^=+ [1-9]\d* passed\b.*=$", re.MULTILINE)  # the closing line
 _FLAKY = "FLAKY "  # begins the line that names a flake
 
 
@@ -41,6 +44,8 @@ class SecondChance:
         known = sum(map(len, self._failed.values()))
         if exitstatus != pytest.ExitCode.TESTS_FAILED or known != session.testsfailed:
             return  # all passed, or there is more amiss, such as a file that cannot be imported
+        if session.shouldfail or session.shouldstop:
+            return  # others were not run
         earlier = flakes()
         if (count := len(earlier) + len(self._failed)) > ALLOWED:
             self._said = f"{count} tests failed, more than {ALLOWED}: none is tried again"
@@ -48,8 +53,11 @@ class SecondChance:
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         failed_twice = []
         for test, reports in self._failed.items():
-            terminal.write_line(f"\nagain, alone: {test}")
-            if why := _again(test, session.config.rootpath):
+            arguments = [test]
+            if any(report.when == "teardown" for report in reports):
+                arguments = [test.partition("::")[0], "-m", session.config.option.markexpr]
+            terminal.write_line(f"\nagain, alone: {arguments[0]}")
+            if why := _again(arguments, session.config.rootpath):
                 failed_twice.append(test)
                 terminal.write(why)
             else:
@@ -75,9 +83,9 @@ def flakes() -> list[str]:
     return [line.removeprefix(_FLAKY) for line in lines if line.startswith(_FLAKY)]
 
 
-def _again(test: str, root: Path) -> str:
-    """Why it fails again; empty if it passes."""
-    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", test]
+def _again(arguments: list[str], root: Path) -> str:
+    """Why it fails again; empty if it passes, and does not skip either."""
+    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", *arguments]
     with tempfile.TemporaryFile() as out:  # a pipe would be kept open by what a test leaves
         process = subprocess.Popen(
             command,
@@ -96,6 +104,7 @@ def _again(test: str, root: Path) -> str:
         process.wait(60)
         out.seek(0)
         said = out.read().decode(errors="replace")
+    passed &= bool(_PASSED.search(said))  # one that is skipped this time has not passed
     return "" if passed else said or "it ended without a word\n"
 
 

@@ -33,7 +33,8 @@ def test_a_version_that_two_processes_find_wrong_is_published_again(
     assert status == 0, said
     spoiled = (run.dir / "spoiled").read_text()
     assert said.count("is quarantined") == 2, said
-    assert f"two workers have found version {SPOILED} wrong in" in said
+    assert f"two worker processes have found version {SPOILED} wrong in" in said
+    assert f"version {SPOILED} is published again" in said
     assert len(run.steps()) == STEPS
     # Under its number, with the same weights, at another path.
     assert all(len(found) == 1 for found in digests(run.dir).values())

@@ -61,12 +61,17 @@ def test_check_rejects_what_the_whole_config_cannot_be() -> None:
         assert result.stderr.count("\n") == 1
 
 
+HALVES = ("gradient_accumulation_steps=2", "per_device_batch_size=8")
+
+
 def test_check_rejects_a_weight_that_micro_batches_do_not_know() -> None:
     """A training would end at its first step, with the same sentence."""
     kept = "rlax.objective={preset: skyrl/grpo, aggregation: {count: kept}}"
     whole = rlax("check", MAXTEXT, kept)
     assert whole.exit_code == 0, whole.stderr
-    halves = rlax("check", MAXTEXT, kept, "gradient_accumulation_steps=2", "per_device_batch_size=8")
+    halves = rlax(
+        "check", MAXTEXT, kept, "gradient_accumulation_steps=2", "per_device_batch_size=8"
+    )
     assert halves.exit_code == 2, halves.stdout
     assert halves.stderr.startswith(
         "error: rlax.objective.aggregation.count = 'kept': cannot be combined with a term of the "

@@ -31,8 +31,11 @@ class Published:
         self.canaries.append(weights.canary)
         self.parts = weights.parts
 
+    def holds(self, version):
+        return version == self.steps[-1]
+
     def again(self):
-        self.steps.append(-self.steps[-1])
+        self.steps.append(100 + self.steps[-1])
 
     def forget(self):
         self.steps.append(0)
@@ -59,6 +62,9 @@ class FakeController:
         )
         self.told: list[tuple] = []
         self.done: list = []
+
+    def publishes_again(self, version):
+        self.told.append(("again", version))
 
     async def begun(self):
         pass
@@ -150,18 +156,39 @@ def test_a_failure_of_the_flow_is_the_trainers(loop):
 
 def test_a_version_is_published_again_while_its_batch_is_waited_for(loop):
     class Damaged(FakeController):
-        asked = 0
+        answers = [0, None, None, 1, 0, None]  # noqa: RUF012  versions that were found wrong
+
+        async def begun(self):
+            return self.answers.pop(0)
 
         async def next_batch(self, step):
-            self.asked += 1
-            return None if self.asked in (2, 3) else await super().next_batch(step)
+            wrong = self.answers.pop(0)
+            return await super().next_batch(step) if wrong is None else wrong
 
-    port, _, publisher = make(loop, controller := Damaged(batch_s=60))
+    port, controller, publisher = make(loop, Damaged(batch_s=60))
     port.publish(0, {})
     for step in (1, 2):
         assert port.next_batch(step)["rl_mask"].any()
         port.publish(step, {})
-    assert controller.asked == 4 and publisher.steps == [0, 0, 1, -1, 1, 0, 2]
+    settle(loop)
+    # Version 0 before training begins, and 1 in the second step; it is too late for 0 then.
+    assert publisher.steps == [0, 100, 0, 1, 101, 0, 2] and controller.answers == []
+    assert [told for told in controller.told if told[0] == "again"] == [("again", 0), ("again", 1)]
+
+
+def test_a_batch_has_what_is_left_of_its_time_after_a_version_was_published_again(loop):
+    class Slow(FakeController):
+        asked = 0
+
+        async def next_batch(self, step):
+            self.asked += 1
+            await asyncio.sleep(0.15 if self.asked == 1 else 60)
+            return 0
+
+    port, *_ = make(loop, Slow(batch_s=0.2, startup_s=0.1))
+    port.publish(0, {})
+    with pytest.raises(DeadlineError, match=r"batch of step 1 took longer than 0\.3 s"):
+        port.next_batch(1)
 
 
 def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):

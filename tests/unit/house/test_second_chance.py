@@ -97,6 +97,38 @@ def test_one_that_fails_twice_fails_the_run(planted: Planted) -> None:
     assert re.search(r"=+ 1 failed, 1 flaky in", said), said
 
 
+SKIPS = """
+import pathlib, pytest
+
+def test_skips_the_second_time():
+    tried = pathlib.Path("skipped")
+    if tried.exists():
+        pytest.skip("not here")
+    tried.touch()
+    assert False
+"""
+ENDS_BADLY = """
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    yield
+    assert False, "its end fails"
+
+def test_uses_it(shared):
+    pass
+
+def test_is_the_last_of_the_file():
+    pass
+"""
+
+
+def test_what_is_skipped_or_fails_at_the_end_of_its_file_has_not_passed(planted: Planted) -> None:
+    status, said = planted.run(SKIPS, ENDS_BADLY)
+    assert status == 1 and "FLAKY" not in said, said
+    assert re.search(r"=+ 1 failed, 2 passed, 1 error in", said), said
+
+
 def test_more_than_three_are_not_tried_again(planted: Planted, tmp_path: Path) -> None:
     status, said = planted.run(FLAKY.format(count=4))
     assert status == 1 and "4 tests failed, more than 3: none is tried again" in said, said
@@ -143,9 +175,10 @@ def test_is_the_last():
 
 
 def test_what_a_test_leaves_is_named_with_it(planted: Planted) -> None:
-    _, said = planted.run(LEAVES)
+    status, said = planted.run(LEAVES)
+    assert status == 1, said
     left = re.findall(r"left: (process|<Thread|'/)(.*) of tests/unit/test_0.py::(\w+)", said)
-    assert sorted((kind, test) for kind, _, test in left) == [
+    assert sorted({(kind, test) for kind, _, test in left}) == [  # and again, with the whole file
         ("'/", "test_makes_a_file_and_a_thread"),
         ("<Thread", "test_makes_a_file_and_a_thread"),
         ("process", "test_begins_a_process"),

@@ -146,6 +146,7 @@ def test_a_sentencepiece_tokenizer_encodes_as_the_library_does() -> None:
         ({"rope.scaling.factor": 2.0, "rope.scaling.type": "none"}, "default", 1.0),
         ({"rope.scaling.type": "linear"}, "default", 1.0),
         ({"rope.scaling.factor": 0.0}, "default", 1.0),
+        ({"tensor_data_layout": "Meta AI original pth"}, "default", 1.0),
     ],
 )
 def test_scaled_positions_are_those_of_llama_cpp(
@@ -178,7 +179,7 @@ def test_scaled_positions_are_those_of_llama_cpp(
             "yarn_beta_fast .*: is not known",
         ),
         ({"values": {"llama.attention.temperature": 2.0}}, "temperature .* = 2.0: is not known"),
-        ({"values": {"qwen2.block_count": 2}}, "qwen2.block_count .* = 2: is not known"),
+        ({"values": {"llama.tensor_data_layout": "rows"}}, "layout .*'rows': must be Meta AI or"),
         ({"values": {"general.type": "adapter"}}, "general.type .*'adapter': must be model"),
         ({"values": {"split.count": 2}}, "split.count .* = 2: must be 1"),
         ({"values": {"llama.rope.dimension_count": 8}}, "rope.dimension_count .* = 8.*, 16"),

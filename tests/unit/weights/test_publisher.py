@@ -127,6 +127,7 @@ def test_the_newest_version_is_published_again_in_full_at_another_path(make):
     publisher, seen, errors, _ = make(Store(), noted, full_every=4)
     for step in (0, 1):
         publisher.publish(weights(step))
+    assert publisher.holds(1) and not publisher.holds(0)
     publisher.again()
     publisher.wait()
     changed, whole = seen[1:]
@@ -136,7 +137,7 @@ def test_the_newest_version_is_published_again_in_full_at_another_path(make):
     assert restarts == [(0, True), (1, False), (1, True)]  # it takes the place of the other one
     publisher.publish(weights(2))  # changes of what was written last
     publisher.forget()
-    publisher.again()  # whose version is on its way
+    assert not publisher.holds(2)  # the next one is on its way
     publisher.wait()
     assert [v.version for v in seen] == [0, 1, 1, 2]
     assert seen[3].parts[0].path == whole.parts[0].path
