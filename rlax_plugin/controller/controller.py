@@ -173,7 +173,7 @@ class Controller(FleetListener):
         if version is None or path not in version.paths or version.version in self._again:
             return
         self._found_wrong.setdefault(path, set()).add(process)
-        if len(self._found_wrong[path]) == _MOST_AT_FAULT:
+        if len(self._found_wrong[path]) >= _MOST_AT_FAULT:  # or a later version of the part
             self.dashboard.message(
                 f"two worker processes have found version {version.version} wrong in {path}"
             )
@@ -191,9 +191,8 @@ class Controller(FleetListener):
             return  # it was made when the run ended
         if self._visible is None or self._visible.parts[0].path != version.parts[0].path:
             self._found_wrong.clear()
-        again = self._visible is not None and self._visible.version == version.version
         self._visible = version
-        if again and version.version in self._again:
+        if version.version in self._again:
             return  # all others have heard of it
         self.fleet.newest.number = version.version
         self.stats.versions_published += 1
