@@ -53,6 +53,12 @@ async def cost(directory: Path, groups: int, settings: dict[str, Any]) -> Cost:
     return Cost(work.calls / groups, work.jumps / groups, held / groups)
 
 
+def least_cost(directory: Path, groups: int, layout: Callable[[int], dict[str, Any]]) -> Cost:
+    """The least cost of three runs: caches that fill and other threads' memory add to one run."""
+    runs = [asyncio.run(cost(directory / str(turn), groups, layout(groups))) for turn in range(3)]
+    return Cost(*map(min, zip(*runs, strict=True)))
+
+
 LAYOUTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "rows": lambda groups: {},
     "ahead": lambda groups: {"oversample": 2.0, "k": 2},
@@ -64,8 +70,7 @@ LAYOUTS: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_group_costs_the_same_among_many(layout: str, tmp_path: Path) -> None:
     small, large = (
-        asyncio.run(cost(tmp_path / str(groups), groups, LAYOUTS[layout](groups)))
-        for groups in (SMALL, LARGE)
+        least_cost(tmp_path / str(groups), groups, LAYOUTS[layout]) for groups in (SMALL, LARGE)
     )
     for name, of_few, of_many in zip(Cost._fields, small, large, strict=True):
         assert of_many <= 1.15 * of_few, f"{name} of a group: {of_few:g}, among many {of_many:g}"
