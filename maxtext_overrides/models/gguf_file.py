@@ -200,6 +200,11 @@ class GgufFile:
             raise ConfigError(f"{key} in {self._path}", value, "is too large")
         return value
 
+    @property
+    def keys(self) -> dict[str, str]:
+        """Field of an architecture -> its key in this header."""
+        return {field: f"{self._architecture}.{key}" for field, key in _KEYS.items()}
+
     def architecture(self) -> Architecture:
         """Returns the architecture that the header describes.
 
@@ -256,7 +261,7 @@ class GgufFile:
             rope_factor=llama3 or factor,
             positions=int(self._number("context_length")),
         )
-        check_sizes(found, self._path, {k: f"{named}.{v}" for k, v in _KEYS.items()})
+        check_sizes(found, self._path, self.keys)
         return found
 
     def _check_keys(self, named: str) -> None:

@@ -41,7 +41,9 @@ _KEYS = {
     "mlp_width": "intermediate_size",
     "positions": "max_position_embeddings",
     "norm_epsilon": "rms_norm_eps",
+    "experts": "num_experts",
     "experts_per_token": "num_experts_per_tok",
+    "tied": "tie_word_embeddings",
     "window": "sliding_window",
     "query_scalar": "query_pre_attn_scalar",
     "attention_cap": "attn_logit_softcapping",
@@ -138,6 +140,10 @@ def _architecture(content: Mapping[str, Any], path: Path) -> Architecture:
         first, *others = problems
         raise first.followed_by([str(other) for other in others])
     heads, width = values["num_attention_heads"], values["hidden_size"]
+    if values.get("head_dim", heads) is None and name != "MixtralForCausalLM":
+        # The other classes of transformers take the null for a width, and fail.
+        reason = f"is null, and transformers makes no {name} of that: leave it out, or give a width"
+        raise ConfigError(f"head_dim in {path}", None, reason)
     head_dim = values.get("head_dim") or width // max(heads, 1)
     gemma, has_experts = family.block.startswith("gemma"), family.block == "qwen3_moe"
     found = Architecture(
@@ -169,6 +175,13 @@ def _architecture(content: Mapping[str, Any], path: Path) -> Architecture:
     )
     check_sizes(found, path)
     return found
+
+
+def keys_of(found: Architecture) -> dict[str, str]:
+    """Returns field of the architecture -> its key in a config.json of its family."""
+    if found.family == "MixtralForCausalLM":
+        return _KEYS | {"experts": "num_local_experts"}
+    return _KEYS | ({"mlp_width": "moe_intermediate_size"} if found.experts else {})
 
 
 def _complete(content: Mapping[str, Any], family: str, path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from maxtext_overrides.models import convert
-from maxtext_overrides.models.huggingface_config import architecture
+from maxtext_overrides.models.huggingface_config import architecture, keys_of
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from maxtext_overrides.models.tensors import check_tensors
 from rlax_plugin.errors import ConfigError
@@ -133,9 +133,30 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "integers": (tensors(as_int8), f"{_LAYER} has the dtype I8"),
     "contradicting sizes": (
         config(num_key_value_heads=1),
-        r"k_proj.weight has shape \[32, 64\], but \[16, 64\] follows",
+        r"k_proj.weight has shape \[32, 64\], but \[16, 64\] follows from the model's config: "
+        "hidden_size = 64, num_key_value_heads = 1, head_dim = 16$",
     ),
-    "contradicting layers": (config(num_hidden_layers=1), "has 9 tensors that .*layers.1"),
+    "fewer layers": (
+        config(num_hidden_layers=1),
+        "has 9 tensors that .*layers.1.*; it has the tensors of num_hidden_layers = 2, not of 1$",
+    ),
+    "more layers": (
+        config(num_hidden_layers=3),
+        "lacks 9 tensors .*; it has the tensors of num_hidden_layers = 2, not of 3$",
+    ),
+    "tied": (
+        config(tie_word_embeddings=True),
+        r"says tie_word_embeddings, but lm_head.weight differs",
+    ),
+    "untied": (
+        tensors(lambda held: held.pop("lm_head.weight")),
+        "lacks a tensor .*lm_head.weight; it has the tensors of tie_word_embeddings = true, "
+        "not of false$",
+    ),
+    "no width of a head": (
+        config(architectures=["Qwen2ForCausalLM"], model_type="qwen2", head_dim=None),
+        "head_dim in .*: is null, and transformers makes no Qwen2ForCausalLM of that: leave it out",
+    ),
     "endless layers": (
         config(num_hidden_layers=10**9),
         "num_hidden_layers in .* at most 1000",
@@ -273,10 +294,10 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> Non
     tied = architecture(content, source)
     twice = tensors(lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"]}))
     twice(source)
-    check_tensors(SafetensorsDirectory(source), tied)
+    check_tensors(SafetensorsDirectory(source), tied, keys_of(tied))
     tensors(lambda held: held.update({"lm_head.weight": held["lm_head.weight"] + 1}))(source)
     with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens"):
-        check_tensors(SafetensorsDirectory(source), tied)
+        check_tensors(SafetensorsDirectory(source), tied, keys_of(tied))
 
 
 def test_what_transformers_leaves_out_has_its_defaults(source: Path) -> None:
