@@ -63,11 +63,15 @@ class _InTurn(type_handlers.NumpyHandler):
 
     def __init__(self, written: Callable[[_Pending], None]):
         super().__init__(deepcopy_host_arrays=False)
-        self._written, self._turn = written, asyncio.Lock()
+        self._written, self._turn, self._failed = written, asyncio.Lock(), False
 
     async def _open_and_write(self, value: Any, *args: Any) -> None:
         async with self._turn:
+            if self._failed:  # Orbax closes the event loop: no write may be in progress then
+                return
+            self._failed = True
             await super()._open_and_write(value.make(), *args)
+            self._failed = False
             self._written(value)
 
 
