@@ -4,6 +4,7 @@ import os
 import sys
 
 from rlax_plugin.cli.common import app
+from rlax_plugin.start.signals import Signals
 
 # isort: off
 from rlax_plugin.cli import configs, planning, models  # noqa: F401  each registers its commands
@@ -19,7 +20,8 @@ def main() -> None:
     # Before gRPC is imported: it would print a line for each connection that fails a handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        app()
+        with Signals():  # from here on, as imports take seconds
+            app()
     finally:
         _leave()
 

@@ -8,6 +8,7 @@ plug-in is wrong, 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -15,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 
@@ -114,8 +115,10 @@ def exit_status() -> Iterator[None]:
         print_error(of_a_part(error))
         raise typer.Exit(BAD_CONFIG) from error
     except (ConfigError, PluginError) as error:
+        from rlax_plugin.cli.full_disk import may_pass
+
         print_error(error)
-        raise typer.Exit(BAD_CONFIG) from error
+        raise typer.Exit(RUN_FAILED if may_pass(error) else BAD_CONFIG) from error
     except RlaxError as error:
         print_error(error)
         raise typer.Exit(RUN_FAILED) from error
@@ -159,10 +162,15 @@ def ending_at_once(host: int | None) -> Iterator[None]:
 
 
 def print_error(error: RlaxError | Finding) -> None:
-    """Prints an error message on standard error."""
+    """Prints an error message on standard error, which is not waited for if nobody reads it."""
     from rich.text import Text
 
-    from rlax_plugin.text.terminal import HarmlessConsole
+    from rlax_plugin.text.terminal import HarmlessConsole, ThreadedText
 
+    out: TextIO = sys.stderr
+    with contextlib.suppress(OSError):  # io.UnsupportedOperation: it is no file
+        out = ThreadedText(os.dup(out.fileno()), "rlax-error")
     message = Text.assemble(("error: ", "bold red"), str(error))
-    HarmlessConsole(stderr=True).print(message, soft_wrap=True)
+    HarmlessConsole(file=out).print(message, soft_wrap=True)
+    if out is not sys.stderr:
+        out.close()

@@ -34,7 +34,7 @@ from rlax_plugin.start.run_directory import (
     state_directory,
     weights_directory,
 )
-from rlax_plugin.start.running import Signals
+from rlax_plugin.start.signals import Signals
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.types import Descent, HostPlace
 from rlax_plugin.weights.shared_writes import shared_writer

@@ -22,6 +22,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.follower import ENDED, INTERRUPTED, log_file
 from rlax_plugin.start.run_directory import make_directories, run_directory, state_directory
+from rlax_plugin.start.signals import ending_signals
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console
 from rlax_plugin.worker.serve import PARENT
@@ -152,7 +153,7 @@ def on_all_hosts(
     hosts: list[_Host] = []
     previous: dict[signal.Signals, Any] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             previous[number] = signal.signal(
                 number, lambda n, _: [host.send(signal.Signals(n)) for host in hosts[:1]]
             )

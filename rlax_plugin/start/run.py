@@ -54,8 +54,9 @@ from rlax_plugin.start.run_directory import (
     run_directory,
     state_directory,
 )
-from rlax_plugin.start.running import Running, Signals
+from rlax_plugin.start.running import Running
 from rlax_plugin.start.schedules import schedules_of
+from rlax_plugin.start.signals import Signals
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console, quiet
 from rlax_plugin.types import HostPlace

@@ -1,11 +1,8 @@
-"""The common way to start and end the parts of a command, with its handling of signals."""
+"""The common way to start and end the parts of a command."""
 
 from __future__ import annotations
 
 import logging
-import math
-import signal
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any, Self
@@ -13,51 +10,9 @@ from typing import Any, Self
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.start.closing import Closing
+from rlax_plugin.start.signals import Signals
 
 log = logging.getLogger("rlax.controller")
-
-_SAME_S = 1.0
-"""Linux sends the signal for a dead parent once for each of the parent's threads."""
-
-
-class Signals:
-    """Makes SIGTERM act like Ctrl-C, within ``with``; several in a row count as one.
-
-    Args:
-      stop: returns True if the command will stop by itself, which avoids an interrupt.
-      more: signals that act alike, unless they are ignored.
-
-    Attributes:
-      ending: True while parts are being ended, which has a deadline. Signals are ignored then,
-        because an interrupt would leave processes behind.
-    """
-
-    def __init__(self, stop: Callable[[], bool] = lambda: False, *more: signal.Signals):
-        self._stop = stop
-        # What is ignored stays so, as SIGHUP under nohup. But shells ignore SIGINT in what they
-        # start in the background, and whoever sends it there means it.
-        ignored = [one for one in more if signal.getsignal(one) is signal.SIG_IGN]
-        self._numbers = {signal.SIGINT, signal.SIGTERM, *more}.difference(ignored)
-        self.ending = False
-        self._previous: dict[signal.Signals, Any] = {}
-        self._terminated_s = -math.inf
-
-    def _take(self, number: int, frame: object) -> None:
-        if number == signal.SIGTERM:
-            before_s, self._terminated_s = self._terminated_s, time.monotonic()
-            if self._terminated_s - before_s < _SAME_S:
-                return
-        if not self.ending and not self._stop():
-            raise KeyboardInterrupt
-
-    def __enter__(self) -> Self:
-        for number in self._numbers:
-            self._previous[number] = signal.signal(number, self._take)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
 
 class Running:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +55,87 @@ def console(out: IO[str]) -> Console:
     return _LineConsole(file=out, highlight=False, soft_wrap=not out.isatty())
 
 
+_MOST_WAITING = 1 << 20  # characters that nobody has read
+_PATIENCE_S = 0.5
+
+
+class ThreadedText(io.TextIOBase):
+    """Text for a descriptor, written by a thread of its own, so that no caller waits for a reader.
+
+    A terminal that is stopped with Ctrl-S, a pipe that nobody reads and a disk that hangs block a
+    write for good. What does not fit meanwhile is dropped, and a line with the number of dropped
+    lines takes its place. After an error, as of a closed terminal, everything is dropped.
+
+    Args:
+      descriptor: it is closed with this object, once the thread has ended.
+      name: name of the thread.
+    """
+
+    def __init__(self, descriptor: int, name: str):
+        self._descriptor, self._changed = descriptor, threading.Condition()
+        self._waiting: list[str] = []
+        self._size = self._dropped = 0
+        self._stalled = self._ended = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._changed:
+            if self._size + len(text) > _MOST_WAITING:
+                self._dropped += text.count("\n")
+            else:
+                self._waiting.append(text)
+                self._size += len(text)
+                self._changed.notify_all()
+        return len(text)
+
+    def flush(self) -> None:
+        """Waits until all is written, for at most half a second, and only once for each stall."""
+        with self._changed:
+            if not self._stalled:
+                self._stalled = not self._changed.wait_for(lambda: not self._size, _PATIENCE_S)
+
+    def close(self) -> None:
+        super().close()  # it flushes
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join(_PATIENCE_S)
+
+    def _run(self) -> None:
+        gone = False
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._dropped or self._ended)
+                if not self._waiting and not self._dropped:
+                    break
+                text = "".join(self._waiting)
+                self._waiting.clear()
+                if self._dropped:
+                    text += f"({self._dropped:,} lines were dropped: nothing took them)\n"
+                    self._dropped = 0
+            rest = memoryview(text.encode(errors="replace"))
+            while rest and not gone:
+                try:
+                    rest = rest[os.write(self._descriptor, rest) :]
+                except OSError:  # there is nobody left to tell
+                    gone = True
+            with self._changed:
+                self._size, self._stalled = sum(map(len, self._waiting)), False
+                self._changed.notify_all()
+        os.close(self._descriptor)
+
+
 @contextmanager
 def counting(out: Console) -> Iterator[Callable[[str, int], None]]:
     """Yields a function that shows a description and a count on a terminal; the line is removed."""
@@ -81,13 +164,16 @@ def quiet(log_path: Path) -> Iterator[Console]:
     log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log_file, 1)
     os.dup2(log_file, 2)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
-    real = os.fdopen(os.dup(out), "w", buffering=1)
+    log_text = ThreadedText(os.dup(log_file), "rlax-log")
+    handler = logging.StreamHandler(log_text)
+    line = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, handlers=[handler], force=True)
+    real = ThreadedText(os.dup(out), "rlax-terminal")
     try:
         yield console(real)
     finally:
+        logging.getLogger().removeHandler(handler)
+        log_text.close()
         sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(out, 1)

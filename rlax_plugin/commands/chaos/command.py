@@ -33,7 +33,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.start.running import Signals
+from rlax_plugin.start.signals import Signals
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.text.terminal import HarmlessConsole
 
@@ -60,7 +60,7 @@ def chaos(settings: Settings, seeds: Sequence[int], *, as_json: bool) -> bool:
     console.print(f"the output of all processes is written to {settings.out}")
     verdicts = []
     try:
-        with Signals(lambda: False, signal.SIGHUP) as signals:
+        with Signals() as signals:
             if calm:
                 console.print("an undisturbed run, to compare with")
                 expected = _undisturbed(settings, calm, signals)

@@ -28,7 +28,7 @@ from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_file_writable
 from rlax_plugin.records.private import check_private_run
-from rlax_plugin.start.running import Signals
+from rlax_plugin.start.signals import Signals
 
 log = logging.getLogger("rlax.evaluate")
 

@@ -36,7 +36,8 @@ from rlax_plugin.ports.training import TrainerPort
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start.function_data import check_data
-from rlax_plugin.start.running import Running, Signals
+from rlax_plugin.start.running import Running
+from rlax_plugin.start.signals import Signals
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.verification import canary_tokens

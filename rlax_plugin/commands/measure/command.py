@@ -43,7 +43,7 @@ from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable, check_new_file
 from rlax_plugin.records.private import check_private_run
-from rlax_plugin.start.running import Signals
+from rlax_plugin.start.signals import Signals
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.types import Prompt
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 import typer
 
 from rlax_plugin.cli.common import exit_status
 from rlax_plugin.cli.full_disk import full_disk
+from rlax_plugin.rpc import run_secrets
 
 
 def of_sqlite() -> sqlite3.Error:
@@ -61,3 +63,18 @@ def test_another_error_is_none() -> None:
     assert full_disk(looped) == ""
     with pytest.raises(ValueError, match="no such table"), exit_status():
         raise looped
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(errno.ENOSPC, 1), (errno.EROFS, 1), (errno.EIO, 1), (errno.EACCES, 2)]
+)
+def test_only_an_error_that_a_restart_cannot_mend_has_status_2(
+    number: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(run_secrets, "write_private_json", fail)
+    with pytest.raises(typer.Exit) as ended, exit_status():
+        run_secrets.run_secrets(tmp_path)
+    assert ended.value.exit_code == status

@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from rlax_plugin.errors import DeadlineError, RlaxError
-from rlax_plugin.start import running
-from rlax_plugin.start.running import Running, Signals
+from rlax_plugin.start import signals
+from rlax_plugin.start.running import Running
+from rlax_plugin.start.signals import Signals
 
 
 def failing_end() -> None:
@@ -76,22 +77,27 @@ def test_a_repeated_sigterm_is_the_same_one_until_a_while_has_passed(monkeypatch
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # a second Ctrl-C is meant
         assert len(asked) == 3
-        monkeypatch.setattr(running, "_SAME_S", 0.0)
+        monkeypatch.setattr(signals, "_SAME_S", 0.0)
         os.kill(os.getpid(), signal.SIGTERM)
         assert len(asked) == 4
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT", "SIGUSR1", "SIGTERM"])
+def test_signals_that_end_a_program_end_a_command_like_ctrl_c(name: str) -> None:
+    before = signal.getsignal(signal.Signals[name])
+    with Signals(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.Signals[name])
+    assert signal.getsignal(signal.Signals[name]) is before
 
 
 def test_an_interrupt_counts_in_the_background_and_a_hangup_not_under_nohup() -> None:
     before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGHUP)}
     try:
-        with Signals(lambda: False, signal.SIGHUP):
+        with Signals():
             signal.raise_signal(signal.SIGHUP)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with Signals(lambda: False, signal.SIGHUP), pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGHUP)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
