@@ -165,11 +165,11 @@ def print_error(error: RlaxError | Finding) -> None:
     """Prints an error message on standard error, which is not waited for if nobody reads it."""
     from rich.text import Text
 
-    from rlax_plugin.text.terminal import HarmlessConsole, ThreadedText
+    from rlax_plugin.text.terminal import HarmlessConsole, threaded_text
 
     out: TextIO = sys.stderr
     with contextlib.suppress(OSError):  # io.UnsupportedOperation: it is no file
-        out = ThreadedText(os.dup(out.fileno()), "rlax-error")
+        out = threaded_text(os.dup(out.fileno()), "rlax-error")
     message = Text.assemble(("error: ", "bold red"), str(error))
     HarmlessConsole(file=out).print(message, soft_wrap=True)
     if out is not sys.stderr:

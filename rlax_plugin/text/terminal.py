@@ -7,10 +7,10 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Buffer, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
@@ -55,33 +55,34 @@ def console(out: IO[str]) -> Console:
     return _LineConsole(file=out, highlight=False, soft_wrap=not out.isatty())
 
 
-_MOST_WAITING = 1 << 20  # characters that nobody has read
+_MOST_WAITING = 1 << 20  # bytes that nobody has read
 _PATIENCE_S = 0.5
 
 
-class ThreadedText(io.TextIOBase):
-    """Text for a descriptor, written by a thread of its own, so that no caller waits for a reader.
+def threaded_text(descriptor: int, name: str) -> TextIO:
+    """Returns text output whose writers never wait for its reader.
 
     A terminal that is stopped with Ctrl-S, a pipe that nobody reads and a disk that hangs block a
     write for good. What does not fit meanwhile is dropped, and a line with the number of dropped
     lines takes its place. After an error, as of a closed terminal, everything is dropped.
 
     Args:
-      descriptor: it is closed with this object, once the thread has ended.
-      name: name of the thread.
+      descriptor: it is closed with the output.
+      name: name of the thread that writes.
     """
+    threaded = _Threaded(descriptor, name)
+    return io.TextIOWrapper(threaded, "utf-8", errors="replace", write_through=True)
 
+
+class _Threaded(io.RawIOBase):
     def __init__(self, descriptor: int, name: str):
+        self.name = name
         self._descriptor, self._changed = descriptor, threading.Condition()
-        self._waiting: list[str] = []
+        self._waiting: list[bytes] = []
         self._size = self._dropped = 0
         self._stalled = self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
 
     def isatty(self) -> bool:
         return os.isatty(self._descriptor)
@@ -89,15 +90,16 @@ class ThreadedText(io.TextIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, text: str) -> int:
+    def write(self, data: Buffer, /) -> int:
+        piece = bytes(data)
         with self._changed:
-            if self._size + len(text) > _MOST_WAITING:
-                self._dropped += text.count("\n")
+            if self._size + len(piece) > _MOST_WAITING:
+                self._dropped += piece.count(b"\n")
             else:
-                self._waiting.append(text)
-                self._size += len(text)
+                self._waiting.append(piece)
+                self._size += len(piece)
                 self._changed.notify_all()
-        return len(text)
+        return len(piece)
 
     def flush(self) -> None:
         """Waits until all is written, for at most half a second, and only once for each stall."""
@@ -119,12 +121,12 @@ class ThreadedText(io.TextIOBase):
                 self._changed.wait_for(lambda: self._waiting or self._dropped or self._ended)
                 if not self._waiting and not self._dropped:
                     break
-                text = "".join(self._waiting)
-                self._waiting.clear()
                 if self._dropped:
-                    text += f"({self._dropped:,} lines were dropped: nothing took them)\n"
+                    line = f"({self._dropped:,} lines were dropped: nothing took them)\n"
+                    self._waiting.append(line.encode())
                     self._dropped = 0
-            rest = memoryview(text.encode(errors="replace"))
+                rest = memoryview(b"".join(self._waiting))
+                self._waiting.clear()
             while rest and not gone:
                 try:
                     rest = rest[os.write(self._descriptor, rest) :]
@@ -164,11 +166,11 @@ def quiet(log_path: Path) -> Iterator[Console]:
     log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log_file, 1)
     os.dup2(log_file, 2)
-    log_text = ThreadedText(os.dup(log_file), "rlax-log")
+    log_text = threaded_text(os.dup(log_file), "rlax-log")
     handler = logging.StreamHandler(log_text)
     line = "%(asctime)s %(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=line, handlers=[handler], force=True)
-    real = ThreadedText(os.dup(out), "rlax-terminal")
+    real = threaded_text(os.dup(out), "rlax-terminal")
     try:
         yield console(real)
     finally:

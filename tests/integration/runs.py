@@ -144,7 +144,7 @@ def process(directory: Path, name: str, *arguments: str) -> Iterator[subprocess.
         yield started
 
 
-def kill_group(process: subprocess.Popen[str]) -> None:
+def kill_group(process: subprocess.Popen[Any]) -> None:
     """Kills a process and those of its group, if there are any left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

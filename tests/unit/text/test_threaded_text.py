@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlax_plugin.text.terminal import ThreadedText, console
+from rlax_plugin.text.terminal import console, threaded_text
 
 LINES = 40_000
 
@@ -30,7 +30,7 @@ def everything(descriptor: int) -> str:
 
 def test_lines_that_do_not_fit_are_dropped_and_counted(pipe: tuple[int, int]) -> None:
     read, write = pipe
-    text = ThreadedText(write, "unread")
+    text = threaded_text(write, "unread")
     out = console(text)
     for number in range(LINES):  # 2.2 MB, of which a pipe takes 64 KiB
         out.print(f"{number:054}")
@@ -46,7 +46,7 @@ def test_lines_that_do_not_fit_are_dropped_and_counted(pipe: tuple[int, int]) ->
 
 def test_a_reader_gets_all_lines_in_their_order(pipe: tuple[int, int]) -> None:
     read, write = pipe
-    text = ThreadedText(write, "read")
+    text = threaded_text(write, "read")
     for number in range(100):
         text.write(f"{number}\n")
         text.flush()
@@ -58,7 +58,7 @@ def test_a_reader_gets_all_lines_in_their_order(pipe: tuple[int, int]) -> None:
 
 def test_a_terminal_that_is_gone_stops_nobody() -> None:
     controlling, terminal = pty.openpty()
-    text = ThreadedText(terminal, "gone")
+    text = threaded_text(terminal, "gone")
     assert text.isatty()
     text.write("before\n")
     text.flush()
