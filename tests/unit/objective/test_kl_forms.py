@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_harness import data_of, differentiated, jit, slots_of
+from objective_harness import LIBRARIES, data_of, differentiated, jit, slots_of
 
 from rlax_plugin.api import loss_weight, own_terms, whole_update
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.ratios import kl_value
 from rlax_plugin.objective.terms import reported
 
 D = np.log(2.0)
@@ -154,3 +155,14 @@ def test_options_of_the_loss_have_no_effect_in_the_reward(option):
     with pytest.raises(ConfigError, match="has no effect with kl") as error:
         slots_of("ppo", kl=kl)
     assert error.value.key == f"rlax.objective.kl.{next(iter(option))}"
+
+
+# OpenRLHF clamps its estimates by default, verl's low_var_kl too; ROLL and AReaL took it over.
+CLAMPED = [name for name in LIBRARIES if name.startswith(("openrlhf/", "roll/", "areal/"))]
+
+
+@pytest.mark.parametrize("preset", CLAMPED)
+def test_the_kl_of_a_library_that_clamps_is_at_most_10(preset: str) -> None:
+    kl = slots_of(preset, kl={"coefficient": 0.5}).algorithm.kl
+    far_bt = np.array([[-30.0, 30.0, -1.0]])
+    assert np.abs(kl_value(kl, far_bt)).max() == 10 and np.abs(kl_value(kl, far_bt))[0, 2] < 2
