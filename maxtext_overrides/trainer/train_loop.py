@@ -15,6 +15,7 @@ dispatched when ``on_step_end`` begins, so its decision applies to this very ste
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -27,9 +28,10 @@ from flax import nnx
 from maxtext_overrides import folding, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.rounding import copied
+from maxtext_overrides.trainer import checkpoint_fingerprints, shared_prompts
 from maxtext_overrides.trainer import loss as rl_loss
-from maxtext_overrides.trainer import shared_prompts
 from maxtext_overrides.trainer.async_saves import AsyncSaves
+from maxtext_overrides.trainer.checkpoints import holds
 from maxtext_overrides.trainer.events import Events, Loop
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports
@@ -168,6 +170,7 @@ class _Extension:
             graph, model_state = nnx.split(state.model)
             self.loop = Loop(config, completed, completed, mesh, graph, model_state)
             with self._remembered():
+                self._check_restored(trained - 1, state)
                 if extra:
                     raise TrainingError(
                         f"the {trained} updates of the checkpoint are not a multiple of "
@@ -181,6 +184,14 @@ class _Extension:
             return result
 
         return setup
+
+    def _check_restored(self, label: int, state: Any) -> None:
+        own = self.config.checkpoint_dir
+        if label >= 0 and holds(os.path.dirname(own.rstrip("/")), str(label)):
+            checkpoint_fingerprints.check(own, label, state)
+        elif label >= 0 and (path := self.config.load_full_state_path):
+            checkpoints, name = os.path.split(os.path.dirname(path.rstrip("/")))
+            checkpoint_fingerprints.check(checkpoints, int(name), state)
 
     def train_step(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def train_step(
@@ -269,6 +280,7 @@ class _Extension:
                 return False
             with self._remembered():
                 self.events.before_checkpoint(completed)
+                checkpoint_fingerprints.save(self.config.checkpoint_dir, step, state)
                 self.saves.collect()
                 manager = self.saves.watched(checkpoint_manager)
                 return stock(manager, step, state, config, data_iterator, force)
@@ -361,6 +373,7 @@ def run_train_loop(
       OverrideError: MaxText's source differs from the tested one.
       TrainingError: a batch of wrong shape; the loss became NaN or infinite; the checkpoint lies
         inside an RL step, because ``rlax.objective`` has changed.
+      DamagedCheckpointError: the newest checkpoint has other values than were saved.
       Exception: ``events`` raised it; it is passed on unchanged.
     """
     extensions = extended(config, events, arrays, objective, outputs, frozen_updates)

@@ -96,6 +96,7 @@ class MaxTextTrainer(Trainer):
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer import distributed
+        from maxtext_overrides.trainer.checkpoint_fingerprints import DamagedCheckpointError
         from maxtext_overrides.trainer.checkpoints import mismatch
         from maxtext_overrides.trainer.first_weights import chosen
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
@@ -150,7 +151,17 @@ class MaxTextTrainer(Trainer):
             place=place,
         )
         try:
-            run_train_loop(config, events, **training.of_loop)
+            while True:
+                try:
+                    run_train_loop(config, events, **training.of_loop)
+                except DamagedCheckpointError as error:
+                    if self._context.hosts is not None:
+                        raise  # the other hosts would have to start again, too
+                    error.set_aside()
+                    log.warning("%s; it is moved to damaged/, and the one before it counts", error)
+                    port.waits(f"building the model: {error}, the one before it counts", _BUILD_S)
+                else:
+                    break
             distributed.leave()
         except ValueError as error:
             found = ("--from", str(self._descent)) if self._descent else chosen(config.get_keys())
