@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from pathlib import Path
 
 import psutil
@@ -24,6 +23,7 @@ from rlax_plugin.api import (
     Section,
     WorkerError,
     hookimpl,
+    python_command,
 )
 
 log = logging.getLogger("rlax.launcher")
@@ -80,7 +80,7 @@ class Local(Launcher):
         self._divide_cores()
         for index in range(self._config.workers):
             name = f"local-{index}"
-            command = [sys.executable, "-m", "rlax_plugin", "serve", "--controller", controller]
+            command = python_command("-m", "rlax_plugin", "serve", "--controller", controller)
             command += ["--token-file", str(token_file), "--name", name, "--with-parent"]
             watcher = asyncio.ensure_future(self._keep(name, index, command, logs / f"{name}.log"))
             watcher.add_done_callback(self._given_up)

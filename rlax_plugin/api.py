@@ -129,6 +129,7 @@ from rlax_plugin.ports.training import (
     VerifiableModel,
 )
 from rlax_plugin.processes.limited import LimitedFunction, OverLimitError
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.prompts.checking import completion_text, stop_strings_of
 from rlax_plugin.prompts.config import DatasetConfig
 from rlax_plugin.prompts.prompt_files import matching_files, opened
@@ -378,6 +379,7 @@ __all__ = [
     "own_terms",
     "per_group",
     "presets_from_yaml",
+    "python_command",
     "ratio_of",
     "read_weights",
     "rejection",

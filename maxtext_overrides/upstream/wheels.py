@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from rlax_plugin.errors import RlaxError
+from rlax_plugin.processes.python import python_command
 
 FOLDER = Path(".cache/maxtext")  # below the working directory
 _FETCH_S = 600  # for a few megabytes, on a slow network
@@ -31,7 +31,7 @@ def fetch(distribution: str, version: str, folder: Path = FOLDER) -> Path:
     if (wheel := kept(distribution, version, folder)) is not None:
         return wheel
     requirement = f"{distribution}=={version}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command = python_command("-m", "pip", "download", "--quiet", "--disable-pip-version-check")
     options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement]
     try:
         done = subprocess.run(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-import sys
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -24,7 +23,7 @@ from rlax_jetstream.capabilities import SERVICE
 from rlax_jetstream.driver import DrivenEngine, DriverOfOne, JetStreamDriver
 from rlax_jetstream.later_fields import samples_asked
 from rlax_jetstream.replies import RequestError
-from rlax_plugin.api import DatasetSource, PromptSource, TextEncoder, WorkerError
+from rlax_plugin.api import DatasetSource, PromptSource, TextEncoder, WorkerError, python_command
 
 log = logging.getLogger("rlax.jetstream")
 
@@ -166,4 +165,4 @@ def client_example(
         f"request = pb.DecodeRequest({content}, max_tokens={max_tokens}); "
         "print(*stub.Decode(request, timeout=60))"
     )
-    return shlex.join((sys.executable, "-c", code))
+    return shlex.join(python_command("-c", code))

@@ -144,6 +144,7 @@ def _requests(lines: TextIO) -> queue.SimpleQueue[dict[str, Any] | None]:
 
 def _connect(plan: Mapping[str, Any], directory: Path) -> None:
     import ray
+    from ray.job_config import JobConfig
 
     local = plan["address"] == LOCAL
     own = {"_temp_dir": str(directory), "num_cpus": plan["cpus"], "object_store_memory": _OBJECTS}
@@ -153,6 +154,8 @@ def _connect(plan: Mapping[str, Any], directory: Path) -> None:
         log_to_driver=False,
         configure_logging=False,
         namespace=f"rlax-{os.getpid()}",
+        # Otherwise the actors would import from the driver's working directory first.
+        job_config=JobConfig(_client_job=True),
         **(own if local else {}),
     )
 

@@ -10,12 +10,13 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
+
+from rlax_plugin.api import python_command
 
 _PREFIX = "rlax-ray-worker-"  # of a directory, before the process id of its actor
 _REAPED_S = 10.0  # for a process that was killed to be gone
@@ -78,7 +79,7 @@ class Keeper:
 
 
 def _started(token: Path, arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "rlax_plugin", "serve", "--with-parent"]
+    command = python_command("-m", "rlax_plugin", "serve", "--with-parent")
     # The token of the cluster is none of a worker's business.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     return subprocess.Popen(

@@ -9,12 +9,11 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.api import Launcher, ScalingRule, WorkerError
+from rlax_plugin.api import Launcher, ScalingRule, WorkerError, python_command
 from rlax_ray.options import KEY, LOCAL, Pool, RayConfig
 
 log = logging.getLogger("rlax.launcher")
@@ -88,7 +87,7 @@ class RayLauncher(Launcher):
             self._directory = tempfile.mkdtemp(prefix="rlax-ray-", dir="/tmp")
             with log_path.open("ab") as out:
                 process = self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "rlax_ray.driver"),
+                    *python_command("-m", "rlax_ray.driver"),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=out,

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from rlax_plugin.config.functions import FunctionName, parse_function
 from rlax_plugin.errors import alternatives
 from rlax_plugin.functions.signatures import FunctionError, Signature
+from rlax_plugin.processes.python import python_command
 
 LARGEST = 1 << 20
 """Bytes of a file of functions, of which every run keeps a copy."""
@@ -72,7 +72,7 @@ def signature_in_child(
 
 
 def _ask(words: tuple[str, ...], place: str, deadline_s: float, key: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "rlax_plugin.functions.inspecting", *words]
+    command = python_command("-m", "rlax_plugin.functions.inspecting", *words)
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

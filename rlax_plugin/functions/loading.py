@@ -81,7 +81,7 @@ def _of_module(name: str) -> ModuleType:
     except BaseException as error:  # noqa: BLE001  as above
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name in (name, name.split(".")[0]):
-            hint = ": install it, or name a file, FILE.py:NAME"
+            hint = ": install it, add its directory to PYTHONPATH, or name a file, FILE.py:NAME"
         raise FunctionError(f"module {name}: {_told(error)}{hint}") from None
 
 

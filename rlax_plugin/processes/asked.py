@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO
 
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.text.harmless import one_line
 
 FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
@@ -79,7 +80,7 @@ class AskedProcess:
         # It is closed when the process ends.
         log = self._log = tempfile.TemporaryFile() if keeps_log else None  # noqa: SIM115
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            python_command("-m", module, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

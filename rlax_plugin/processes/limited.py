@@ -8,7 +8,6 @@ swallow them.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -70,7 +69,7 @@ class LimitedFunction:
                 str(self._memory_bytes),
             )
             self._ready, self._fresh = False, True
-            self._process.send(_line([entry for entry in sys.path if entry] + [os.getcwd()]))
+            self._process.send(_line([entry for entry in sys.path if entry]))
 
     def __call__(self, *arguments: Any) -> Any:
         """Returns the function's result.

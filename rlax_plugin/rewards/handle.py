@@ -7,13 +7,13 @@ import contextlib
 import json
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.liveness.marks import forget
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.rewards.messages import line
 from rlax_plugin.rewards.output import RewardOutput
@@ -105,10 +105,7 @@ class RewardProcess:
             self.witness = Witness(memory.fileno())
             descriptors = theirs.fileno(), memory.fileno()
             process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "rlax_plugin.rewards.reward_process",
-                *map(str, descriptors),
+                *python_command("-m", "rlax_plugin.rewards.reward_process", *map(str, descriptors)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=self._output.descriptor,
                 stderr=self._output.descriptor,

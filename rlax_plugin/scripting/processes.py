@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -14,6 +13,7 @@ from typing import BinaryIO, Protocol
 import psutil
 
 from rlax_plugin.errors import CommandError, ConfigError, RlaxError
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.text.failures import failure
 
 _INTERRUPTED = 130
@@ -48,7 +48,7 @@ class Started:
         with _appended(log) as out:
             self._begin = out.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlax_plugin.scripting.child", str(config)],
+                python_command("-m", "rlax_plugin.scripting.child", str(config)),
                 stdin=subprocess.PIPE,  # closes when this process ends, see child.py
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -159,7 +159,7 @@ def command(name: str, *arguments: str) -> str:
     Raises:
       CommandError: it failed, with its own message.
     """
-    line = [sys.executable, "-m", "rlax_plugin", name, *arguments]
+    line = python_command("-m", "rlax_plugin", name, *arguments)
     done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         reason = failure(done.stderr, done.returncode, "")

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.follower import ENDED, INTERRUPTED, log_file
 from rlax_plugin.start.run_directory import make_directories, run_directory, state_directory
@@ -176,7 +177,7 @@ def _start(command: Sequence[str], index: int, state_dir: Path) -> _Host:
     # Sessions of their own: a Ctrl-C is for this process, which passes it on to host 0.
     start = partial(
         subprocess.Popen,
-        [sys.executable, "-m", "rlax_plugin", *command],
+        python_command("-m", "rlax_plugin", *command),
         env=environment,
         start_new_session=True,
     )

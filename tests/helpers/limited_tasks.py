@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from importlib.util import find_spec
 from typing import Any
 
 _HELD: list[bytearray] = []
@@ -53,4 +54,6 @@ def does(what: str, value: Any) -> Any:
         return os.getpid()
     elif what == "parent":
         return os.getppid()
+    elif what == "finds":
+        return find_spec(value) is not None
     return value

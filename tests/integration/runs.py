@@ -65,7 +65,8 @@ class Run(Records):
     ):
         super().__init__(directory, name)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin", "train", config, *overrides],
+            # As for the script ``rlax``, the working directory is no place for modules.
+            [sys.executable, "-P", "-m", "rlax_plugin", "train", config, *overrides],
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

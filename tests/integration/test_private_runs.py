@@ -21,6 +21,7 @@ from command_line import rlax
 from data_sets import write_lines
 from inheritance import Inheritance
 from other_user import readable_by_stranger
+from planted import plant
 from runs import DEADLINE_S, HELPERS, Run, plugins
 from small_tokenizers import CHATML, characters
 from waiting import wait_until
@@ -46,12 +47,14 @@ class Watched:
 
     Attributes:
       open: what another user could read while it was going on.
+      trap: where a module that lies in its working directory says that it was executed.
     """
 
     place: Path
     run: Run
     inheritance: Inheritance
     open: list[str]
+    trap: Path
 
     @property
     def own(self) -> dict[str, Path]:
@@ -72,6 +75,7 @@ def watched() -> Iterator[Watched]:
     (place / "tmp").mkdir(0o755)
     characters(place / "model", template=CHATML)
     write_lines(place / "rows.jsonl", ROWS)
+    trap = plant(place)
     source = {
         "name": "toy_jsonl",
         "path": "rows.jsonl",
@@ -122,7 +126,7 @@ def watched() -> Iterator[Watched]:
         wait_until(watched_to_its_end, "the run's end", limit_s=DEADLINE_S)
         status, said = run.end()
         assert status == 0, said
-        yield Watched(place, run, inheritance, sorted(seen))
+        yield Watched(place, run, inheritance, sorted(seen), trap)
     finally:
         os.umask(before)
         Run.end_all()
@@ -159,6 +163,38 @@ def test_another_user_can_read_nothing_of_a_run(watched: Watched) -> None:
 def test_processes_of_a_run_inherit_nothing_of_the_trainer(watched: Watched) -> None:
     assert watched.inheritance.kinds >= KINDS
     assert watched.inheritance.found == set()
+
+
+@pytest.mark.slow
+def test_no_process_of_a_run_imports_from_its_working_directory(watched: Watched) -> None:
+    assert not watched.trap.exists(), watched.trap.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval runs/testing --problems 2 --json",
+        "score runs/testing/config.yml completions.jsonl --json",
+        "prompts runs/testing/config.yml --count 2 --json",
+        "check-plugin rlax_plugin.testing",
+    ],
+)
+def test_commands_import_nothing_from_their_working_directory(
+    watched: Watched, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", HELPERS)
+    asked = {"prompt": "1?", "reference": "1", "metadata": {"tests": ["assert True"]}}
+    write_lines(watched.place / "completions.jsonl", [asked | {"completion": "1"}])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "rlax_plugin", *command.split()],
+        cwd=watched.place,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not watched.trap.exists(), watched.trap.read_text()
 
 
 @pytest.mark.slow

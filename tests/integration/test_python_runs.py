@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from planted import plant
 from runs import CONFIG, lines
 from waiting import wait_until
 
@@ -43,7 +44,8 @@ def until_step(run: rlax_plugin.Run, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_watched_and_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_watched_and_read(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trap = plant(directory)
     run = rlax_plugin.train(model=CONFIG, steps=5)
     assert run.status == "starting" and run.progress.steps == 5
     assert run.wait(DEADLINE_S, show=False) == "complete" and capsys.readouterr().out == ""
@@ -57,6 +59,8 @@ def test_a_run_is_watched_and_read(capsys: pytest.CaptureFixture[str]) -> None:
     trained = [row["reward"] for row in rows if row["state"] == "trained"]
     assert len(trained) == 16
     assert sum(trained) / 16 == metrics["reward/mean"].to_pylist()[-1]
+    run.evaluate(problems=2)
+    assert not trap.exists(), trap.read_text()
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ import importlib.util
 import io
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ import psutil
 from rlax_plugin.commands.chaos.blows import Blow, Kind
 from rlax_plugin.commands.chaos.event_log import EventLog
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.testing import unreliable_store as unreliable
 from rlax_plugin.testing.network import Connection, Proxy
@@ -212,7 +212,7 @@ def _library(folder: Path) -> Path:
     for library in found:
         with suppress(subprocess.TimeoutExpired):
             tried = subprocess.run(
-                [sys.executable, "-c", _TRY],
+                python_command("-c", _TRY),
                 env=os.environ | _environment(library, path),
                 capture_output=True,
                 timeout=_TRY_S,

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence, Set
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import psutil
 
 from rlax_plugin.liveness.marks import Mark, lives, marks
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.records.faults import LOG
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.worker.serve import PARENT
@@ -169,7 +169,7 @@ class SupervisedRun:
         with part.log.open("ab") as out:
             part.log_at = out.tell()
             part.process = subprocess.Popen(
-                [sys.executable, "-m", part.module, *part.arguments],
+                python_command("-m", part.module, *part.arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

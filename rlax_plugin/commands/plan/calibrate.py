@@ -7,7 +7,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rlax_plugin.commands.plan.usage import Usage, UsageMeter
 from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.errors import CommandError, ConfigError
 from rlax_plugin.metrics.file import NAME
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.text.failures import failure
 from rlax_plugin.text.harmless import one_line
@@ -124,7 +124,7 @@ class Calibration:
     def _run(self, one: Arrangement, directory: Path) -> Usage:
         """Runs ``rlax train`` to its end; each of its own waits has a deadline."""
         log, meter = self.out / f"{one.name}.log", UsageMeter(directory, self.warm)
-        command = [sys.executable, "-m", "rlax_plugin", "train", self.config]
+        command = python_command("-m", "rlax_plugin", "train", self.config)
         command += [*self.arguments(one), "--with-parent"]
         with log.open("wb") as out:
             process = subprocess.Popen(

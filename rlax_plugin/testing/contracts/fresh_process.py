@@ -25,6 +25,7 @@ from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.ports.abilities import abilities_of
 from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.processes.python import python_command
 from rlax_plugin.rewards.forms import Form, form_of
 from rlax_plugin.rewards.messages import checked, lengths_of
 from rlax_plugin.testing.contracts.inspection import Broken, told
@@ -51,7 +52,7 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="rlax-check-") as folder:
         request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
         request.write_text(json.dumps({**asked, "options": choice.options, **question}))
-        command = [sys.executable, "-m", __name__, str(request), str(answer)]
+        command = python_command("-m", __name__, str(request), str(answer))
         # What this process can import, the other one can.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         try:
