@@ -147,7 +147,12 @@ def _connect(plan: Mapping[str, Any], directory: Path) -> None:
     from ray.job_config import JobConfig
 
     local = plan["address"] == LOCAL
-    own = {"_temp_dir": str(directory), "num_cpus": plan["cpus"], "object_store_memory": _OBJECTS}
+    own = {
+        # Ray opens this directory for all users, so it lies in one that they cannot enter.
+        "_temp_dir": str(directory / "ray"),
+        "num_cpus": plan["cpus"],
+        "object_store_memory": _OBJECTS,
+    }
     ray.init(
         address="local" if local else plan["address"],
         include_dashboard=False if local else None,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +16,8 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from other_user import readable_by_stranger
+from planted import plant
 from ray_nodes import RESOURCE, RayNodes, ray_nodes
 from runs import HELPERS, Run, alive, command, held
 from waiting import wait_until
@@ -28,6 +33,7 @@ ENDLESS = (
     "rlax.curation.filters=[]",  # what it learns too well is no end
 )
 SLOW = "rlax.rollouts.engine.token_s=0.01"
+OF_CLUSTER = re.compile(r"/tmp/rlax-ray-[^/ ]+")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
@@ -153,6 +159,7 @@ def test_workers_follow_the_load(nodes, tmp_path, monkeypatch):
 
 
 def test_a_cluster_of_its_own_is_of_this_machine_takes_a_token_and_ends_with_its_trainer(tmp_path):
+    trap = plant(tmp_path)
     run = Run(tmp_path, *ENDLESS, SLOW, "rlax.launcher={name: ray, pools: [{name: own, min: 2}]}")
     run.until(lambda: len(run.steps()) > 2 and len(workers("own")) == 2, "steps with two workers")
     below = psutil.Process(run.process.pid).children(recursive=True)
@@ -169,6 +176,14 @@ def test_a_cluster_of_its_own_is_of_this_machine_takes_a_token_and_ends_with_its
         with pytest.raises(grpc.RpcError) as refused:
             ask(b"", timeout=60)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    (named,) = {one for process in below for one in OF_CLUSTER.findall(" ".join(command(process)))}
+    directory = Path(named)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    sockets = [path for path in directory.rglob("*") if path.is_socket()]
+    assert len(sockets) >= 2  # so Ray has no other directory
+    if os.geteuid() == 0:
+        assert readable_by_stranger(directory, *directory.rglob("*"))["read"] == []
+    assert not trap.exists(), trap.read_text()
     run.process.kill()
     run.process.wait(60)
     _, left = psutil.wait_procs(below, 60)
