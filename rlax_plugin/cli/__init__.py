@@ -19,6 +19,8 @@ def main() -> None:
     """Runs the ``rlax`` command line."""
     # Before gRPC is imported: it would print a line for each connection that fails a handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # Whatever the umask: who can write a config decides what the run does.
+    os.umask(os.umask(0o077) | 0o002)
     try:
         with Signals():  # from here on, as imports take seconds
             app()

@@ -21,12 +21,15 @@ _OTHERS_WRITE = 0o022
 def make_private(directory: Path) -> None:
     """Creates a directory with mode 0700, and missing parents with the usual mode.
 
-    An existing directory keeps its mode, as its owner may have opened it on purpose.
+    An existing directory keeps its mode, as its owner may have opened it on purpose. Whatever the
+    umask, no parent is writable for all: they could move the directory away and put theirs there.
 
     Raises:
       OSError: the directory cannot be created.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    for parent in reversed(directory.parents):
+        if not parent.exists():
+            parent.mkdir(0o775, exist_ok=True)
     try:
         directory.mkdir(0o700)
     except FileExistsError:

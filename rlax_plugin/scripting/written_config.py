@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles, holds_results
+from rlax_plugin.records.private import make_private
 
 FOLDERS = "configs"
 """Directory of the folders, below the working directory."""
@@ -62,7 +63,7 @@ class WrittenConfig:
                 raise ConfigError("name", self._name, reason)
             if there != digest:
                 self._check_no_results(name)
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_private(self.folder)
                 path.write_bytes(content)
         except OSError as error:
             raise self._unwritable(error) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import stat
 
 import pytest
 from processes import finished
@@ -70,6 +71,7 @@ def test_a_run_survives(more, options, tmp_path, monkeypatch) -> None:
     arguments += ("--out", str(tmp_path / "out"), "--patience-s", "60", *options)
     done = finished(*arguments, cwd=tmp_path, timeout_s=550)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700  # it has the logs
     (verdict,) = json.loads(done.stdout)
     reached = [one for one in verdict["blows"] if one["reached"]]
     assert verdict["survived"] and verdict["findings"] == [] and len(reached) >= 2

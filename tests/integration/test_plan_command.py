@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_a_plan_is_measured_once_and_ranks_what_it_has_not_measured(tmp_path: Pa
     (left_out,) = found["left_out"]
     assert left_out.startswith("(j, k) = (1, 2) is left out: rlax.objective.preset")
 
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700  # it has the logs
     before = times(out)
     assert len(before) == 3
     again = rlax(*words)

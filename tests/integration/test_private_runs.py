@@ -88,6 +88,7 @@ def watched() -> Iterator[Watched]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", HELPERS)
             patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+            patch.setenv("XDG_STATE_HOME", str(place / "home"))
             patch.setenv("TMPDIR", str(place / "tmp"))
             run = Run(
                 place,
@@ -137,7 +138,16 @@ def watched() -> Iterator[Watched]:
 def test_the_uppermost_directories_are_private_whatever_the_umask(watched: Watched) -> None:
     modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in watched.own.items()}
     assert modes == dict.fromkeys(watched.own, 0o700)
-    assert stat.S_IMODE((watched.place / "runs").stat().st_mode) == 0o777  # as the umask says
+    # As the umask says, but for the right of all to write.
+    assert stat.S_IMODE((watched.place / "runs").stat().st_mode) == 0o775
+
+
+@pytest.mark.slow
+def test_nothing_that_a_run_writes_is_writable_for_all_whatever_the_umask(watched: Watched) -> None:
+    written = [*watched.place.rglob("*")]
+    assert watched.place / "home/rlax/tokens" in written
+    open_ = [str(path) for path in written if path.lstat().st_mode & 0o002]
+    assert [path for path in open_ if not os.path.islink(path)] == []
 
 
 @pytest.mark.ci

@@ -24,6 +24,7 @@ from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.liveness.marks import STATE_DIR
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.private import make_private
 from rlax_plugin.start.hosts import check_processor, free_port
 from rlax_plugin.start.run_directory import run_directory, state_directory
 from rlax_plugin.testing.threaded_proxy import ThreadedProxy, threaded
@@ -129,7 +130,8 @@ class _Preparation:
         self.files, state_dir, self.end_s = check(settings, name)
         directory = settings.out / name
         try:
-            directory.mkdir(parents=True)
+            make_private(settings.out)  # of the logs
+            directory.mkdir()
         except OSError as error:
             reason = f"cannot be made: {error.strerror}"
             raise ConfigError("--out", str(directory), reason) from error

@@ -21,6 +21,7 @@ from rlax_plugin.errors import CommandError, ConfigError
 from rlax_plugin.metrics.file import NAME
 from rlax_plugin.processes.python import python_command
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.private import make_private
 from rlax_plugin.text.failures import failure
 from rlax_plugin.text.harmless import one_line
 
@@ -115,7 +116,7 @@ class Calibration:
                 reason = f"has a folder {one.name} that is no run of a plan: name another folder"
                 raise ConfigError("--out", str(self.out), reason)
             shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
-            self.out.mkdir(parents=True, exist_ok=True)
+            make_private(self.out)
             record.write_text(json.dumps(wanted))
             usage = self._run(one, directory)
             record.write_text(json.dumps(wanted | {"usage": usage}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,13 @@ def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=240,
     )
+
+
+def test_what_a_command_writes_is_not_writable_for_all_whatever_the_umask(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlax_plugin", "init", "new/run.yml", "--yes"]
+    subprocess.run(command, cwd=tmp_path, umask=0, capture_output=True, timeout=240, check=True)
+    modes = [stat.S_IMODE((tmp_path / one).stat().st_mode) for one in ("new", "new/run.yml")]
+    assert modes == [0o775, 0o664]
 
 
 BAD = [

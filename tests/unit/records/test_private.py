@@ -39,7 +39,9 @@ def umask(value: int) -> Iterator[None]:
         os.umask(before)
 
 
-@pytest.mark.parametrize(("mask", "above"), [(0, 0o777), (0o002, 0o775), (0o077, 0o700)])
+@pytest.mark.parametrize(
+    ("mask", "above"), [(0, 0o775), (0o002, 0o775), (0o022, 0o755), (0o077, 0o700)]
+)
 def test_the_last_directory_is_private_whatever_the_umask(
     tmp_path: Path, mask: int, above: int
 ) -> None:

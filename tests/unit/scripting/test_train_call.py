@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,16 @@ def test_without_a_model_the_config_is_that_of_rlax_init(started: list[Path]) ->
     found = resolve(run.config)
     assert (found.section.seed, found.maxtext["learning_rate"]) == (7, 1e-4)
     assert found.section.rollouts.group_size == 4 and found.maxtext["steps"] == 12
+
+
+def test_the_folder_of_data_and_functions_is_private_whatever_the_umask() -> None:
+    before = os.umask(0)
+    try:
+        rlax_plugin.train(model=TESTING, name="sums")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(Path(one).stat().st_mode) for one in ("configs", "configs/sums")]
+    assert modes == [0o775, 0o700]
 
 
 def test_a_config_to_start_from_is_changed_by_the_arguments() -> None:
