@@ -71,7 +71,9 @@ def _of_file(path: str) -> ModuleType:
         found = own_line(error)
         del sys.modules[module.__name__], _modules[path]
         line = f", line {found[1]}" if found else ""
-        raise FunctionError(f"{place}{line}: {_told(error)}") from None
+        lacks = isinstance(error, ModuleNotFoundError)
+        hint = ": install it, or add its directory to PYTHONPATH" if lacks else ""
+        raise FunctionError(f"{place}{line}: {_told(error)}{hint}") from None
     return module
 
 

@@ -22,7 +22,8 @@ WRONG = {
     "null byte": ("x = 1\0\n", "it is not Python"),
     "import error": (
         "import os\nimport no_such_module\n",
-        "f.py, line 2: it raises ModuleNotFoundError: No module named 'no_such_module'",
+        "f.py, line 2: it raises ModuleNotFoundError: No module named 'no_such_module' when it is "
+        "imported: install it, or add its directory to PYTHONPATH",
     ),
     "error in a call": (
         "def g():\n    return 1 / 0\n\nx = g()\n",
