@@ -186,8 +186,9 @@ def rlax_register_signal():
 """
 
 
-def test_a_plugin_that_ends_the_process_is_an_error_of_the_run(tmp_path):
+def test_a_plugin_that_ends_the_process_is_an_error_of_the_run(tmp_path, monkeypatch):
     (tmp_path / "quits.py").write_text(QUITS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = Run(tmp_path, plugins("quits"), "rlax.signals=[{name: quits}]")
     status, out = run.end()
     assert status == 1

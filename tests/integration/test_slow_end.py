@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from runs import Run, plugins
 
 # A store whose last deletion never ends (version 3 retires version 2), and a tracker that never
@@ -41,8 +42,11 @@ def rlax_register_tracker():
 """
 
 
-def test_a_complete_run_ends_whatever_neither_deletes_nor_closes(tmp_path: Path) -> None:
+def test_a_complete_run_ends_whatever_neither_deletes_nor_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "stuck.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = Run(
         tmp_path,
         plugins("rlax_jsonl", "stuck"),
