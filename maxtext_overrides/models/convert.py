@@ -139,6 +139,7 @@ def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
     config = path / side_files.CONFIG
     if not config.is_file():
         raise ConfigError("SOURCE", str(path), f"has no {side_files.CONFIG}")
+    side_files.check(path, "SOURCE")
     content = huggingface_config.read(config)
     architecture = huggingface_config.architecture(content, config)
     source = SafetensorsDirectory(path)

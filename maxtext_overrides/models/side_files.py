@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.tokens.tokenizer_files import FilesError, check_places
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _TOKENIZER = (
@@ -26,13 +30,28 @@ def has_tokenizer(directory: Path) -> bool:
     return any((directory / name).is_file() for name in _WITH_WORDS)
 
 
+def check(directory: Path, key: str) -> None:
+    """Checks that the files to copy are files of this directory, and not links that leave it.
+
+    Raises:
+      ConfigError: one is not; names ``key``, the file, and where it leads.
+    """
+    try:
+        check_places(directory, [directory / CONFIG, directory / GENERATION, *_files(directory)])
+    except FilesError as error:
+        raise ConfigError(key, str(directory), str(error)) from None
+
+
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copies a tokenizer's files and chat templates, and leaves other files in the target alone."""
-    for name in _TOKENIZER:
-        copy(source / name, target / name)
+    for path in _files(source):
+        copy(path, target / path.relative_to(source))
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    yield from (directory / name for name in _TOKENIZER)
     for pattern in _TEMPLATES:
-        for path in sorted(source.glob(pattern)):
-            copy(path, target / path.relative_to(source))
+        yield from sorted(directory.glob(pattern))
 
 
 def copy(source: Path, target: Path) -> None:

@@ -7,7 +7,8 @@ message about a tokenizer.json without them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ _OBJECTS = (
     "generation_config.json",
 )
 _TEXTS = ("merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja")
+# The library reads other names too: which, depends on the class of the tokenizer.
+_KINDS = (".jinja", ".json", ".model", ".spm", ".tiktoken", ".txt")
+_INDEX = ".index.json"  # of weights, which may be links
 _WITH_WORDS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 _LARGEST = 256 << 20  # bytes of a file; Gemma 3's tokenizer.json has 33 MB
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -52,16 +56,43 @@ def read(directory: Path) -> Contents:
         raise FilesError(
             "has no tokenizer.json, and no other file of a tokenizer, such as tokenizer.model"
         )
-    for name in (*_OBJECTS, *_TEXTS):
-        path = directory / name
-        # Reading a pipe would wait for ever.
-        if path.exists() and not path.is_file():
-            raise FilesError(f"{name} is no file")
+    check_places(directory, [*directory.iterdir(), *directory.glob("additional_chat_templates/*")])
     found = {name: _object(directory / name) for name in _OBJECTS if (directory / name).is_file()}
     for name, check in ((_TOKENIZER, _tokenizer_faults), (_CONFIG, _config_faults)):
         if name in found and (fault := next(check(found[name]), None)) is not None:
             raise FilesError(f"{name} {fault}")
     return found
+
+
+def check_places(directory: Path, paths: Iterable[Path]) -> None:
+    """Checks that files of a model's directory may be read: a model comes from somebody else.
+
+    A link may lead to any file of this machine, whose content would then be in prompts, in records
+    and in what is exported.
+
+    Args:
+      directory: the directory, which may be a link itself.
+      paths: files in it, which need not exist; those that no tokenizer is read from are ignored.
+
+    Raises:
+      FilesError: one leads out of the directory, or is no file.
+    """
+    home = os.path.realpath(directory)
+    inside = [Path(home)]
+    # In the cache of the Hugging Face hub, snapshots/REVISION/tokenizer.json leads to blobs/HASH.
+    inside += [one.parent / "blobs" for one in inside[0].parents if one.name == "snapshots"][:1]
+    for path in sorted(paths):
+        name = path.relative_to(directory)
+        if path.suffix not in _KINDS or path.name.endswith(_INDEX):
+            continue
+        target = Path(os.path.realpath(path))
+        if not any(target.is_relative_to(one) for one in inside):
+            raise FilesError(
+                f"{name} is a link to {one_line(repr(str(target)))}, outside this directory: put "
+                "a copy of that file in its place, if it belongs to the model"
+            )
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise FilesError(f"{name} is no file")
 
 
 def reason_of(error: LibraryError, directory: Path, contents: Contents) -> str:

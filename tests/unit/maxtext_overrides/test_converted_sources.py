@@ -118,6 +118,23 @@ def as_int8(held: dict[str, np.ndarray]) -> None:
     held[_LAYER] = held[_LAYER].astype(np.int8)
 
 
+def linked(name: str) -> Callable[[Path], None]:
+    """Puts a link to a secret in the place of a file."""
+
+    def link(source: Path) -> None:
+        secret = source.with_name("secret")
+        secret.write_text("token")
+        (source / name).unlink(missing_ok=True)
+        (source / name).symlink_to(secret)
+
+    return link
+
+
+def only_a_linked_template(source: Path) -> None:
+    (source / "tokenizer.json").unlink()
+    linked("chat_template.jinja")(source)
+
+
 REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated": (truncated, "model.safetensors': is truncated"),
     "no shard": (without_a_shard, "b.safetensors': is missing, but .*index.json names it"),
@@ -205,6 +222,10 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
         "= 'DeepseekV3ForCausalLM': is not supported; supported are LlamaForCausalLM, ",
     ),
     "theta": (config(rope_parameters={"rope_theta": 1e4 + 0.5}), "must be a whole number"),
+    "linked vocabulary": (linked("vocab.txt"), "vocab.txt is a link to '.*/secret', outside"),
+    "linked config": (linked("config.json"), "config.json is a link to '.*/secret', outside"),
+    "linked settings": (linked("generation_config.json"), "generation_config.json is a link to"),
+    "linked template": (only_a_linked_template, "chat_template.jinja is a link to"),
     "tokenizer": (large_tokenizer, "ids up to 104, but the model has only 96 tokens"),
 }
 
@@ -215,6 +236,13 @@ def test_a_source_is_rejected(change: Callable[[Path], None], message: str, sour
     with pytest.raises(ConfigError, match=message) as caught:
         convert.examine(source, "float32", True)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_may_be_links(source: Path) -> None:
+    parameters = convert.examine(source, "float32", True).parameters
+    weights = (source / "model.safetensors").rename(source.with_name("weights"))
+    (source / "model.safetensors").symlink_to(weights)
+    assert convert.examine(source, "float32", True).parameters == parameters
 
 
 def test_nothing_is_written_of_what_is_rejected(source: Path, tmp_path: Path) -> None:

@@ -61,6 +61,22 @@ def pipe(directory: Path) -> None:
     os.mkfifo(directory / "special_tokens_map.json")
 
 
+def pipe_of_a_template(directory: Path) -> None:
+    (directory / "additional_chat_templates").mkdir()
+    os.mkfifo(directory / "additional_chat_templates" / "tool_use.jinja")
+
+
+def linked(name: str, target: str) -> Callable[[Path], None]:
+    """Puts a link in the place of a file."""
+
+    def link(directory: Path) -> None:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).unlink(missing_ok=True)
+        (directory / name).symlink_to(target)
+
+    return link
+
+
 def added(**values: Any) -> Callable[[Path], None]:
     return changed(TOKENIZER, lambda content: content["added_tokens"][2].update(values))
 
@@ -84,6 +100,19 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "special a list": (written("special_tokens_map.json", "[]"), "special_tokens_map.json m"),
     "a pipe": (pipe, "special_tokens_map.json is no file"),
+    "a pipe of a template": (pipe_of_a_template, "tool_use.jinja is no file"),
+    "a link of a template": (
+        linked("chat_template.jinja", "/proc/self/environ"),
+        "chat_template.jinja is a link to '/proc/.*/environ', outside this directory: put a copy",
+    ),
+    "a link to a neighbour": (
+        linked("additional_chat_templates/a.jinja", "../../model-2/secret"),
+        "additional_chat_templates/a.jinja is a link to '.*/model-2/secret', outside",
+    ),
+    "a link of another class": (
+        linked("spiece.model", "/etc/passwd"),
+        "spiece.model is a link to '/etc/passwd', outside",
+    ),
     "no model": (said(TOKENIZER, model=...), 'tokenizer.json has no object "model"'),
     "no words": (said(TOKENIZER, model={"type": "BPE"}), "tokenizer.json has no tokens: model.vo"),
     "no id": (words(a="x"), "tokenizer.json gives the token 'a' the id 'x'"),
@@ -163,6 +192,25 @@ def test_the_file_is_named(spoil: Callable[[Path], None], message: str, tmp_path
         Tokenizer.load(directory, KEY)
     assert str(raised.value).startswith(f"{KEY} = {str(directory)!r}: ")
     assert "\n" not in str(raised.value)
+
+
+def test_links_of_the_cache_of_a_hub_are_followed(tmp_path: Path) -> None:
+    """Of the same repository only; a link within the directory, and one to it, is none outside."""
+    repository = tmp_path / "models--an--example"
+    snapshot = byte_level(repository / "snapshots" / "12ab")
+    (repository / "blobs").mkdir()
+    for number, path in enumerate(sorted(snapshot.iterdir())):
+        path.rename(repository / "blobs" / f"{number}")
+        path.symlink_to(f"../../blobs/{number}")
+    (snapshot / "vocab.json").symlink_to("tokenizer_config.json")
+    (snapshot / "model.safetensors.index.json").symlink_to("/etc/passwd")
+    (tmp_path / "named").symlink_to(snapshot)
+    assert Tokenizer.load(tmp_path / "named", KEY).size == 265
+    (repository / "secret").touch()
+    (repository / "blobs" / "linked").symlink_to("../secret")
+    (snapshot / "merges.txt").symlink_to("../../blobs/linked")
+    with pytest.raises(ConfigError, match=r"merges.txt is a link to '.*/secret', outside"):
+        Tokenizer.load(snapshot, KEY)
 
 
 def test_ids_without_a_token_are_no_text(tmp_path: Path) -> None:
