@@ -23,7 +23,16 @@ def free_names(texts: Iterable[str]) -> set[str]:
     Raises:
       SyntaxError: a text is not valid Python.
     """
-    used, own = set[str](), set(dir(builtins))
+    return unbound_names(texts) - set(dir(builtins))
+
+
+def unbound_names(texts: Iterable[str]) -> set[str]:
+    """Returns global names that some text uses and that no text defines.
+
+    Raises:
+      SyntaxError: a text is not valid Python.
+    """
+    used, own = set[str](), set[str]()
     for text in texts:
         tables = [symtable.symtable(text, "tests", "exec")]
         while tables:

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlax_code.cases import Case, Dialogue, Statements, cases_of
+from rlax_code.evaluating import executing
 from rlax_code.extraction import code_of
 from rlax_code.inside import BROKEN, RIGHT
+from rlax_code.needed_names import given
 from rlax_plugin.api import (
     Ended,
     Limits,
@@ -134,13 +136,15 @@ class PythonTests(Reward):
         """Scores one completion. Its metrics are ``tests_passed``, a share, and ``tests_late``.
 
         Raises:
-          ValueError: the prompt has no tests, or one that cannot be used.
+          ValueError: the prompt has no tests, or one that cannot be used or may execute what the
+            code returns.
         """
         config = self._config
         cases = cases_of(prompt, config.tests, config.entry_point)[: config.max_tests]
         setup = _column(prompt, config.setup)
         code = code_of(completion) if config.code == "block" else completion
         prefix = _column(prompt, config.prefix)
+        _check_executing(prompt, cases, setup, prefix)
         passed, late = 0, 0
         if len(prefix) + len(code) <= _LONGEST:
             passed, late = self._tried(prompt, cases, _Program(setup, prefix, f"{prefix}{code}"))
@@ -226,6 +230,25 @@ for name, text in {0!a}.items():
     exec(compile(text, name, "exec", dont_inherit=True), module.__dict__)
 from rlax_code.inside import judge, serve
 """
+
+
+def _check_executing(prompt: Prompt, cases: list[Case], setup: str, prefix: str) -> None:
+    """Checks that no test executes what the code returns, as the code could then end the test.
+
+    Raises:
+      ValueError: one does; names the prompt, the test and the line.
+    """
+    tests = {n: one for n, one in enumerate(cases, 1) if isinstance(one, Statements)}
+    entry = next((one.entry for one in tests.values()), "")
+    texts = {"the setup": setup, "the prefix": given(prefix, entry)[0]}
+    texts |= {f"test {number}": one.text for number, one in tests.items()}
+    if found := executing(list(texts.values())):
+        place, line, name = found
+        raise ValueError(
+            f"{list(texts)[place]} of prompt {prompt.id} cannot be used: line {line} has {name}, "
+            "which may execute what the code returns, so that the code could end the test as one "
+            "that passes; compare values instead, or read them with ast.literal_eval"
+        )
 
 
 def _prelude() -> str:
