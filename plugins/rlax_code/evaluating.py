@@ -100,10 +100,10 @@ def _places(tree: ast.Module, names: dict[str, str]) -> Iterator[tuple[ast.expr,
     """Yields expressions that name what executes, and the name."""
     harmless: set[ast.AST] = set()
     for node in ast.walk(tree):  # a call comes before what it calls
-        found = _name_of(node, names)
-        counts = isinstance(node, ast.expr) and node not in harmless and not _is_assigned(node)
-        if found in _EXECUTING and counts:
-            yield node, found.removeprefix("builtins.")
+        if isinstance(node, ast.expr) and node not in harmless and not _is_assigned(node):
+            found = _name_of(node, names)
+            if found in _EXECUTING:
+                yield node, found.removeprefix("builtins.")
         match node:
             case ast.Call(func=func, args=arguments) if _name_of(func, names) in _EXECUTING:
                 if _are_harmless(arguments) and not node.keywords:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _LANGUAGES = ("", "py", "python", "python3")
-_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+# Possessive: a line of 3,000 tildes and a backtick would be tried for minutes otherwise.
+_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
 
 
 def code_of(completion: str) -> str:

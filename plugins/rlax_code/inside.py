@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import gc
 import importlib
 import itertools
 import json
@@ -20,17 +19,18 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from rlax_code.needed_names import free_names, given, modules_among
+from rlax_code.needed_names import certain_nodes, free_names, given, modules_among
 from rlax_code.plain import decode, encode
 
 CHANNEL = 3
 RIGHT, WRONG, BROKEN = 0, 1, 3
 """Exit codes of the testing process: a test passes, fails, or cannot be used."""
 
+_TESTS, _FILE = "tests", "test.py"  # names of the module and the file of the tests
 _LONGEST = 1 << 20  # bytes of a line
 _ONE_BY_ONE = 16  # items of an iterator: a test may read no more of them
 _MOST_ITEMS = 256  # so many of the further ones are sent together at most
@@ -172,20 +172,22 @@ class _Code:
     Attributes:
       given: functions that the tests share with the code, which knows them by name, as it knows
         Python's builtins.
+      has_answered: True if the tests have seen more of the code than functions, classes and other
+        objects under names of their own. From then on the code may be the cause of what they do.
     """
 
     def __init__(self, lines: _Lines):
         self._lines = lines
         self.given: dict[str, FunctionType] = {}
-        self._answers: dict[int, Any] = {}  # by their ids
+        self.has_answered = False
 
     def ask(self, message: Mapping[str, Any]) -> Any:
         self._lines.send(message)
         found = self._lines.receive()
+        self.has_answered |= "name" not in message
         if "error" not in found:
             answer = decode(found["value"], lambda number: _Remote(self, int(number)))
-            if isinstance(answer, Sized):  # not None or a small number, which is everywhere
-                self._answers[id(answer)] = answer
+            self.has_answered |= not isinstance(answer, _Remote)
             return answer
         kind = getattr(builtins, str(found["error"]), None)
         said = str(found.get("said", ""))
@@ -208,9 +210,7 @@ class _Code:
             return ["o", name]
         said = f"a test can give the code plain data only, not {type(value).__name__}"
         # Such as a method of a list that the code has returned in place of an object of its own.
-        if any(self._answers.get(id(one), self) is one for one in gc.get_referents(value)):
-            raise TypeError(said)
-        raise _Unusable(said)
+        raise (TypeError if self.has_answered and not _is_of_tests(value) else _Unusable)(said)
 
 
 class _Remote:
@@ -287,6 +287,16 @@ class _Remote:
         raise TypeError("the code returned an object that is not plain data: it is not a bool")
 
 
+def _is_of_tests(value: Any) -> bool:
+    """True for functions, modules, and generators and instances of a test: no code returns them."""
+    return (
+        isinstance(value, FunctionType | ModuleType)
+        or isinstance(getattr(value, "__self__", None), ModuleType)  # such as math.sqrt
+        or getattr(value, "__module__", None) == _TESTS
+        or getattr(getattr(value, "gi_code", None), "co_filename", None) == _FILE
+    )
+
+
 def judge(setup: str, prefix: str, entry: str, test: str) -> None:
     """Runs one test, and ends with ``RIGHT``, ``WRONG`` or ``BROKEN``.
 
@@ -298,24 +308,23 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
         no ``check``, and the code supplies every name that nothing else defines.
       test: the test.
     """
-    withheld = set[str]()
     try:
         shared, left = given(prefix, entry)
         texts = (setup, shared, test)
-        programs = [
-            compile(ast.parse(text), "test.py", "exec", dont_inherit=True) for text in texts
-        ]
-        namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+        programs = [compile(ast.parse(text), _FILE, "exec", dont_inherit=True) for text in texts]
+        namespace: dict[str, Any] = {"__name__": _TESTS, "__builtins__": builtins}
         exec(programs[0], namespace)
         exec(programs[1], namespace)
         names = free_names(texts) - namespace.keys()
         for name in modules_among(names - left, texts):
             namespace[name] = importlib.import_module(name)
         names -= namespace.keys()
-        if entry:
-            withheld = names - left
+        withheld = names - left if entry else set[str]()
+        _check_certain(test, withheld, left)
     except BaseException:  # noqa: BLE001  the author of the tests is told
         _end(BROKEN)
+    # From here on the code has a part in what happens. If it could make a test look unusable, its
+    # sample would be unscored, which is better than a failed test.
     try:
         code = _Code(_Lines())
         code.given = {name: one for name, one in namespace.items() if isinstance(one, FunctionType)}
@@ -330,22 +339,29 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
             namespace.get("check", _no_check)(candidate)
     except _Unusable:
         _end(BROKEN)
-    except ImportError as error:
-        if error.name is None:  # it is the code's
-            _end(WRONG)
-        _end(BROKEN)
-    except NameError as error:
-        if error.name not in withheld:  # one that the code raised has no name
-            _end(WRONG)
-        print(
-            f"the test uses {error.name}, which neither the test nor the columns of setup and "
-            f"prefix define, and the code supplies only {', '.join(sorted(left))}",
-            file=sys.stderr,
-        )
-        os._exit(BROKEN)
     except BaseException:  # noqa: BLE001  a test that does not hold raises something
         _end(WRONG)
     _end(RIGHT)
+
+
+def _check_certain(test: str, withheld: set[str], left: set[str]) -> None:
+    """Checks the imports and names of a test that it uses whatever the code returns.
+
+    Raises:
+      ImportError: it imports what is not there.
+      _Unusable: it uses a name that is withheld.
+    """
+    nodes = list(certain_nodes(test))
+    imported: dict[str, Any] = {"__name__": _TESTS}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            exec(compile(ast.Module([node], []), _FILE, "exec", dont_inherit=True), imported)
+    used = {node.id for node in nodes if isinstance(node, ast.Name)} - imported.keys()
+    for name in sorted(used & withheld):
+        raise _Unusable(
+            f"the test uses {name}, which neither the test nor the columns of setup and prefix "
+            f"define, and the code supplies only {', '.join(sorted(left))}"
+        )
 
 
 def _no_check(candidate: Any) -> NoReturn:
@@ -353,7 +369,9 @@ def _no_check(candidate: Any) -> NoReturn:
 
 
 def _end(code: int) -> NoReturn:
-    if code != RIGHT:
+    if isinstance(error := sys.exception(), _Unusable):
+        print(error, file=sys.stderr)
+    elif code != RIGHT:
         traceback.print_exc()
     sys.stderr.flush()
     os._exit(code)

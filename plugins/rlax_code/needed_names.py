@@ -9,11 +9,12 @@ import ast
 import builtins
 import symtable
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 _IMPORTS = (ast.Import, ast.ImportFrom)
+_BRANCHES = (ast.If, ast.Match, ast.Try, ast.TryStar)
 _GIVEN = (*_DEFINITIONS, *_ASSIGNMENTS, *_IMPORTS)
 
 
@@ -54,6 +55,15 @@ def modules_among(names: Iterable[str], texts: Iterable[str]) -> set[str]:
         node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in of_attributes
     }
     return (set(names) & sys.stdlib_module_names) - otherwise
+
+
+def certain_nodes(text: str) -> Iterator[ast.AST]:
+    """Yields the nodes of a program that are in no branch."""
+    nodes: list[ast.AST] = [ast.parse(text)]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        nodes += [one for one in ast.iter_child_nodes(node) if not isinstance(one, _BRANCHES)]
 
 
 def given(prefix: str, entry: str) -> tuple[str, set[str]]:

@@ -29,3 +29,6 @@ def test_a_megabyte_of_fences_ends() -> None:
     assert code_of("```\n" * 250_000) == ""
     assert code_of("`" * 1_000_000) == ""
     assert code_of("```py " + " \t" * 500_000).strip() == ""
+    assert code_of("~" * 1_000_000 + "`") == "~" * 1_000_000 + "`"
+    assert code_of("```" + "a" * 1_000_000 + "`").endswith("a`")
+    assert code_of("```" + " \t" * 500_000 + "`").endswith("\t`")

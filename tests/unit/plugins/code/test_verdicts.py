@@ -178,12 +178,65 @@ def test_tests_that_cannot_be_used_leave_the_sample_unscored(share: PythonTests)
     for tests, said in (
         (["assert double(("], "test 1 of prompt .* cannot be used: SyntaxError"),
         ([DOUBLE[0], "assert double(lambda: 1)"], "test 2 .* plain data only, not function"),
+        ([f"{DOUBLE[0]}\nassert double(x for x in 'a')"], "plain data only, not generator"),
+        ([f"{DOUBLE[0]}\nimport math\ndouble(math.sqrt)"], "plain data only, not builtin"),
+        ([f"{DOUBLE[0]}\nclass A: pass\ndouble([A()])"], "plain data only, not A"),
+        (["assert double(2) == 5\nimport no_such_module"], "used: ModuleNotFoundError: No mod"),
         ([], "has no tests in column 'tests', and the reference"),
         ([1, 2], "has no tests"),
         ({"inputs": ["1"], "outputs": []}, "has no tests"),
     ):
         with pytest.raises(ValueError, match=said):
             share(replace(prompt(tests), reference=""), RIGHT)
+
+
+UNUSABLE_BY_THE_CODE = {
+    "a method of a list in a tuple": (
+        "a, b = both()\nassert used(b.append) == 1",
+        "both = lambda: ([], [])",
+    ),
+    "a method of a number": (
+        "assert used(money().compare) == 1",
+        "import decimal\nmoney = decimal.Decimal",
+    ),
+    "a method of a global number": (
+        "assert used(money.compare) == 1",
+        "import decimal\nmoney = decimal.Decimal()",
+    ),
+    "an iterator over an object": (
+        "assert used(iter(items())) == 1",
+        "class Items:\n    __iter__ = lambda s: iter([1])\nitems = Items",
+    ),
+    "its exception": (
+        "try:\n    x = f(1)\nexcept ValueError as error:\n    x = error\nassert used(x) == 1",
+        "def f(x): raise ValueError",
+    ),
+    "an import after an exception": (
+        "try:\n    x = f(1)\nexcept ValueError:\n    import no_such_module\nassert x == 1",
+        "def f(x): raise ValueError",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE_BY_THE_CODE)
+def test_code_that_makes_a_test_unusable_fails(share: PythonTests, case: str) -> None:
+    test, code = UNUSABLE_BY_THE_CODE[case]
+    assert passed(share, [test], f"used = lambda x: 1\n{code}\n") == 0.0
+
+
+def test_names_are_missing_whatever_the_code_does() -> None:
+    reward = PythonTests(PythonTestsConfig(entry_point="entry"))
+    always = "def check(f):\n    assert f(1) == 1\n    assert helped(1)\n"
+    for code in ("f = lambda x: 1", "f = lambda x: 2"):
+        with pytest.raises(ValueError, match="cannot be used: the test uses helped, which neither"):
+            reward(prompt(always, entry="f"), code)
+    at_times = "def check(f):\n    try:\n        assert f(1) == 1\n    except ValueError:\n"
+    at_times += "        helped()\n"
+    assert reward(prompt(at_times, entry="f"), "def f(x): raise ValueError").total == 0.0
+    assert reward(prompt(at_times, entry="f"), "f = lambda x: 1").total == 1.0
+    starred = "from math import *\ndef check(f):\n    assert f(4) == sqrt(4)\n"
+    assert reward(prompt(starred, entry="f"), "f = lambda x: 2").total == 1.0
+    reward.close()
 
 
 def test_columns_of_other_data_sets() -> None:
