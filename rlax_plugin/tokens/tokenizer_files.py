@@ -65,7 +65,7 @@ def read(directory: Path) -> Contents:
 
 
 def check_places(directory: Path, paths: Iterable[Path]) -> None:
-    """Checks that files of a model's directory may be read: a model comes from somebody else.
+    """Checks that files of a model's directory may be read; a model may have been made by anyone.
 
     A link may lead to any file of this machine, whose content would then be in prompts, in records
     and in what is exported.
