@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlax_plugin.text.harmless import one_line
+from rlax_plugin.tokens.growth import growth_faults
 from rlax_plugin.tokens.library import LibraryError, library_errors
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -34,6 +35,8 @@ _WITH_WORDS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 _LARGEST = 256 << 20  # bytes of a file; Gemma 3's tokenizer.json has 33 MB
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
+_COUNTS = ("extra_ids", "num_madeup_words")  # so many tokens the library makes by itself
+_MOST_TOKENS = 1 << 20
 _SHOWN = 60  # characters of a token in a message
 
 
@@ -179,6 +182,7 @@ def _tokenizer_faults(content: Mapping[str, Any]) -> Iterator[str]:
     for entry in added:
         if not _is_token(entry) or isinstance(entry, str) or not _is_id(entry.get("id")):
             yield f"has an entry in added_tokens without id or content: {entry!r:.80}"
+    yield from growth_faults(content)
 
 
 def _config_faults(content: Mapping[str, Any]) -> Iterator[str]:
@@ -199,12 +203,17 @@ def _config_faults(content: Mapping[str, Any]) -> Iterator[str]:
         right = number.isascii() and number.isdecimal() and len(number) < 11
         if not right or not isinstance(entry, dict) or not _is_token(entry):
             yield f"has an entry in added_tokens_decoder without id or content: {number!r:.40}"
+    if content.get("fast_tokenizer_files"):
+        yield "has fast_tokenizer_files, which must not replace tokenizer.json: remove the key"
     kind = content.get("tokenizer_class")
     if kind is not None and not isinstance(kind, str):
         yield f"has the tokenizer_class {kind!r:.40}, which must be a name"
     longest = content.get("model_max_length")
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float)):
         yield f"has the model_max_length {longest!r:.40}, which must be a number"
+    for key in _COUNTS:
+        if isinstance(count := content.get(key, 0), int) and count > _MOST_TOKENS:
+            yield f"has the {key} {count!r:.40}, which must be at most {_MOST_TOKENS}"
     template = content.get("chat_template")
     if template is not None and not isinstance(template, str | list | dict):
         yield f"has the chat_template {template!r:.40}, which must be a text"

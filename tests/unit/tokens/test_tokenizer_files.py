@@ -88,6 +88,14 @@ def precompiled(charsmap: str) -> Callable[[Path], None]:
 MISSING = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}} | {
     "single": [{"SpecialToken": {"id": "nothing", "type_id": 0}}]
 }
+DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+LONG = {"type": "TemplateProcessing", "pair": []} | {
+    "single": [
+        {"SpecialToken": {"id": "x", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ],
+    "special_tokens": {"x": {"id": "x", "ids": [0] * 2000, "tokens": ["!"] * 2000}},
+}
 DECODER = {"9999": {"content": "<strange>", "special": True}}
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated": (truncated, "tokenizer.json cannot be read: Unterminated string"),
@@ -164,6 +172,23 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "panic while encoding": (
         said(TOKENIZER, post_processor=MISSING),
         "tokenizer.json has a broken post_processor: the library panics: no entry found",
+    ),
+    "replacements": (
+        said(TOKENIZER, normalizer={"type": "Sequence", "normalizers": 12 * [DOUBLED]}),
+        r"tokenizer.json has a normalizer that can make a text 4\.1e\+03 times",
+    ),
+    "a long template": (
+        said(TOKENIZER, post_processor=LONG),
+        "tokenizer.json has a post_processor that can make a text 2e",
+    ),
+    "a charsmap": (precompiled("CAAAAP///////w=="), "precompiled_charsmap of 10 bytes that says"),
+    "other files": (
+        said(CONFIG, fast_tokenizer_files=["../tokenizer.1.json"]),
+        "tokenizer_config.json has fast_tokenizer_files, which must not",
+    ),
+    "extra tokens": (
+        said(CONFIG, extra_ids=1 << 21),
+        "tokenizer_config.json has the extra_ids 2097152, which must be at most 1048576",
     ),
     "expression": (
         said(

@@ -1,0 +1,86 @@
+"""How much longer a text can become in a tokenizer, as calculated by hand."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from rlax_plugin.tokens import growth
+from rlax_plugin.tokens.growth import growth_faults
+
+Step = dict[str, Any]
+
+
+def replace(old: str, new: str) -> Step:
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+def matched(pattern: str, new: str) -> Step:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": new}
+
+
+def charsmap(*texts: str) -> Step:
+    data = (4).to_bytes(4, "little") + b"trie" + "\0".join(texts).encode()
+    encoded = base64.b64encode(data).decode()
+    return {"type": "Precompiled", "precompiled_charsmap": encoded}
+
+
+PREPEND = {"type": "Prepend", "prepend": "▁"}
+WIDE = [replace(chr(0x21 + i), chr(0xFF01 + i)) for i in range(94)]
+GROWTHS: dict[str, tuple[float, list[Step]]] = {
+    "nothing": (1, []),
+    "unknown steps": (1, [{"type": "NFKD"}, {"type": "Lowercase"}, {}]),
+    "Llama 2": (1, [PREPEND, replace(" ", "▁")]),
+    "Llama 2, decoded": (1, [replace("▁", " "), {"type": "Strip", "content": " ", "start": 1}]),
+    "GPT": (5, [{"type": "Split"}, {"type": "ByteLevel", "add_prefix_space": True}]),
+    "BERT": (3, [{"type": "BertNormalizer"}]),
+    # Two for a space where the expression might match nothing, and 18 letters of one.
+    "XLM-R": (36, [charsmap("a", "b" * 18, ""), matched(" {2,}", " ")]),
+    "wide characters": (1, WIDE),
+    "one of three": (1, [replace("abc", "x")]),
+    "three of one": (3, [replace("a", "xyz")]),
+    "one after the other": (4, [replace("a", "bb"), replace("b", "cc")]),
+    "in the other order": (2, [replace("b", "cc"), replace("a", "bb")]),
+    "doubled": (512, [replace("a", "aa")] * 9),
+    "between all": (27, [matched("x*", "ab")] * 3),
+    "an empty pattern": (8, [replace("", "a")] * 3),
+    "put in front": (12, [{"type": "Prepend", "prepend": "abc"}, replace("a", "a" * 10)]),
+    "spaces": (4, [{"type": "Metaspace"}, {"type": "Metaspace"}]),
+}
+
+
+@pytest.mark.parametrize("case", GROWTHS)
+def test_growth_is_that_of_the_worst_text(case: str) -> None:
+    expected, steps = GROWTHS[case]
+    assert growth._growth_of_text(steps) == expected
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder"])
+def test_more_than_a_thousand_is_a_fault(part: str) -> None:
+    names = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
+    nested: Step = {"type": "Sequence", names[part]: [replace("a", "aa")] * 9}
+    assert list(growth_faults({part: nested})) == []
+    nested = {"type": "Sequence", names[part]: [nested, replace("a", "aa")]}
+    fault = f"has a {part} that can make a text 1.02e+03 times as long: at most 1000"
+    assert list(growth_faults({part: nested})) == [fault]
+    many = {"type": "Sequence", names[part]: [{"type": "NFC"}] * 1001}
+    assert list(growth_faults({part: many})) == [f"has a {part} of more than 1000 steps"]
+
+
+def test_a_template_repeats_the_text_and_adds_tokens() -> None:
+    text, special = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x"}}
+    tokens = {"x": {"id": "x", "ids": [1] * 100, "tokens": []}}
+    one = {"type": "TemplateProcessing", "single": [special, text], "special_tokens": tokens}
+    assert growth._growth_of_tokens([one]) == 100
+    assert growth._growth_of_tokens([one | {"single": [text] * 3}] * 2) == 9
+    ten = {"type": "Sequence", "processors": [one] * 10}
+    assert list(growth_faults({"post_processor": ten})) == []
+    ten["processors"] = [one] * 11
+    assert len(list(growth_faults({"post_processor": ten}))) == 1
+
+
+def test_what_is_no_component_is_left_to_the_library() -> None:
+    for odd in (5, "a", [1], {"normalizers": 5}, {"normalizers": [5]}, charsmap("") | {"type": 5}):
+        assert list(growth_faults({part: odd for part in ("normalizer", "post_processor")})) == []
