@@ -59,7 +59,8 @@ _END = r"(?![0-9A-Za-z]|[.,/][0-9])"
 _DIGITS = r"[0-9]+(?:\.[0-9]+)?"
 _NUMBER = re.compile(rf"{_BEFORE}([-+]?{_DIGITS})(?:/({_DIGITS}))?{_END}", re.ASCII)
 _WORD = re.compile(_BEFORE + r"(yes|no)(?![0-9A-Za-z])", re.IGNORECASE | re.ASCII)
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+# Each part ends where it must: thousands of newlines would be divided in all ways otherwise.
+_FENCED = re.compile(r"```(?:json)?[^\S\n]*+\n(.*\n[^\S\n]*+)```", re.DOTALL)
 
 
 def default_template(kind: Kind, marker: str, field: str, low: float, high: float) -> str:

@@ -110,6 +110,7 @@ def test_what_is_neither_yes_nor_no_is_no_verdict(text, code):
     [
         ('{"score": 3}', 3.0),
         ('```json\n{"score": 2.5, "why": "x"}\n```', 2.5),
+        ('``` \n\n {"score": 2.5}\n\n  ```', 2.5),
         ('{"score": true}', 1.0),
         ('<think>{"score": 9}</think>{"score": 0}', 0.0),
         ('{"parts": [{"score": 9}], "score": 4}', 4.0),
@@ -137,6 +138,9 @@ def test_a_field_is_read_of_an_answer_that_is_an_object(text, value):
         '```json\n{"score": 2}\n```\nIt says\n```json\n{"score": 10}\n```',
         '[{"score": 3}]',
         '{"score": ' + "9" * 400 + "}",
+        '```\n{"score": 3}```',
+        "```" + "\n" * 100_000 + "x",
+        "```\n" + "\n " * 100_000 + "x",
     ],
 )
 def test_what_is_no_such_object_is_no_verdict(text):
