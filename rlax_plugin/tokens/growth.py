@@ -42,6 +42,44 @@ def growth_faults(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"has a {part} that can make a text {growth:.3g} times as long: at most {MOST}"
 
 
+def growth_faults_of_model(data: bytes) -> Iterator[str]:
+    """Yields such faults of a file of SentencePiece, which is a message of protobuf."""
+    for normalizer in _fields(data, 3):
+        for charsmap in _fields(normalizer, 2):
+            text = base64.b64encode(charsmap).decode()
+            step = {"type": "Precompiled", "precompiled_charsmap": text}
+            yield from growth_faults({"normalizer": step})
+
+
+def _fields(message: bytes, wanted: int) -> Iterator[bytes]:
+    """Yields the values of a field of bytes, up to where it is no message of protobuf."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        if (kind := key & 7) == 2:
+            size, start = _varint(message, place)
+            place = start + size
+            if key >> 3 == wanted:
+                yield message[start:place]
+        elif kind == 0:
+            _, place = _varint(message, place)
+        elif kind in (1, 5):
+            place += 8 if kind == 1 else 4
+        else:
+            return
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """Returns a number of at most ten bytes, and where it ends."""
+    number = 0
+    for shift, byte in enumerate(message[place : place + 10]):
+        number |= (byte & 0x7F) << 7 * shift
+        place += 1
+        if byte < 0x80:
+            break
+    return number, place
+
+
 def _steps(component: Any, inner: str) -> Iterator[Mapping[str, Any]]:
     """Yields the steps of a component that may consist of others, in order."""
     components = [component]

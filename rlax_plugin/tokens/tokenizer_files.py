@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.tokens.growth import growth_faults
+from rlax_plugin.tokens.growth import growth_faults, growth_faults_of_model
 from rlax_plugin.tokens.library import LibraryError, library_errors
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -61,6 +61,9 @@ def read(directory: Path) -> Contents:
         )
     check_places(directory, [*directory.iterdir(), *directory.glob("additional_chat_templates/*")])
     found = {name: _object(directory / name) for name in _OBJECTS if (directory / name).is_file()}
+    for path in (*directory.glob("*.model"), *directory.glob("*.spm")):
+        if (fault := next(growth_faults_of_model(_bytes(path)), None)) is not None:
+            raise FilesError(f"{path.name} {fault}")
     for name, check in ((_TOKENIZER, _tokenizer_faults), (_CONFIG, _config_faults)):
         if name in found and (fault := next(check(found[name]), None)) is not None:
             raise FilesError(f"{name} {fault}")
@@ -151,16 +154,23 @@ def _added(contents: Contents) -> list[dict[str, Any]]:
 
 def _object(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise FilesError(f"{path.name} has more than {_LARGEST >> 20} MiB")
-        found = json.loads(path.read_bytes())
+        found = json.loads(_bytes(path))
     except FilesError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FilesError(f"{path.name} cannot be read: {one_line(str(error))}") from None
     if not isinstance(found, dict):
         raise FilesError(f"{path.name} must hold a JSON object, not a {type(found).__name__}")
     return found
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise FilesError(f"{path.name} has more than {_LARGEST >> 20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise FilesError(f"{path.name} cannot be read: {one_line(str(error))}") from None
 
 
 def _tokenizer_faults(content: Mapping[str, Any]) -> Iterator[str]:

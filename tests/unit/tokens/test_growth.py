@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlax_plugin.tokens import growth
-from rlax_plugin.tokens.growth import growth_faults
+from rlax_plugin.tokens.growth import growth_faults, growth_faults_of_model
 
 Step = dict[str, Any]
 
@@ -79,6 +79,22 @@ def test_a_template_repeats_the_text_and_adds_tokens() -> None:
     assert list(growth_faults({"post_processor": ten})) == []
     ten["processors"] = [one] * 11
     assert len(list(growth_faults({"post_processor": ten}))) == 1
+
+
+def test_the_charsmap_of_a_file_of_sentencepiece_is_checked() -> None:
+    before = b"\x0a\x03abc" + b"\x20\x96\x01" + b"\x2d1234"  # a text, a number, a float
+    charsmap = (8).to_bytes(4, "little") + b"abc"
+    spec = b"\x0a\x01x" + b"\x12\x07" + charsmap
+    message = before + b"\x1a" + bytes([len(spec)]) + spec
+    says = "has a precompiled_charsmap of 7 bytes that says it has 12"
+    assert list(growth_faults_of_model(message)) == [says]
+    charsmap = (8).to_bytes(4, "little") + bytes(8) + b"a" * 1001
+    spec = b"\x12\xf5\x07" + charsmap  # 0xf5, 0x07: 117 + 7 * 128 = 1013
+    message = before + b"\x1a\xf8\x07" + spec
+    says = "has a normalizer that can make a text 1e+03 times as long: at most 1000"
+    assert list(growth_faults_of_model(message)) == [says]
+    for text in (b"", b"IQ== 0\nIg== 1\n", b"\x1a\xff", b"\xff" * 100, message[:9], b"\x1b\x1b"):
+        assert list(growth_faults_of_model(text)) == []
 
 
 def test_what_is_no_component_is_left_to_the_library() -> None:

@@ -182,6 +182,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         "tokenizer.json has a post_processor that can make a text 2e",
     ),
     "a charsmap": (precompiled("CAAAAP///////w=="), "precompiled_charsmap of 10 bytes that says"),
+    "a charsmap of SentencePiece": (
+        written("spiece.model", b"\x1a\x09\x12\x07\x08\0\0\0abc"),
+        "spiece.model has a precompiled_charsmap of 7 bytes that says it has 12",
+    ),
     "other files": (
         said(CONFIG, fast_tokenizer_files=["../tokenizer.1.json"]),
         "tokenizer_config.json has fast_tokenizer_files, which must not",
