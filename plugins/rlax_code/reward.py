@@ -22,6 +22,7 @@ from rlax_plugin.api import (
     Prompt,
     Reward,
     Sandbox,
+    SandboxError,
     Score,
     Seconds,
     Section,
@@ -138,6 +139,7 @@ class PythonTests(Reward):
         Raises:
           ValueError: the prompt has no tests, or one that cannot be used or may execute what the
             code returns.
+          SandboxError: a sandbox could not be started, or was ended from outside.
         """
         config = self._config
         cases = cases_of(prompt, config.tests, config.entry_point)[: config.max_tests]
@@ -163,6 +165,8 @@ class PythonTests(Reward):
                 holds, ended = self._printed(case, program)
             else:
                 holds, ended = self._judged(prompt, number, case, program)
+            if not holds and ended.why == "lost":
+                raise SandboxError("a sandbox was ended from outside while it ran a test")
             passed += holds
             late += not holds and ended.why == "time"
             if not holds and self._config.reward == "all":
@@ -193,7 +197,8 @@ class PythonTests(Reward):
             raise ValueError(
                 f"test {number + 1} of prompt {prompt.id} cannot be used: {one_line(said, 300)}"
             )
-        return verdict.why == "exited" and verdict.code == RIGHT, ended
+        holds = verdict.why == "exited" and verdict.code == RIGHT
+        return holds, verdict if verdict.why == "lost" else ended
 
     def _sandbox_of_code(self) -> Sandbox:
         if self._code is None:

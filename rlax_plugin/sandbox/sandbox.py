@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -28,7 +29,7 @@ _START_S = 20.0
 _GRACE_S = 5.0  # until a server that has killed a piece says so
 _MESSAGE = 1 << 16
 
-Why = Literal["exited", "signal", "time", "memory", "output", "stopped"]
+Why = Literal["exited", "signal", "time", "memory", "output", "stopped", "lost"]
 
 
 class SandboxError(RlaxError):
@@ -42,7 +43,8 @@ class Ended:
     Attributes:
       why: it ``exited`` by itself; a ``signal`` ended it; it was killed because its ``time`` was
         over, its processes used too much ``memory``, or it was ``stopped``; ``output``: it exited
-        and its output has reached the limit, so that some may be missing.
+        and its output has reached the limit, so that some may be missing; ``lost``: the sandbox was
+        ended from outside, which the code cannot do.
       code: exit code, or the negative number of the signal.
       stdout, stderr: its output, at most ``Limits.file_bytes`` each.
       cpu_s: CPU time of its first process and of the children that this one has waited for.
@@ -85,6 +87,11 @@ class Sandbox:
         self._prelude = prelude
         self._server: _Server | None = None
         self._jobs = 0
+
+    @property
+    def layers(self) -> Collection[str]:
+        """Names of its layers."""
+        return self._offer.having
 
     def start(self) -> None:
         """Starts the sandbox if it is not running; else the first piece of code waits for that.
@@ -202,7 +209,9 @@ class Running:
         said = self._server.answer(self._number, self._end)
         exceeded = self._server.memory.exceeded()
         if said is None:  # the server is gone, or ends now, with all that it has started
-            why = self._server.lost or ("memory" if exceeded else "signal")
+            # Process 1 of a namespace cannot be killed by what runs in it.
+            alone = "lost" if "pid namespace" in self._owner.layers else "signal"
+            why = self._server.lost or ("memory" if exceeded else alone)
             self._owner.close()
             return self._made(why, -signal.SIGKILL, 0.0)
         if "failed" in said:

@@ -1,13 +1,16 @@
 """``python_tests``: right code passes, and no code passes otherwise."""
 
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from rlax_code import PythonTests, PythonTestsConfig
+from waiting import wait_until
 
-from rlax_plugin.api import Prompt, sandbox_layers
+from rlax_plugin.api import Prompt, SandboxError, sandbox_layers
 from rlax_plugin.testing import make_prompt
 
 pytestmark = pytest.mark.skipif(
@@ -222,6 +225,27 @@ UNUSABLE_BY_THE_CODE = {
 def test_code_that_makes_a_test_unusable_fails(share: PythonTests, case: str) -> None:
     test, code = UNUSABLE_BY_THE_CODE[case]
     assert passed(share, [test], f"used = lambda x: 1\n{code}\n") == 0.0
+
+
+@pytest.mark.parametrize("which", ["_code", "_judge"])
+def test_a_sandbox_that_is_killed_leaves_the_sample_unscored(which: str) -> None:
+    reward = PythonTests(PythonTestsConfig(test_s=20.0, sample_s=40.0))
+    assert passed(reward, ["assert f(1) == 1"], "def f(x): return x") == 1.0
+    sandbox = getattr(reward, which)
+    server = sandbox._server
+
+    def kill() -> None:
+        wait_until(lambda: sandbox._jobs == 2, "the second test")
+        signal.pidfd_send_signal(server._inner, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    slow = "import time\ndef f(x):\n    time.sleep(10)\n    return x\n"
+    with pytest.raises(SandboxError):
+        passed(reward, ["assert f(1) == 1"], slow)
+    killer.join()
+    assert passed(reward, ["assert f(1) == 1"], "def f(x): return x") == 1.0
+    reward.close()
 
 
 def test_names_are_missing_whatever_the_code_does() -> None:
