@@ -33,7 +33,7 @@ def encode(text: str) -> list[int]:
     try:
         return [_IDS[character] for character in text]
     except KeyError as error:
-        raise ValueError(f"{text!r}: {error} is not one of {CHARACTERS!r}") from None
+        raise ValueError(f"{text!r:.80}: {error} is not one of {CHARACTERS!r}") from None
 
 
 def decode(tokens: np.ndarray) -> str:

@@ -12,6 +12,7 @@ import itertools
 import logging
 import queue
 import secrets
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -28,12 +29,16 @@ from rlax_plugin.api import (
     Rollouts,
     SamplingParams,
     TextEncoder,
+    one_line,
     stop_strings_of,
+    tokenizer_of,
 )
 
 log = logging.getLogger("rlax.jetstream")
 
 _BACKLOG_FACTOR = 4  # waiting samples per slot from which on requests are turned away
+_LONGEST_TOKEN = 256  # characters of a token, of a prompt source that names no tokenizer
+_EXCERPT = 300  # characters of a source's error
 
 
 class DrivenEngine(Protocol):
@@ -68,23 +73,28 @@ class JetStreamDriver:
 
     def __init__(self, engine: DrivenEngine):
         self._engine = engine
-        # Tokenizing: a prompt source may take long to load, too long for an event loop.
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="rlax-jetstream")
+        # A prompt source may take long to load, too long for an event loop. Texts have a thread of
+        # their own, so that answers and requests with tokens do not wait for long ones.
+        self._encoding = ThreadPoolExecutor(1, thread_name_prefix="rlax-jetstream-encode")
+        self._answering = ThreadPoolExecutor(1, thread_name_prefix="rlax-jetstream")
         self._numbers = itertools.count()
+        self._lock, self._unprepared = threading.Lock(), 0  # samples the engine does not have yet
 
     @property
     def live(self) -> bool:
         return self._engine.ready
 
     def stop(self) -> None:
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._encoding, self._answering):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._engine.close()
 
     def get_total_concurrent_requests(self) -> int:
         return self._engine.rollouts.slots
 
     def prefill_backlog_size(self) -> int:
-        return self._engine.backlog
+        with self._lock:
+            return self._engine.backlog + self._unprepared
 
     @property
     def most_waiting(self) -> int:
@@ -100,13 +110,16 @@ class JetStreamDriver:
         Raises:
           queue.Full: too many samples are waiting; the servicer answers RESOURCE_EXHAUSTED.
         """
-        if self._engine.backlog + samples > self.most_waiting:
-            raise queue.Full
-        self._later(request, lambda: self._accept(request, samples))
+        with self._lock:
+            if self._engine.backlog + self._unprepared + samples > self.most_waiting:
+                raise queue.Full
+            self._unprepared += samples
+        threads = self._encoding if isinstance(request.prefill_content, str) else self._answering
+        self._later(threads, request, lambda: self._accept(request, samples))
 
-    def _later(self, request: Any, work: Callable[[], None]) -> None:
+    def _later(self, threads: ThreadPoolExecutor, request: Any, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # it is stopped: nobody waits
-            self._tokenizing.submit(self._reporting, request, work)
+            threads.submit(self._reporting, request, work)
 
     def _reporting(self, request: Any, work: Callable[[], None]) -> None:
         try:
@@ -118,7 +131,15 @@ class JetStreamDriver:
             request.return_channel.set_exception(error)
 
     def _accept(self, request: Any, samples: int) -> None:
-        self._engine.submit([self._job(request, samples)])
+        job = None
+        try:
+            if not request.return_channel.cancelled():  # while it waited
+                job = self._job(request, samples)
+        finally:
+            with self._lock:  # at once, so that no sample is counted twice or not at all
+                self._unprepared -= samples
+                if job is not None:
+                    self._engine.submit([job])
 
     def _job(self, request: Any, samples: int) -> Job:
         rollouts, channel = self._engine.rollouts, request.return_channel
@@ -154,7 +175,7 @@ class JetStreamDriver:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 channel.set_exception(error)
 
-        later = functools.partial(self._later, request)
+        later = functools.partial(self._later, self._answering, request)
         replies = Replies(request, samples, self._engine.prompt_source, later)
         # Tokens that a change of weights discards cannot be taken back.
         stream = None if rollouts.on_new_weights == "discard" else replies.so_far
@@ -166,10 +187,19 @@ class JetStreamDriver:
             raise RequestError(
                 "text_content needs a prompt source with encode(); send token_content instead"
             )
+        tokenizer = tokenizer_of(source)
+        longest = tokenizer.longest_token if tokenizer else _LONGEST_TOKEN
+        most = self._engine.rollouts.max_prompt_tokens
+        if len(text) > most * longest:
+            raise RequestError(
+                f"text_content has {len(text)} characters: must have at most {most * longest}, as "
+                f"rlax.rollouts.max_prompt_tokens is {most} and no token has more than {longest}"
+            )
         try:
             return list(source.encode(text))
         except ValueError as error:
-            raise RequestError(f"text_content cannot be encoded: {error}") from error
+            reason = one_line(str(error), _EXCERPT)  # it may repeat the text
+            raise RequestError(f"text_content cannot be encoded: {reason}") from error
 
 
 class DriverOfOne:

@@ -123,6 +123,19 @@ class Tokenizer:
                 return f"id {i} is {ours.get(i)!r} in one and {theirs.get(i)!r} in the other"
         return None
 
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters of a text that one token stands for.
+
+        It is the number of characters of the longest token, as the vocabulary spells it. There a
+        byte, as of a byte-level vocabulary, has at least one character, and a character of a text
+        has at least one byte. Special tokens do not count, because a text does not become them.
+        """
+        with self._lock:
+            tokens = self._backend.get_vocab(with_added_tokens=False).keys()
+            added = self._backend.get_added_tokens_decoder().values()
+        return max(map(len, [*tokens, *(one.content for one in added if not one.special)]))
+
     @property
     def pad_id(self) -> int:
         pad = self._fast.pad_token_id

@@ -59,4 +59,5 @@ async def stub_of(engine: Any) -> AsyncIterator[Any]:
     finally:
         await server.stop(None)
         for one in drivers:  # not ``stop``, which closes the test's engine, too
-            one._tokenizing.shutdown(wait=False)
+            one._encoding.shutdown(wait=False)
+            one._answering.shutdown(wait=False)

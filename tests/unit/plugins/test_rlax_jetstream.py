@@ -30,7 +30,10 @@ from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS, Job
 from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.prompts.text_source import TextSource
 from rlax_plugin.testing import make_sampled
+from rlax_plugin.tokens.byte_level import DIRECTORY
+from rlax_plugin.tokens.tokenizer import Tokenizer
 from rlax_plugin.weights.taking import take_version
 
 
@@ -279,6 +282,7 @@ class Channel:
 
     def __init__(self):
         self.results, self.ended, self.error = [], threading.Event(), None
+        self.is_cancelled = False
 
     def add_result(self, result):
         self.results.append(result)
@@ -291,7 +295,7 @@ class Channel:
         self.ended.set()
 
     def cancelled(self):
-        return False
+        return self.is_cancelled
 
 
 class Active:
@@ -340,6 +344,103 @@ def test_jetstream_requests_are_turned_away_when_too_many_wait():
         with pytest.raises(queue.Full):
             JetStreamDriver(engine).place_request_on_prefill_queue(Active([1]))
         waiting.cancel()
+
+    play(scenario)
+
+
+class Texts(TextSource):
+    """A source with a tokenizer whose tokens are bytes; it encodes while ``gate`` is open."""
+
+    def __init__(self):
+        super().__init__(Tokenizer.load(DIRECTORY, "tokenizer"))
+        self.encoded, self.gate = [], threading.Event()
+
+    def encode(self, text):
+        self.encoded.append(text)
+        assert self.gate.wait(DEADLINE_S)
+        return super().encode(text)
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("é" * 4, 8), ("a" * 8, 8), ("é" * 8, 16)])
+def test_a_text_that_may_fit_is_encoded(text, tokens):
+    pytest.importorskip("jetstream.core.utils.return_sample")
+
+    async def scenario(engine, slots):
+        source, active = Texts(), Active(text)
+        engine.prompt_source = lambda: source
+        source.gate.set()
+        await take_version(engine, version(0))
+        JetStreamDriver(engine).place_request_on_prefill_queue(active)
+        await until(active.return_channel.ended)
+        assert source.encoded == [text]
+        error = active.return_channel.error
+        assert error is None if tokens == 8 else "16 prompt tokens" in str(error)
+
+    play(scenario)
+
+
+def test_a_text_that_no_tokenizer_makes_short_enough_is_not_encoded():
+    class Unnamed:
+        """A source that names no tokenizer."""
+
+        def encode(self, text):
+            raise AssertionError("must not be called")
+
+    async def scenario(engine, slots):
+        for source, most in ((Texts(), 8), (Unnamed(), 8 * 256)):
+            engine.prompt_source = lambda source=source: source
+            active = Active("é" * (most + 1))
+            JetStreamDriver(engine).place_request_on_prefill_queue(active)
+            await until(active.return_channel.ended)
+            said = f"text_content has {most + 1} characters: must have at most {most}, as"
+            assert said in str(active.return_channel.error)
+
+    play(scenario)
+
+
+def test_an_error_that_repeats_the_text_fits_into_a_status():
+    class Repeating:
+        def encode(self, text):
+            raise ValueError(f"{text} has no tokens")
+
+    async def scenario(engine, slots):
+        engine.prompt_source, active = Repeating, Active("\n" * 2000)
+        JetStreamDriver(engine).place_request_on_prefill_queue(active)
+        await until(active.return_channel.ended)
+        said = str(active.return_channel.error)
+        assert said.startswith("text_content cannot be encoded: ") and len(said) < 400
+        assert said.isprintable()
+
+    play(scenario)
+
+
+def test_texts_of_one_client_count_as_waiting_and_keep_no_other_waiting():
+    pytest.importorskip("jetstream.core.utils.return_sample")
+
+    async def scenario(engine, slots):
+        source, driver = Texts(), JetStreamDriver(engine)
+        engine.prompt_source = lambda: source
+        await take_version(engine, version(0))
+        first, other = Active("first"), Active([1, 2])
+        try:
+            driver.place_request_on_prefill_queue(first)
+            await eventually(lambda: source.encoded)
+            driver.place_request_on_prefill_queue(other)
+            await until(other.return_channel.ended)
+            assert other.return_channel.error is None
+            later = [Active(f"text {i}") for i in range(15)]
+            for active in later:
+                driver.place_request_on_prefill_queue(active)
+            assert driver.prefill_backlog_size() == 16 and engine.backlog == 0
+            with pytest.raises(queue.Full):
+                driver.place_request_on_prefill_queue(Active([1]))
+            for active in later:
+                active.return_channel.is_cancelled = True
+        finally:
+            source.gate.set()
+        await until(first.return_channel.ended)
+        await eventually(lambda: driver.prefill_backlog_size() == 0)
+        assert source.encoded == ["first"] and first.return_channel.error is None
 
     play(scenario)
 

@@ -13,6 +13,7 @@ from rlax_arithmetic.tokenizer import TOKENIZER_DIR
 from small_tokenizers import BOS, END, START, TEXT_END, byte_fallback, byte_level
 
 from rlax_plugin.api import ConfigError, Tokenizer
+from rlax_plugin.tokens.byte_level import DIRECTORY
 from rlax_plugin.tokens.tokenizer import TokenizerError
 
 KEY = "tokenizer_path"
@@ -47,6 +48,13 @@ def test_a_bos_that_the_tokenizer_adds_and_bytes_that_stand_for_unknown_characte
     # Behind other text there is no space that the text does not have.
     assert tokenizer.decode([*the_cat, *tokenizer.encode_behind("cat")]) == "the catcat"
     assert tokenizer.decode([*the_cat, *tokenizer.encode("cat")]) == "the cat cat"
+
+
+def test_the_longest_token_leaves_out_what_a_text_never_becomes(tmp_path: Path) -> None:
+    ours, bytes_, sums = load(byte_level(tmp_path)), load(DIRECTORY), load(TOKENIZER_DIR)
+    # Of ``.\nQ``; special tokens are longer.
+    assert ours.longest_token == 3 and bytes_.longest_token == 1
+    assert sums.longest_token == len("<pad>")  # this vocabulary has its special tokens as words
 
 
 def test_a_tokenizer_without_the_texts_letters() -> None:
