@@ -8,6 +8,7 @@ continue in the same way.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,10 +16,11 @@ from typing import Protocol
 import numpy as np
 
 from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
-from rlax_plugin.config import Rollouts
+from rlax_plugin.config import INT32_MAX, Rollouts
+from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.tokens.defects import outside
 from rlax_plugin.tokens.stopping import problem_of
-from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SideSpec
+from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SamplingParams, SideSpec
 
 TRUNCATED_LOGPROBS = "truncated_logprobs"
 """Side channel: log-probs [length] of the renormalised distribution after top-k and top-p.
@@ -27,6 +29,8 @@ Present where a request truncates the distribution."""
 
 SIDE_CHANNELS = {TRUNCATED_LOGPROBS: SideSpec("float32")}
 """The side channels of every engine that generates with jobs."""
+
+_COLDEST = 0.999e-3  # the least that a config may have is 0.001, and floats are rounded
 
 
 @dataclass(eq=False, slots=True)
@@ -149,12 +153,11 @@ def rejection(
     resume = request.resume
     problems = {
         **context_problem(request.key, length, limits, max_context),
-        f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
-        f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
-        f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
-            len(sampling.stop_ids) > MAX_STOP_IDS
-        ),
+        **sampling_problems(sampling, limits),
         "no seeds": samples == 0,
+        "seeds that do not have 64 bits, from 0 to 2**64 - 1": not all(
+            0 <= seed < 1 << 64 for seed in request.seeds
+        ),
         f"{samples} samples, rlax.rollouts.slots is {limits.slots}, and rlax.deterministic "
         "generates a group at once": deterministic and samples > limits.slots,
         "resume holds other samples than seeds": bool(resume)
@@ -168,10 +171,39 @@ def rejection(
     }
     if problem := next((problem for problem, found in problems.items() if found), None):
         return problem
-    if sampling.stop_strings and (why := problem_of(sampling.stop_strings)):
-        return why
     why = outside(request.context, vocabulary)
     return f"the prompt has {why}" if why else None
+
+
+def sampling_problems(sampling: SamplingParams | pb.Sampling, limits: Rollouts) -> dict[str, bool]:
+    """Returns the errors in the settings of a request; see ``rejection``.
+
+    Stop ids may be beyond the vocabulary: then no sample ends with them.
+
+    Returns:
+      Error text -> True if the settings have this error.
+    """
+    temperature, most = sampling.temperature, limits.max_new_tokens
+    strings = problem_of(tuple(sampling.stop_strings)) if sampling.stop_strings else None
+    return {
+        f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is {most}": (
+            not 1 <= sampling.max_new_tokens <= most
+        ),
+        # Logits divided by a temperature that is smaller would not be finite.
+        f"temperature {temperature}, must be 0 or from 0.001 on, and finite": temperature != 0
+        and not _COLDEST <= temperature < math.inf,
+        f"top_k {sampling.top_k}, must be from 0 to {INT32_MAX}": (
+            not 0 <= sampling.top_k <= INT32_MAX
+        ),
+        f"top_p {sampling.top_p}, must be above 0 and at most 1": not 0 < sampling.top_p <= 1,
+        f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
+            len(sampling.stop_ids) > MAX_STOP_IDS
+        ),
+        f"stop ids {list(sampling.stop_ids[:MAX_STOP_IDS])}, must be from 0 to {INT32_MAX}": (
+            not all(0 <= stop_id <= INT32_MAX for stop_id in sampling.stop_ids)
+        ),
+        strings or "": strings is not None,
+    }
 
 
 class Place(Protocol):

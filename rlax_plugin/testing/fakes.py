@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.batching.jobs import rejection
 from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.errors import TrainingError, WeightsError, WeightsUnreadableError, WorkerError
 from rlax_plugin.ports.protocols import Arrays, WeightStore
@@ -224,20 +225,13 @@ class FakeEngine(ScriptedEngine):
         await super().generate(requests, on_reply)
 
     def _problem(self, request: Request) -> str | None:
-        tokens, sampling, limits = request.context, request.sampling, self._limits
-        if tokens.dtype != np.int32 or not 1 <= len(tokens) <= limits.max_prompt_tokens:
-            return f"context is {tokens.dtype}[{len(tokens)}]"
-        if not request.seeds or len(set(request.seeds)) != len(request.seeds):
+        if request.context.dtype != np.int32:
+            return f"context is {request.context.dtype}"
+        if len(set(request.seeds)) != len(request.seeds):
             return f"seeds are {request.seeds}"
-        if not all(0 <= seed < 2**64 for seed in request.seeds):
-            return f"seeds {request.seeds} are not all of 64 bits"
-        if not 1 <= sampling.max_new_tokens <= limits.max_new_tokens:
-            return f"max_new_tokens is {sampling.max_new_tokens}"
         if request.attempt < 1:
             return f"attempt is {request.attempt}, they count from 1"
-        if request.resume and tuple(s.seed for s in request.resume) != request.seeds:
-            return "resume holds other samples than seeds"
-        return None
+        return rejection(request, self._limits, False)
 
 
 def _structure(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
 
-from rlax_plugin.batching.decode_engine import MAX_STOP_IDS
-from rlax_plugin.batching.jobs import context_problem
+from rlax_plugin.batching.jobs import context_problem, sampling_problems
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
@@ -25,12 +23,10 @@ from rlax_plugin.rpc.message_sizes import group_bytes
 from rlax_plugin.rpc.pieces import discard, read_requests, reply_messages
 from rlax_plugin.rpc.wire import key_from_proto, key_to_proto, request_from_proto
 from rlax_plugin.tokens.defects import defect, outside
-from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
 
 _TOKEN_BYTES = 4
-_COLDEST = 0.999e-3  # the least that a config may have is 0.001, and floats are rounded
 
 
 def rejection(
@@ -47,29 +43,18 @@ def rejection(
       vocabulary: token ids are below it; 0: the engine does not report it.
       side: the engine's side channels.
     """
-    limits, sampling = section.rollouts, message.sampling
+    limits = section.rollouts
     context_bytes = sum(len(part.context) for part in (message, *rest))
     length, odd = divmod(context_bytes, _TOKEN_BYTES)
     most = _most_samples(section)
     found = {
         "context is not int32": odd != 0,
         **context_problem(message.key, length, limits, section.max_context_tokens),
-        f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
-        f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
+        **sampling_problems(message.sampling, limits),
         f"{len(message.seeds)} samples, must be 1 to {most}": not 1 <= len(message.seeds) <= most,
-        # Logits divided by a temperature that is smaller would not be finite.
-        f"temperature {sampling.temperature}": sampling.temperature != 0
-        and not _COLDEST <= sampling.temperature < math.inf,
         f"min_version {message.min_version}": not -1 <= message.min_version <= INT32_MAX,
-        f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
-            len(sampling.stop_ids) > MAX_STOP_IDS
-        ),
-        f"top_k {sampling.top_k}": sampling.top_k < 0,
-        f"top_p {sampling.top_p}": not 0 < sampling.top_p <= 1,
     }
     problems = [problem for problem, is_so in found.items() if is_so]
-    if sampling.stop_strings and (why := problem_of(tuple(sampling.stop_strings))):
-        problems.append(why)
     if not problems and (why := _tokens_problem(message, vocabulary, side, rest)):
         problems = [why]
     return f"{_name(message.key)}: {'; '.join(problems)}" if problems else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -163,6 +164,53 @@ def test_workers_reject_what_no_engine_should_see(changes, message):
     else:
         assert found is not None and found.startswith("evaluation group 3: ")
         assert re.search(message, found), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": math.nan}, "temperature nan, must be 0 or from 0.001 on, and finite"),
+        ({"temperature": -1.0}, "temperature -1.0, must"),
+        ({"temperature": math.inf}, "temperature inf, must"),
+        ({"temperature": 2.0**-11}, "temperature 0.00048828125, must"),
+        ({"top_p": 0.0}, "top_p 0.0, must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p 1.5, must"),
+        ({"top_p": math.nan}, "top_p nan, must"),
+        ({"top_k": -3}, "top_k -3, must be from 0 to 2147483647"),
+        ({"max_new_tokens": 0}, "max_new_tokens 0, rlax.rollouts.max_new_tokens is 8"),
+        ({"max_new_tokens": -1}, "max_new_tokens -1, rlax"),
+        ({"max_new_tokens": 2**31 - 1}, "max_new_tokens 2147483647, rlax"),
+        ({"stop_ids": (-1,)}, "stop ids [-1], must be from 0 to 2147483647"),
+        ({"stop_ids": (2**31 - 1,)}, None),
+        ({"temperature": 0.0, "top_k": 2**31 - 1, "top_p": 2.0**-20}, None),
+        ({"temperature": 0.001}, None),
+    ],
+)
+def test_engines_and_workers_reject_the_same_settings(changes, message):
+    section = section_with(rollouts={"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16})
+    asked = request(sampling=SamplingParams(**{"max_new_tokens": 4, **changes}))
+    by_worker = rejection(request_to_proto(asked), section, 64)
+    by_engine = slots_rejection(asked, section.rollouts, False, 64)
+    if message is None:
+        assert by_worker is by_engine is None
+    else:
+        assert by_engine is not None and by_engine.startswith(message)
+        assert by_worker == f"evaluation group 3: {by_engine}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": (5, -1)}, "seeds that do not have 64 bits, from 0 to 2**64 - 1"),
+        ({"seeds": (2**64,)}, "seeds that do not have 64 bits"),
+        ({"sampling": SamplingParams(top_k=2**31, max_new_tokens=4)}, "top_k 2147483648, must"),
+        ({"sampling": SamplingParams(stop_ids=(1, 2**31), max_new_tokens=4)}, "stop ids [1, 2147"),
+    ],
+)
+def test_engines_reject_numbers_that_no_message_can_have(changes, message):
+    limits = section_with(rollouts={"max_new_tokens": 8}).rollouts
+    found = slots_rejection(request(**changes), limits, False, 64)
+    assert found is not None and found.startswith(message)
 
 
 def of_one_sample(**changes) -> pb.Request:

@@ -30,7 +30,8 @@ CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
 
 
 def engine(mode: str = "finish", more: Sequence[str] = (), clock: Any = None, **options: Any):
-    section, _ = load_section(CONFIG, (f"rlax.rollouts.on_new_weights={mode}", *more))
+    limit = "rlax.rollouts.max_new_tokens=64"
+    section, _ = load_section(CONFIG, (limit, f"rlax.rollouts.on_new_weights={mode}", *more))
     return ScriptedEngine(ScriptedConfig(**options), NpzStore(), section, clock=clock)
 
 
@@ -229,7 +230,7 @@ def changed_after(
 
 def test_discard_keeps_what_has_ended(tmp_path: Path) -> None:
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
-    sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 32)))
+    sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 9)))
     wanted = request(sampling=sampling, seeds=tuple(range(16)))
     purely_old, purely_new = (generate(engine(), v, wanted).last() for v in (old, new))
     ended = [len(s.tokens) == 1 for s in purely_old]
@@ -388,3 +389,19 @@ def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_p
         assert slow.progress() == {}
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"top_k": -3}, "top_k -3"),
+        ({"max_new_tokens": 0}, "max_new_tokens 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_rejected(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    asked = request(sampling=SamplingParams(**({"max_new_tokens": 4} | changes)))
+    with pytest.raises(WorkerError, match=f"group 0: {message}"):
+        generate(engine(), publish(tmp_path, 0), asked)

@@ -175,9 +175,9 @@ def test_the_engine_rejects_malformed_requests() -> None:
     version = publish_version(store, "0", policy.initial_weights(0))
     wrong = {
         "context is int64": make_request(context=np.array([4])),
-        r"context is int32\[0\]": make_request(context=np.zeros(0, np.int32)),
+        "0 prompt tokens": make_request(context=np.zeros(0, np.int32)),
         "seeds are": make_request(seeds=(5, 5)),
-        "not all of 64 bits": make_request(seeds=(-1, 5)),
+        "do not have 64 bits": make_request(seeds=(-1, 5)),
         "count from 1": make_request(attempt=0),
         "other samples than seeds": make_request(resume=(make_sampled(seed=3),)),
     }
