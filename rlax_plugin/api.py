@@ -13,6 +13,7 @@ from rlax_plugin.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.batching.waited_for import AllWaitedFor, WaitedFor
 from rlax_plugin.config import Choice, NoOptions, PathText, RlaxSection, Rollouts, Section
+from rlax_plugin.config.addresses import is_loopback
 from rlax_plugin.config.base import INT32_MAX, NonNegativeInt, PositiveInt, Processes, Seconds
 from rlax_plugin.config.loading import ResolvedConfig, load_section
 from rlax_plugin.config.schedules import Scheduled, first_above, value_at
@@ -139,6 +140,7 @@ from rlax_plugin.prompts.table import Domains, PromptTable
 from rlax_plugin.prompts.text_source import TextRow, TextSource, model_tokenizer
 from rlax_plugin.records.files import PREPARED, RunFiles
 from rlax_plugin.records.places import check_file_writable, check_readable, new_directory
+from rlax_plugin.records.private import exposed, intrusion
 from rlax_plugin.rpc.doors import client_channel
 from rlax_plugin.sandbox.code_limits import Limits
 from rlax_plugin.sandbox.layers import offered as sandbox_layers
@@ -357,12 +359,15 @@ __all__ = [
     "completion_text",
     "completions",
     "device_arrays",
+    "exposed",
     "fingerprint",
     "fingerprint_numpy",
     "first_above",
     "harmless",
     "hookimpl",
     "in_bytes",
+    "intrusion",
+    "is_loopback",
     "kl_estimate",
     "kl_token_rewards",
     "load_section",

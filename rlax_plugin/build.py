@@ -251,17 +251,26 @@ class Registry:
         workers = getattr(options, "workers", None)  # of a third party's it may be anything
         return workers if isinstance(workers, int) and workers > 0 else None
 
-    def check_start(self, section: RlaxSection, context: BuildContext) -> None:
+    def check_start(self, section: RlaxSection, context: BuildContext) -> list[tuple[str, str]]:
         """Runs the ``check_start`` of every chosen part that has one; see ``Extension``.
+
+        Returns:
+          The parts' warnings, each once.
 
         Raises:
           ConfigError: a part's check failed.
         """
-        for use in self.uses(section):
-            self.check_part(use.kind, use.choice, use.key, context)
+        uses = self.uses(section)
+        found = [self.check_part(use.kind, use.choice, use.key, context) for use in uses]
+        return list(dict.fromkeys(warning for warnings in found for warning in warnings))
 
-    def check_part(self, kind: str, choice: Choice, key: str, context: BuildContext) -> None:
+    def check_part(
+        self, kind: str, choice: Choice, key: str, context: BuildContext
+    ) -> Sequence[tuple[str, str]]:
         """Runs the ``check_start`` of one part, if it has one.
+
+        Returns:
+          The part's warnings.
 
         Raises:
           ConfigError: the part's check failed.
@@ -269,9 +278,14 @@ class Registry:
         extension = self.offer(kind, choice.part, key).extension
         if extension.check_start is not None:
             try:
-                extension.check_start(self.options(kind, choice, key), self._within(context))
+                found = extension.check_start(
+                    self.options(kind, choice, key), self._within(context)
+                )
             except FunctionError as error:
                 raise _of_function(error, choice, key) from None
+            if found is not None:
+                return found.warnings
+        return ()
 
     def check(self, section: RlaxSection, context: BuildContext) -> dict[str, CheckResult]:
         """Runs the ``check`` of every chosen part that has one; see ``Extension``.

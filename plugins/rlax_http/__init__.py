@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlax_http.checks import check_judge, check_key, check_verifier
+from rlax_http.checks import check_judge, check_server, check_verifier
 from rlax_http.judge import JudgeConfig, LlmJudge
 from rlax_http.verifier import HttpVerifier, VerifierConfig
 from rlax_plugin.api import Extension, hookimpl
@@ -14,7 +14,7 @@ __all__ = ["HttpVerifier", "JudgeConfig", "LlmJudge", "VerifierConfig"]
 def rlax_register_reward() -> dict[str, Extension]:
     return {
         "http_verifier": Extension(
-            VerifierConfig, HttpVerifier, check=check_verifier, check_start=check_key
+            VerifierConfig, HttpVerifier, check=check_verifier, check_start=check_server
         ),
-        "llm_judge": Extension(JudgeConfig, LlmJudge, check=check_judge, check_start=check_key),
+        "llm_judge": Extension(JudgeConfig, LlmJudge, check=check_judge, check_start=check_server),
     }

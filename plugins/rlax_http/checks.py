@@ -12,9 +12,9 @@ import numpy as np
 
 from rlax_http.failures import ServerError
 from rlax_http.judge import JudgeConfig, LlmJudge
-from rlax_http.server import ServerConfig, choices_of
+from rlax_http.server import ServerConfig, choices_of, socket_problem
 from rlax_http.verifier import USABLE, HttpVerifier, VerifierConfig, sample_of
-from rlax_plugin.api import BuildContext, CheckResult, ConfigError, Prompt, Score
+from rlax_plugin.api import BuildContext, CheckResult, ConfigError, Prompt, Score, is_loopback
 
 TRIAL = (
     Prompt("rlax-check", np.array([1], np.int32), "What is 1+1?", "2", {"rlax_check": True}),
@@ -25,17 +25,38 @@ TRIAL = (
 _WRONG = (301, 302, 303, 307, 308, 401, 403, 404, 405)  # HTTP status that a config is the cause of
 
 
-def check_key(config: ServerConfig, context: BuildContext) -> None:
-    """Checks before a start that the key exists.
+def check_server(config: ServerConfig, context: BuildContext) -> CheckResult:
+    """Checks before a start that the key exists, and who else could get it.
 
     Raises:
-      ConfigError: there is no key where the config says.
+      ConfigError: there is no key where the config says, or others could replace the socket.
     """
+    place = _place(config, context)
     try:
         config.key()
     except ConfigError as error:
-        key = f"{_place(config, context)}.{error.key}"
-        raise ConfigError(key, error.value, error.reason) from None
+        raise ConfigError(f"{place}.{error.key}", error.value, error.reason) from None
+    if config.socket:
+        if why := socket_problem(config.socket):
+            raise ConfigError(f"{place}.socket", config.socket, why)
+        return CheckResult()
+    address = "base_url" if isinstance(config, JudgeConfig) else "url"
+    parts = urlsplit(getattr(config, address))
+    if parts.scheme != "http":
+        return CheckResult()
+    named = "key_env" if config.key_env else "key_file" if config.key_file else ""
+    if is_loopback(parts.hostname or ""):
+        sent = "the key and the prompts" if named else "the prompts"
+        text = (
+            f"is on loopback without TLS: if the server ends, another user of this machine can "
+            f"take its port, receive {sent}, and give rewards; let it listen on a unix socket "
+            f"and name that with {place}.socket, unless all users are trusted"
+        )
+        return CheckResult(warnings=[(f"{place}.{address}", text)])
+    if named:
+        text = f"the key is sent unencrypted to {parts.hostname}"
+        return CheckResult(warnings=[(f"{place}.{named}", text)])
+    return CheckResult()
 
 
 def check_verifier(config: VerifierConfig, context: BuildContext) -> CheckResult:
@@ -58,7 +79,7 @@ def check_verifier(config: VerifierConfig, context: BuildContext) -> CheckResult
         return verifier.reward_of(given, reply.tries)
 
     place, concurrency = _place(config, context), context.section.reward_concurrency
-    warnings = list(_warnings(config, context, config.url))
+    warnings = list(_warnings(config, context))
     if config.batch_size > concurrency:
         reason = f"is more than rlax.reward_concurrency = {concurrency}, so no request has as many"
         warnings.append((f"{place}.batch_size", reason))
@@ -80,7 +101,7 @@ def check_judge(config: JudgeConfig, context: BuildContext) -> CheckResult:
             await judge.client.close()
         return judge.reward_of(reply, *TRIAL)
 
-    warnings = list(_warnings(config, context, config.base_url))
+    warnings = list(_warnings(config, context))
     key = f"{_place(config, context)}.base_url"
     return _result(ask, context, key, config.base_url, warnings)
 
@@ -107,12 +128,8 @@ def _result(
     return CheckResult(says={"server": said}, warnings=warnings)
 
 
-def _warnings(config: ServerConfig, context: BuildContext, url: str) -> Iterator[tuple[str, str]]:
-    section, place, parts = context.section, _place(config, context), urlsplit(url)
-    named = "key_env" if config.key_env else "key_file" if config.key_file else ""
-    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if named and parts.scheme == "http" and not local:
-        yield f"{place}.{named}", f"the key is sent unencrypted to {parts.hostname}"
+def _warnings(config: ServerConfig, context: BuildContext) -> Iterator[tuple[str, str]]:
+    section, place = context.section, _place(config, context)
     at_once = section.reward_concurrency * section.reward_processes
     samples = section.rollouts.groups_per_step * section.rollouts.group_size
     per_minute, reward_s = config.requests_per_minute, section.deadlines.reward_s

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import http.cookiejar
 import json
+import os
 import random
 import sys
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 from rlax_http.failures import ServerError, passes, retry_after_s
 from rlax_http.rate_limits import Pause, Rate, share
-from rlax_http.server import ApiKey, ServerConfig
+from rlax_http.server import ApiKey, ServerConfig, socket_problem
 from rlax_plugin.api import one_line
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 8.0  # between attempts, without a Retry-After
@@ -70,10 +71,14 @@ class Client:
         headers["Accept-Encoding"] = "identity"  # what is not compressed cannot explode
         if key.value:
             headers[config.key_header] = config.key_prefix + key.value
+        limits = httpx.Limits(max_connections=None)
+        socket = os.path.realpath(config.socket) if config.socket else None
         self._http = httpx.AsyncClient(
             headers=headers,
             timeout=None,  # each attempt has a limit as a whole
-            limits=httpx.Limits(max_connections=None),
+            limits=limits,
+            transport=httpx.AsyncHTTPTransport(limits=limits, uds=socket) if socket else None,
+            trust_env=not socket,  # never through a proxy
             follow_redirects=False,
             mounts={"all://localhost": None, "all://127.0.0.1": None},  # never through a proxy
         )
@@ -195,6 +200,9 @@ class Client:
 
     async def _attempt(self, content: bytes) -> Any:
         httpx, url, limit_s = self._httpx, self._url, self._config.request_s
+        # Another user may have put a socket there since the start.
+        if self._config.socket and (why := socket_problem(self._config.socket)):
+            raise ServerError(f"the socket {self._config.socket}: {why}", passes=False)
         try:
             async with (
                 asyncio.timeout(limit_s),

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.api import BuildContext, ConfigError, PathText, PositiveInt, Seconds, Section
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    PathText,
+    PositiveInt,
+    Seconds,
+    Section,
+    exposed,
+    intrusion,
+)
 
 _NAMES = {
     *("key", "api_key", "apikey", "x_api_key", "token", "api_token", "auth_token", "access_token"),
@@ -29,6 +40,7 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # as most are called, at
 _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{32,}")
 _HOW = "name an environment variable with key_env, or a file with key_file"
 _LONGEST_KEY = 4096  # bytes
+_LONGEST_SOCKET = 107  # bytes of an address that Linux takes
 _TELLING = 8  # characters of a key in a row that must not be shown
 
 
@@ -99,9 +111,37 @@ class ApiKey:
         return "".join(shown)
 
 
+def socket_problem(path: str) -> str | None:
+    """Returns the reason why another user could answer at a unix socket; None if nobody else can.
+
+    The socket itself may be missing, as while its server starts.
+    """
+    place = Path(os.path.realpath(path))
+    if len(os.fsencode(place)) > _LONGEST_SOCKET:
+        return f"must be at most {_LONGEST_SOCKET} bytes with all directories: it is {place}"
+    try:
+        if why := intrusion(place.parent) or exposed(place.parent):
+            return why
+        status = os.lstat(place)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be examined: {error.strerror}"
+    if not stat.S_ISSOCK(status.st_mode):
+        return "must be a unix socket"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {status.st_uid}, and must belong to that of this process or root"
+    return None
+
+
 class ServerConfig(Section):
     """Options of every reward that asks a server."""
 
+    socket: PathText = Field(
+        default="",
+        description="path of the unix socket on which the server listens, on this machine; the "
+        "server's URL then only says what to ask for there. Empty: the server is at its URL",
+    )
     key_env: str = Field(
         default="", description="name of the environment variable that has the server's API key"
     )

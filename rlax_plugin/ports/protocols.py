@@ -72,7 +72,8 @@ class Extension[C: BaseModel]:
         try the part.
       check_start: called like ``check``, by ``rlax check`` also with ``--fast``, and by ``rlax
         train`` before it starts anything: raises a ConfigError for options that contradict the rest
-        of the config or have no effect. It takes milliseconds and loads no model.
+        of the config or have no effect; both commands show the warnings that it returns. It takes
+        milliseconds and loads no model.
       compile: for a trainer or a rollout engine, called only by ``rlax check --compile``, in a
         process of its own: compiles the programs that the part runs for the chips of the target,
         one after the other.
@@ -82,7 +83,7 @@ class Extension[C: BaseModel]:
     build: Callable[[C, BuildContext], Any]
     check: Callable[[C, BuildContext], CheckResult | None] | None = None
     needs_model: bool = False
-    check_start: Callable[[C, BuildContext], None] | None = None
+    check_start: Callable[[C, BuildContext], CheckResult | None] | None = None
     compile: Callable[[C, BuildContext, CompileTarget], Iterable[CompiledProgram]] | None = None
 
 

@@ -29,14 +29,16 @@ from rlax_plugin.start.run_directory import WEIGHT_KEYS, state_directory, weight
 from rlax_plugin.text.amounts import in_bytes
 
 
-def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> ObjectiveSlots:
+def check_start(
+    config: ResolvedConfig, registry: Registry, *, remote: bool
+) -> tuple[ObjectiveSlots, list[tuple[str, str]]]:
     """Makes all quick checks; builds only the objective.
 
     Args:
       remote: True if URLs are checked; see ``check_places``.
 
     Returns:
-      The objective's slots.
+      The objective's slots, and warnings of the parts: (config key, one sentence).
 
     Raises:
       ConfigError, PluginError, TrainingError: the first error found.
@@ -57,8 +59,7 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
         prometheus_token(section.network)
     if section.network.tls.given:
         OperatorIdentity(section.network.tls, [section.network.place.reached_at])
-    registry.check_start(section, context)
-    return slots
+    return slots, registry.check_start(section, context)
 
 
 def _check_learning(section: RlaxSection, slots: ObjectiveSlots) -> None:

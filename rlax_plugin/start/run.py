@@ -94,7 +94,7 @@ def train(
     state_dir = state_directory(config.section, files)
     config, functions = read_functions(config, files, state_dir)
     section, maxtext = config.section, config.maxtext
-    check_start(config, registry, remote=True)
+    _, warnings = check_start(config, registry, remote=True)
     digest = config_hash(config.content)
     check_format(files)
     check_same_run(files, digest, config.content, argv)
@@ -122,6 +122,8 @@ def train(
         except RlaxError as error:
             base = maxtext["base_output_directory"]
             raise ConfigError("base_output_directory", base, str(error)) from error
+        for key, text in warnings:
+            out.print(f"warning: {key} {text}")
         reached(FaultPoint.CONFIG_WRITTEN)
         durations = Durations.of_user(kind_of_work("train", section, maxtext))
         dashboard = Dashboard(out, last_step, durations=durations)

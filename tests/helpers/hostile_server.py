@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 
@@ -63,12 +64,20 @@ class Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, *answers: Answer, port: int = 0):
+    def __init__(self, *answers: Answer, port: int = 0, path: str = ""):
         self.answers, self.asked = list(answers), list[Asked]()
         self.stop, self._lock = threading.Event(), threading.Lock()
         self._connections: list[socket.socket] = []
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        if path:
+            self.address_family = socket.AF_UNIX
+        super().__init__(path or ("127.0.0.1", port), _Handler)
+        self.url = "http://server" if path else f"http://127.0.0.1:{self.server_port}"
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_UNIX:
+            TCPServer.server_bind(self)  # without a look for the host's name
+        else:
+            super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._connections.append(request)
@@ -106,9 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(*answers: Answer, port: int = 0) -> Iterator[Server]:
-    """A server that runs until the end of the block."""
-    server = Server(*answers, port=port)
+def serving(*answers: Answer, port: int = 0, path: str = "") -> Iterator[Server]:
+    """A server that runs until the end of the block, on a unix socket if there is a path."""
+    server = Server(*answers, port=port, path=path)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

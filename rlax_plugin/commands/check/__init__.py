@@ -28,7 +28,8 @@ def explanation(config: Examined) -> dict[str, Any]:
     """
     checked = config.checked or {}
     needed = deadlines(config).values()
-    found = [*warnings(config), *(one for found in checked.values() for one in found.warnings)]
+    found = [*warnings(config), *config.warnings]
+    found += [one for result in checked.values() for one in result.warnings]
     found += [(need.key, need.text) for need in needed if not need.holds]
     return {
         "words": words(config) | {"Deadlines": in_words(config)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,7 @@ class Examined:
       slots: slots of its objective.
       checked: key of a part -> the result of its own check; None: the parts' checks did not run.
       prompts: sizes of its prompts; None: they were not read.
+      warnings: those of the parts about a start: (config key, one sentence).
     """
 
     config: ResolvedConfig
@@ -73,6 +74,7 @@ class Examined:
     slots: ObjectiveSlots
     checked: Mapping[str, CheckResult] | None = None
     prompts: Prompts | None = None
+    warnings: Sequence[tuple[str, str]] = ()
 
     @property
     def section(self) -> RlaxSection:
@@ -122,8 +124,8 @@ def examine(config: ResolvedConfig, registry: Registry) -> Examined:
     Raises:
       ConfigError, PluginError, TrainingError: the config is wrong.
     """
-    slots = check_start(config, registry, remote=False)
-    return Examined(config, registry, slots)
+    slots, warnings = check_start(config, registry, remote=False)
+    return Examined(config, registry, slots, warnings=warnings)
 
 
 def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Examined:

@@ -41,7 +41,7 @@ def wait_for(port: int) -> None:
 @pytest.mark.slow
 def test_the_verifier_of_the_page_scores_the_run_of_the_page(tmp_path: Path) -> None:
     page = PAGE["A verifier"]
-    (program,), (config,) = fences(page, "python"), fences(page, "yaml")
+    (program, _), (config, _) = fences(page, "python"), fences(page, "yaml")
     port = free_port()
     (tmp_path / "verifier.py").write_text(program.replace("8765", str(port)))
     (tmp_path / "verified.yml").write_text(config.replace("8765", str(port)))
@@ -53,12 +53,32 @@ def test_the_verifier_of_the_page_scores_the_run_of_the_page(tmp_path: Path) -> 
             said = shell(tmp_path, commands)
         finally:
             verifier.kill()
+    assert said.count("can take its port") == 2  # by check and by train
     assert "gave a trial sample, a right answer, 1 in" in " ".join(said.split())
     steps = lines(tmp_path / "runs/verified/metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, 16))
     assert all(step["reward_metric/verifier_requests"] >= 1 for step in steps)
     rewards = [step["reward/mean"] for step in steps]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
+
+
+@pytest.mark.slow
+def test_the_verifier_of_the_page_listens_on_a_socket(tmp_path: Path) -> None:
+    page = PAGE["A verifier"]
+    (program, end), (config, changes) = fences(page, "python"), fences(page, "yaml")
+    whole = yaml.safe_load(config)
+    whole["rlax"]["rewards"] = yaml.safe_load(changes)["rlax"]["rewards"]
+    (tmp_path / "verifier.py").write_text(program.rpartition("Threading")[0] + end)
+    (tmp_path / "verified.yml").write_text(yaml.safe_dump(whole))
+    (tmp_path / "private").mkdir(0o700)
+    with subprocess.Popen([sys.executable, "verifier.py"], cwd=tmp_path) as verifier:
+        try:
+            wait_until((tmp_path / "private/verifier.sock").exists)
+            said = shell(tmp_path, "rlax check verified.yml")
+        finally:
+            verifier.kill()
+    assert "http://verifier/ gave a trial sample, a right answer, 1 in" in " ".join(said.split())
+    assert "can take its port" not in said
 
 
 def test_the_judges_of_the_page_are_right() -> None:

@@ -40,7 +40,7 @@ def test_a_server_that_scores_is_named_with_its_reward():
     (asked,) = server.asked
     assert asked.body[0]["prompt"] == "What is 1+1?" and asked.body[0]["completion"] == "2"
     assert f"{server.url} gave a trial sample, a right answer, 0.25 in" in json.dumps(words)
-    assert not [key for key in warnings if key.startswith("rlax.rewards")]
+    assert [key for key in warnings if key.startswith("rlax.rewards")] == ["rlax.rewards.0.url"]
 
 
 def test_a_judge_is_asked_one_question():
@@ -48,6 +48,35 @@ def test_a_judge_is_asked_one_question():
         words, _ = document(f"name: llm_judge, model: m, base_url: '{server.url}'")
     assert len(server.asked) == 1
     assert "gave a trial sample, a right answer, 1 in" in json.dumps(words)
+
+
+@pytest.mark.parametrize(
+    ("address", "sent"),
+    [("http://127.0.0.1:1", "the prompts"), ("http://localhost:1/v1", "the key and the prompts")],
+)
+def test_a_port_on_loopback_without_tls_is_one_warning(monkeypatch, address, sent):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    key = ", key_env: JUDGE_KEY" if "key" in sent else ""
+    result = check(f"name: llm_judge, model: m, base_url: '{address}'{key}", "--fast")
+    found = [one for one in json.loads(result.stdout)["warnings"] if "rewards" in one["key"]]
+    assert [one["key"] for one in found] == ["rlax.rewards.0.base_url"]
+    assert f"can take its port, receive {sent}, and give rewards" in found[0]["text"]
+    assert "name that with rlax.rewards.0.socket" in found[0]["text"]
+
+
+def test_a_unix_socket_is_asked_without_a_warning(tmp_path):
+    with serving(lambda asked: asked.json(0.25), path=str(tmp_path / "s")) as server:
+        words, warnings = document(verifier("http://verifier/", "socket: s"))
+    assert len(server.asked) == 1 and "http://verifier/ gave a trial sample" in json.dumps(words)
+    assert not [key for key in warnings if key.startswith("rlax.rewards")]
+
+
+def test_a_socket_that_others_could_replace_is_an_error(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    result = check(verifier("http://verifier/", "socket: open/s"), "--fast")
+    assert result.exit_code == 2
+    assert "rlax.rewards.0.socket = 'open/s'" in result.stderr and "mode 0777" in result.stderr
 
 
 def test_fast_asks_nobody():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import threading
 import time
 
@@ -13,7 +14,7 @@ from hostile_server import serving
 from rlax_http.client import Client, Reply
 from rlax_http.failures import ServerError
 from rlax_http.rate_limits import Rate
-from rlax_http.server import ApiKey, ServerConfig
+from rlax_http.server import ApiKey, ServerConfig, socket_problem
 
 KEY = "sk-test-0123456789abcdef"
 
@@ -46,6 +47,56 @@ def test_an_answer_comes_with_the_number_of_requests_and_the_key_is_sent():
     (asked,) = server.asked
     assert asked.headers["Authorization"] == f"Bearer {KEY}"
     assert asked.body == {"a": "\ud800"}
+
+
+def test_a_unix_socket_is_asked_in_place_of_the_address(monkeypatch, tmp_path):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    socket = str(tmp_path / "s")
+    with serving(lambda asked: asked.json(1), path=socket) as server:
+        found = ask("http://server/v1/score", key=KEY, socket=socket)
+    (asked,) = server.asked
+    assert found == Reply(1, 1) and asked.path == "/v1/score" and asked.headers["Host"] == "server"
+    assert asked.headers["Authorization"] == f"Bearer {KEY}"
+
+
+def test_nothing_is_sent_to_a_socket_that_others_may_have_replaced(tmp_path):
+    directory = tmp_path / "open"
+    directory.mkdir(0o700)
+    socket = str(directory / "s")
+    with serving(lambda asked: asked.json(1), path=socket) as server:
+        assert ask("http://server", socket=socket).content == 1
+        directory.chmod(0o770)
+        said = str(refused("http://server", socket=socket))
+        assert f"the socket {socket}: {directory} has mode 0770" in said and "chmod go-w" in said
+        directory.chmod(0o700)
+        assert ask("http://server", socket=socket).content == 1
+    assert len(server.asked) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_socket_of_another_user_is_not_asked(tmp_path):
+    socket = str(tmp_path / "s")
+    with serving(lambda asked: asked.json(1), path=socket) as server:
+        os.chown(socket, 12345, -1)
+        assert "belongs to user 12345, and must belong" in str(refused("http://s", socket=socket))
+    assert server.asked == []
+
+
+def test_what_a_socket_must_be(tmp_path):
+    assert socket_problem(str(tmp_path / "none")) is None  # the server may start later
+    assert socket_problem(str(tmp_path / "no directory/s")) is None
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("file", "link"):
+        assert socket_problem(str(tmp_path / name)) == "must be a unix socket"
+    long = socket_problem(str(tmp_path / ("x" * 108)))
+    assert long is not None and long.startswith("must be at most 107 bytes")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "mine").mkdir(0o700)
+    why = socket_problem(str(shared / "mine/s"))
+    assert why is not None and f"{shared} has mode 0777" in why
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 529])
