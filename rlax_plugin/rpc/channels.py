@@ -31,6 +31,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     # Whoever connects and never says anything is let go; a machine that stalls tries again.
     ("grpc.server_handshake_timeout_ms", 20_000),
+    # Likewise one that has no call open, as that of a client whose machine is gone.
+    ("grpc.keepalive_permit_without_calls", 1),
 )
 
 _UNKNOWN_SERVER = "CERTIFICATE_VERIFY_FAILED"  # BoringSSL's; the rest of its words help nobody

@@ -117,6 +117,30 @@ def test_a_connection_that_never_says_anything_is_closed(monkeypatch: pytest.Mon
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
 
+def test_a_connection_without_calls_that_falls_silent_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sooner = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 300}
+    sooner |= {"grpc.http2.ping_timeout_ms": 300}
+    assert dict(SERVER_OPTIONS).keys() >= sooner.keys()
+    options = tuple((dict(SERVER_OPTIONS) | sooner).items())
+    monkeypatch.setattr("rlax_plugin.rpc.doors.SERVER_OPTIONS", options)
+
+    async def main() -> None:
+        server, address = listen("127.0.0.1", 0, Door(Callers(), None), "key")
+        await server.start()
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        # Its own and a confirmation of the server's, which completes the handshake.
+        settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)) + bytes((0, 0, 0, 4, 1, 0, 0, 0, 0))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        assert b"ping_timeout" in await reader.read()  # it is closed by the server
+        writer.close()
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
 def test_many_connections_leave_a_process_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (40, 40))
 
