@@ -16,6 +16,7 @@ This module imports nothing of the project.
 from __future__ import annotations
 
 import re
+import unicodedata
 
 LONGEST_MESSAGE = 1000
 """Characters that ``one_line`` keeps of a text unless told otherwise."""
@@ -38,6 +39,10 @@ _LINE_BREAKS = {ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"} | {
 }
 _HARMFUL = re.compile(f"[{''.join(map(re.escape, map(chr, sorted(_ESCAPES))))}]")
 _HARMFUL_ASCII = bytes(code for code in sorted(_CONTROLS) if code < 0x80)
+# Of the characters that Python considers printable.
+_WITHOUT_SHAPE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -57,9 +62,31 @@ def harmless(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
+def in_line(text: str) -> str:
+    """Returns a harmless text of any length, in one line."""
+    return harmless(text).translate(_LINE_BREAKS)
+
+
+def hidden_character(name: str) -> str | None:
+    """Returns the first character of a name that cannot be seen; None if all can.
+
+    With it, two names could look the same. These are control characters, formats such as the space
+    of no width, spaces other than the usual one, and letters and marks without a shape.
+
+    Returns:
+      Its code point and name, such as ``U+200B (ZERO WIDTH SPACE)``.
+    """
+    if name.isascii() and name.isprintable():  # nearly always
+        return None
+    for one in name:
+        if not one.isprintable() or _WITHOUT_SHAPE.fullmatch(one):
+            return f"U+{ord(one):04X} ({unicodedata.name(one, 'without a name')})"
+    return None
+
+
 def one_line(text: str, longest: int = LONGEST_MESSAGE) -> str:
     """Returns a text for a message: harmless, in one line, at most ``longest`` characters of it."""
-    line = harmless(text[: longest + 1]).translate(_LINE_BREAKS)
+    line = in_line(text[: longest + 1])
     if len(line) <= longest:
         return line
     return f"{line[:longest]}... ({max(1, len(text) - longest)} more characters)"

@@ -18,6 +18,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from rlax_plugin.text.harmless import harmless
+from rlax_plugin.text.logs import log_to
 
 
 class HarmlessConsole(Console):
@@ -167,9 +168,7 @@ def quiet(log_path: Path) -> Iterator[Console]:
     os.dup2(log_file, 1)
     os.dup2(log_file, 2)
     log_text = threaded_text(os.dup(log_file), "rlax-log")
-    handler = logging.StreamHandler(log_text)
-    line = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=logging.INFO, format=line, handlers=[handler], force=True)
+    handler = log_to(log_text)
     real = threaded_text(os.dup(out), "rlax-terminal")
     try:
         yield console(real)

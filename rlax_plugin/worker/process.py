@@ -190,13 +190,6 @@ def _is_token_file(path: Path) -> bool:
     return False
 
 
-def log_to_stderr() -> None:
-    """Sends the log to stderr, for a process whose only output is its log."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
-
-
 def run(config: ResolvedConfig, name: str, life: Life) -> None:
     """Builds a config's engine, and runs ``life`` on an event loop to its end.
 

@@ -29,10 +29,11 @@ from rlax_plugin.liveness.watchdog import STILL_S, Watchdog
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc.operator_certificate import read_authority
 from rlax_plugin.rpc.own_address import own_address
+from rlax_plugin.text.logs import log_to
 from rlax_plugin.weights.local_copies import local_copies
 from rlax_plugin.worker.joining import RunToJoin, fetch_config
 from rlax_plugin.worker.member import Member
-from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, log_to_stderr, run
+from rlax_plugin.worker.process import Clients, Endpoint, Scrapes, run
 from rlax_plugin.worker.progress import EngineBeat
 from rlax_plugin.worker.rollout_service import RolloutService
 
@@ -205,7 +206,7 @@ def serve(
     """
     if with_parent:
         end_with_parent()
-    log_to_stderr()
+    log_to(sys.stderr)
     own = None if config_path is None else resolve(config_path, overrides)
     if own is not None:
         registry_for(own.section)  # what is wrong with it shows before a controller is there

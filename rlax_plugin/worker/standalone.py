@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from rlax_plugin.ports.engine_abilities import ExampleProvider
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.rpc.doors import check_open
+from rlax_plugin.text.logs import log_to
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept_versions import kept_version
 from rlax_plugin.weights.taking import take_version
-from rlax_plugin.worker.process import Endpoint, Scrapes, log_to_stderr
+from rlax_plugin.worker.process import Endpoint, Scrapes
 from rlax_plugin.worker.process import run as run_engine
 from rlax_plugin.worker.rollout_service import RolloutService
 
@@ -125,7 +127,7 @@ def serve_run(
                 # gRPC's grace lets running calls end and rejects new ones.
                 await endpoint.server.stop(section.deadlines.drain_s)
 
-    log_to_stderr()
+    log_to(sys.stderr)
     run_engine(config, NAME, life)
 
 

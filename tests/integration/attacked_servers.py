@@ -250,8 +250,8 @@ def running(name: str, directory: Path) -> Iterator[Attacked]:
 
 
 if __name__ == "__main__":
-    from rlax_plugin.worker.process import log_to_stderr
+    from rlax_plugin.text.logs import log_to
 
-    log_to_stderr()
+    log_to(sys.stderr)
     lives = {"controller": _controller, "parameters": _parameter_server, "worker": _worker}
     asyncio.run(lives[sys.argv[1]](Path(sys.argv[2])))
