@@ -16,6 +16,7 @@ from rlax_plugin.config.base import (
 )
 from rlax_plugin.config.schedules import Schedule
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.text.harmless import hidden_character
 
 
 class EvaluationSet(Section):
@@ -114,10 +115,10 @@ class Evaluation(Section):
                 raise ConfigError(
                     key, None, "is the name of the main set, its split: choose another"
                 )
-            if not re.fullmatch(r"\w+", name):
-                raise ConfigError(
-                    key, None, "the name of a set must consist of letters, digits and _"
-                )
+            hidden = hidden_character(name)
+            if hidden or not re.fullmatch(r"\w+", name):
+                reason = "the name of a set must consist of letters, digits and _"
+                raise ConfigError(key, None, f"{reason}; it has {hidden}" if hidden else reason)
         if not self.problems:
             return self
         for name, one in self.all_sets().items():

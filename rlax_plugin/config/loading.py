@@ -22,6 +22,7 @@ from rlax_plugin.config.functions import function_files, rebased
 from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped, parse
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.text.harmless import hidden_character
 
 _BASE = "base_config"
 CONVERTED = "model.yml"
@@ -159,8 +160,9 @@ def check_run_name(value: Any) -> None:
         return
     if not isinstance(value, str):
         raise ConfigError("run_name", value, f"must be text: write run_name: '{value}'")
-    if not value.isprintable():
-        raise ConfigError("run_name", value, "must not contain control characters")
+    if hidden := hidden_character(value):
+        reason = "must not contain control characters, nor others that cannot be seen: it has "
+        raise ConfigError("run_name", value, f"{reason}{hidden}")
     if len(value.encode()) > _LONGEST_NAME:
         reason = f"must have at most {_LONGEST_NAME} bytes, but has {len(value.encode())}"
         raise ConfigError("run_name", value, reason)

@@ -11,7 +11,7 @@ import numpy as np
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.ports.capabilities import VERIFICATIONS, Capabilities, Verification
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.text.harmless import hidden_character, one_line
 from rlax_plugin.types import SideSpec
 
 _MOST_SLOTS = 1 << 20
@@ -123,7 +123,7 @@ def of_proto(message: pb.Capabilities) -> Capabilities:
 
 
 def _side(name: str, message: pb.SideChannel) -> SideSpec:
-    printable = name and one_line(name, _LONGEST_NAME) == name
+    printable = 0 < len(name) <= _LONGEST_NAME and not hidden_character(name)
     fits = message.dtype in _DTYPES and len(message.trailing) <= _MOST_DIMENSIONS
     fits = fits and all(1 <= size <= INT32_MAX for size in message.trailing)
     if not printable or not fits or message.over not in _OVER:

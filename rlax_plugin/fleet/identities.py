@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rlax_plugin.config.addresses import host_of, is_address, is_wildcard
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.text.harmless import hidden_character, one_line
 
 Identity = tuple[str, str]
 """Name and process; they identify a process even among those of the same name."""
@@ -37,6 +37,8 @@ def malformed(request: pb.RegisterRequest) -> str | None:
     """Returns the reason a registration cannot be a worker's; None if it can."""
     if not request.worker or one_line(request.worker, LONGEST_NAME) != request.worker:
         return f"its name must be one line of 1 to {LONGEST_NAME} printable characters"
+    if hidden := hidden_character(request.worker):
+        return f"its name has {hidden}, which cannot be seen: start it with another --name"
     process = request.process
     if not (process.isascii() and process.isalnum() and len(process) <= LONGEST_NAME):
         return f"its process must be 1 to {LONGEST_NAME} letters and digits"
@@ -53,7 +55,7 @@ def figures(told: Mapping[str, float]) -> dict[str, float]:
     named = (
         (name, value)
         for name, value in told.items()
-        if name and one_line(name, _LONGEST_FIGURE) == name and math.isfinite(value)
+        if 0 < len(name) <= _LONGEST_FIGURE and not hidden_character(name) and math.isfinite(value)
     )
     return dict(itertools.islice(named, _MOST_FIGURES))
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.protocols import Extension
+from rlax_plugin.text.harmless import hidden_character
 
 _FUNCTIONS = frozenset(("reward", "filter"))  # kinds of which a config may name a function
 
@@ -27,6 +28,8 @@ def check_offer(kind: str, where: str, name: object, extension: object) -> None:
     """
     if not isinstance(name, str) or not name or ":" in name:
         raise PluginError(f"{where}: a name must be text without a colon")
+    if hidden := hidden_character(name):
+        raise PluginError(f"{where}: the name has {hidden}, which cannot be seen")
     if not isinstance(extension, Extension):
         raise PluginError(f"{where} is {extension!r}, expected an Extension(config_class, build)")
     model = extension.config_class

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.environment import Answer
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.text.harmless import hidden_character, one_line
 from rlax_plugin.types import (
     EMPTY,
     Episode,
@@ -275,10 +275,11 @@ def checked_metrics(metrics: Any) -> Mapping[str, float]:
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise TypeError(f"a metric's name is a {type(name).__name__}, and must be text")
-        if not 0 < len(name) <= _LONGEST_NAME or "/" in name or not name.isprintable():
+        hidden = hidden_character(name)
+        if not 0 < len(name) <= _LONGEST_NAME or "/" in name or hidden:
             raise ValueError(
                 f"a metric has the name {name[:100]!r}: it must be of 1 to {_LONGEST_NAME} "
-                "printable characters without a slash"
+                "printable characters without a slash" + (f", and has {hidden}" if hidden else "")
             )
         found[name] = float(value)
         if not math.isfinite(found[name]):

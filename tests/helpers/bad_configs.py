@@ -53,6 +53,8 @@ NAMES = [
     bad("run_name", "control characters", 'run_name="a\\0b"'),
     bad("run_name", "control characters", 'run_name="\\ered"'),
     bad("run_name", "control characters", 'run_name="right\\u202eleft"'),
+    bad("run_name", "it has U+200B (ZERO WIDTH SPACE)", 'run_name="a\\u200b"'),
+    bad("run_name", "it has U+3164 (HANGUL FILLER)", 'run_name="a\\u3164"'),
     bad("run_name", "surrogate", 'run_name="\\ud800"'),
     bad("run_name", "at most 128 bytes, but has 300", f"run_name={'n' * 300}"),
     bad("run_name", "at most 128 bytes, but has 130", f"run_name={'é' * 65}"),
@@ -206,6 +208,7 @@ UNKNOWN = [
     bad("rlax.plugins", "listed twice", "rlax.plugins=[rlax_plugin.testing, rlax_plugin.testing]"),
     bad("learning_rate", "reads no such key", "learning_rate=1", fast=False),
     bad("rlax.evaluation.split", "did you mean", "rlax.evaluation.split=tset", fast=False),
+    bad("rlax.evaluation.sets.\u3164", "U+3164 (HANGUL", "rlax.evaluation.sets={\u3164: {}}"),
     bad("rlax.evaluation.sets.a/b", "letters, digits", "rlax.evaluation.sets={a/b: {}}"),
     bad(
         "rlax.evaluation.sets.hard.rewards.0.name",

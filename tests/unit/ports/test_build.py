@@ -244,6 +244,7 @@ def test_a_part_of_a_preset_can_be_told_from_another_ones(folder: Path) -> None:
         ("{'a': 1}", r"\['a'\] is 1, expected an Extension"),
         ("{3: Extension(NoOptions, build)}", "a name must be text"),
         ("{'a:b': Extension(NoOptions, build)}", "a name must be text without a colon"),
+        (r"{'a\u200b': Extension(NoOptions, build)}", r"the name has U\+200B \(ZERO WIDTH SPACE"),
         ("{'a': Extension(dict, build)}", "config_class is <class 'dict'>, expected a subclass"),
         ("{'a': Extension(Lax, build)}", "Lax accepts unknown keys"),
         ("{'a': Extension(Named, build)}", "Named has a field 'name'"),

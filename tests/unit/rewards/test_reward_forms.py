@@ -118,6 +118,8 @@ def test_a_metric_has_a_short_printable_name():
     async def work(pool):
         for found in await pool.score(prompt(), episodes("a/b", "", "x" * 65, "a\nb")):
             assert "it must be of 1 to 64 printable characters without a slash" in reason(found)
+        (found,) = await pool.score(prompt(), episodes("a\u3164"))
+        assert "without a slash, and has U+3164 (HANGUL FILLER)" in reason(found)
 
     with_pool(section("odd"), work)
 

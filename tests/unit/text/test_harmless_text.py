@@ -10,7 +10,7 @@ import unicodedata
 import pyarrow as pa
 import pytest
 
-from rlax_plugin.text.harmless import harmless, one_line, storable
+from rlax_plugin.text.harmless import harmless, hidden_character, one_line, storable
 
 ORDINARY = (
     "",
@@ -69,3 +69,26 @@ def test_a_message_is_one_line_and_short():
     assert one_line("x" * 1_000_000, 10) == "xxxxxxxxxx... (999990 more characters)"
     assert one_line("\n" * 9, 10) == r"\n\n\n\n\n... (1 more characters)"
     assert len(one_line("\ud800\x1b" * 1_000_000)) < 1050
+
+
+@pytest.mark.parametrize("name", ["", "run 1", "größe_数学", "👩", "a/b"])
+def test_a_name_that_can_be_seen(name):
+    assert hidden_character(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("a\u200b", "U+200B (ZERO WIDTH SPACE)"),
+        ("a\u00adb", "U+00AD (SOFT HYPHEN)"),
+        ("\ufeffa", "U+FEFF (ZERO WIDTH NO-BREAK SPACE)"),
+        ("a\u3164\u200b", "U+3164 (HANGUL FILLER)"),
+        ("a\ufe0f", "U+FE0F (VARIATION SELECTOR-16)"),
+        ("a\u00a0", "U+00A0 (NO-BREAK SPACE)"),
+        ("a\U000e0041", "U+E0041 (TAG LATIN CAPITAL LETTER A)"),
+        ("\n", "U+000A (without a name)"),
+        ("\ud800", "U+D800 (without a name)"),
+    ],
+)
+def test_the_first_character_of_a_name_that_cannot_be_seen(name, hidden):
+    assert hidden_character(name) == hidden

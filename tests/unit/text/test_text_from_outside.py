@@ -29,6 +29,7 @@ from rlax_plugin.commands.report.write import write_report
 from rlax_plugin.config import Deadlines, Rollouts
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.fleet.identities import figures, malformed
 from rlax_plugin.fleet.requests import single_turn
 from rlax_plugin.prompts.checking import checked_prompts
 from rlax_plugin.records import journal, samples
@@ -128,6 +129,18 @@ def test_a_worker_with_a_name_that_is_none_is_rejected(name):
         assert not workers.workers
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [("w0\u200b", r"U\+200B \(ZERO WIDTH SPACE\)"), ("w\u31640", r"U\+3164 \(HANGUL FILLER\)")],
+)
+def test_no_worker_looks_like_another(name, hidden):
+    request = pb.RegisterRequest(worker=name, address="x:1", process="p")
+    why = malformed(request)
+    assert why is not None and re.fullmatch(f"its name has {hidden}, which cannot be seen: .*", why)
+    assert malformed(pb.RegisterRequest(worker="wörker 0", address="x:1", process="p")) is None
+    assert figures({"a": 1.0, f"a{name[-2:]}\u200b": 2.0}) == {"a": 1.0}
 
 
 def test_a_worker_says_why_it_is_quarantined_in_one_short_line():
