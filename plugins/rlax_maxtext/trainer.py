@@ -61,6 +61,7 @@ class MaxTextTrainer(Trainer):
         self._options, self._context = options, context
         self._section: RlaxSection = context.section
         self._descent: Descent | None = None
+        self.vocabulary = 0  # of MaxText's config, which is loaded later
 
     def _reporter(self, port: TrainerPort) -> Callable[[int, float], None]:
         most = self._options.warm_start.steps
@@ -264,6 +265,7 @@ class MaxTextTrainer(Trainer):
         check_rows(config, self._section)
         check_shapes(config, self._section)
         check_vocabulary(config, self._context)
+        self.vocabulary = int(config.vocab_size)
         if (found := first_weights.chosen(config.get_keys())) is not None:
             first_weights.check_converted(*found, config)
         return given, config

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 
 import grpc
 
@@ -61,6 +62,7 @@ class Dispatcher(FleetListener):
       refresher: may change requests that are issued again.
       pace: knows the time that a worker needs to start, for messages.
       decode: tokens to text; without it, the place of stop strings in samples is not checked.
+      trained: returns the vocabulary size of the model that is trained; 0: not known.
 
     Attributes:
       reissued: number of times a request was issued again.
@@ -78,8 +80,10 @@ class Dispatcher(FleetListener):
         refresher: RequestRefresher | None = None,
         pace: Pace | None = None,
         decode: Decode | None = None,
+        trained: Callable[[], int] = lambda: 0,
     ):
         self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
+        self._trained = trained
         self._refresher = refresher or RequestRefresher()
         self._waiting = defaultdict[int | None, WaitingRequests](WaitingRequests)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
@@ -92,9 +96,12 @@ class Dispatcher(FleetListener):
 
     @property
     def vocabulary(self) -> int:
-        """Smallest vocabulary size any worker reported; 0 if none. Token ids are below it."""
+        """The trainer's vocabulary size, which token ids are below; 0: not known.
+
+        Where the trainer does not know it, the smallest that any worker reported.
+        """
         said = (worker.capabilities.vocabulary for worker in self._fleet.workers.values())
-        return min((vocabulary for vocabulary in said if vocabulary), default=0)
+        return self._trained() or min((size for size in said if size), default=0)
 
     def submit(self, request: Request, expected_tokens: float = 0.0) -> asyncio.Future[Completed]:
         """Queues a request; the future ends with its answer. Cancelling it ends the generation."""
@@ -322,7 +329,7 @@ class Dispatcher(FleetListener):
             self._fleet.newest.most_used,
             worker=worker.name,
             exactly=None if ticket.done.done() else request.exactly,
-            vocabulary=worker.capabilities.vocabulary,
+            vocabulary=self._trained() or worker.capabilities.vocabulary,
             side=side,
             decode=self._decode,
         )

@@ -20,8 +20,8 @@ class Capabilities:
 
     Attributes:
       slots: sequences decoded at the same time, at least 1.
-      vocabulary: size of the vocabulary, every token id is below it; 0: not known yet. Prompts and
-        samples are checked against it.
+      vocabulary: size of the vocabulary, every token id is below it; 0: not known yet. Prompts are
+        checked against it, and samples where the trainer does not know its own.
       context_tokens: maximum length of one sequence, prompt and completion together; 0: no limit
         beyond the run's own. Longer requests go to other workers.
       seeded: True if a request's seed and the weights determine a sample's tokens.

@@ -103,6 +103,20 @@ class RoundingTrainer(Protocol):
         ...
 
 
+@runtime_checkable
+class VocabularyTrainer(Protocol):
+    """A trainer that knows the size of its model's vocabulary.
+
+    Workers declare one, too, but may say anything: with a trainer that does not know its own, a
+    token id that the model does not have may train.
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        """Every token id is below it; 0: not known yet, only before the first publication."""
+        ...
+
+
 class ConvertibleModel(Protocol):
     """A model of another library, read and checked, but not yet written.
 
@@ -241,6 +255,7 @@ TRAINER_ABILITIES = (
     CheckpointStarter,
     SharedPromptsTrainer,
     RoundingTrainer,
+    VocabularyTrainer,
     SignalTrainer,
     HostTrainer,
     ModelConverter,

@@ -33,7 +33,7 @@ from rlax_plugin.metrics.spans import SpansFile
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.ports.protocols import Tracker, WeightStore
-from rlax_plugin.ports.training import Trainer
+from rlax_plugin.ports.training import Trainer, VocabularyTrainer
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.ledger import Ledger
@@ -75,7 +75,7 @@ class _Assembly:
     """The parts of one run, built one after the other.
 
     Args:
-      trainer: the trainer of the run; used here only to list its checkpoints.
+      trainer: the trainer of the run; used here only for its checkpoints and its vocabulary.
       running: receives the cleanup of each started part.
       prompts: of training and of evaluations.
       observed: shows the run to the user's other commands.
@@ -143,6 +143,7 @@ class _Assembly:
             note=note,
             training=issuing,
             newest=newest,
+            trained=self._trained_vocabulary,
         )
         generation = start.made
         trips = Trips(
@@ -218,6 +219,10 @@ class _Assembly:
             on_published=controller.published,
         )
         return Assembled(controller, publisher, leader)
+
+    def _trained_vocabulary(self) -> int:
+        trainer = self._trainer
+        return trainer.vocabulary if isinstance(trainer, VocabularyTrainer) else 0
 
     def _leader(self) -> Leader | None:
         s, place = self._section, self._builder.context.hosts

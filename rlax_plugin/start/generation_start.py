@@ -61,6 +61,7 @@ class GenerationStart:
       note: shows one line on an error of rewards or a worker; the run continues.
       training: issues groups again; None: samples are not trained on.
       newest: see ``Fleet``.
+      trained: see ``Dispatcher``.
 
     Attributes:
       address: host:port of the controller's endpoint, with the advertised host.
@@ -84,6 +85,7 @@ class GenerationStart:
         note: Callable[[str], None],
         training: RequestRefresher | None = None,
         newest: NewestVersion | None = None,
+        trained: Callable[[], int] = lambda: 0,
     ):
         self.resized: Callable[[int, Decision], None] = lambda before, decision: None
         self._run_dir, self._running, self._note = builder.context.run_dir, running, note
@@ -143,7 +145,7 @@ class GenerationStart:
         rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), self._server)
         workers = builder.registry.workers(section)
         pace = Pace(section, fleet.workers, workers, None if training is None else note)
-        dispatcher = Dispatcher(fleet, section.deadlines, training, pace, source.decode)
+        dispatcher = Dispatcher(fleet, section.deadlines, training, pace, source.decode, trained)
         sets = problem_sets(section, prompts.asked, rewards, own_rewards)
         episodes = EpisodeRunner(section, source, environment, dispatcher)
         self.made = Generation(

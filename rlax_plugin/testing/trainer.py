@@ -28,7 +28,7 @@ from rlax_plugin.signals.signal import BatchSignal
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.model import BigramView
 from rlax_plugin.testing.running_value import RunningValue, less_value
-from rlax_plugin.testing.task import check_vocabulary
+from rlax_plugin.testing.task import VOCABULARY, check_vocabulary
 from rlax_plugin.types import Canary, Descent
 
 log = logging.getLogger("rlax.trainer")
@@ -116,6 +116,7 @@ class BigramTrainer(Trainer):
     takes_signals = True
     takes_shared_prompts = True
     rounds_weights = True
+    vocabulary = VOCABULARY
 
     def __init__(
         self,

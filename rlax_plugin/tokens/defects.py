@@ -12,6 +12,14 @@ from rlax_plugin.types import EMPTY, Sampled, SamplingParams, SideSpec
 ROUNDING = 1e-3
 """Nats by which a log-prob may exceed 0: float32 logits of magnitude 1e3 round by about 1e-4."""
 
+LEAST_LOGPROB = -150.0
+"""Nats below which no sampled token's log-prob is.
+
+The smallest float32 probability above 0 is exp(-103.3), and a token of probability 0 is never
+sampled; Gumbel noise in float64 stays above -43 less the logarithm of the vocabulary. The rest
+allows for an engine that computes log-probs apart from its sampling, in another precision.
+"""
+
 _PORTION = 8192  # tokens that are checked at once
 
 _FINISHES = frozenset(("stop", "length", None))
@@ -148,11 +156,14 @@ def _tokens_defect(
     if (place := _first_outside(tokens, vocabulary)) is not None:
         return place, f"has {outside(tokens[place : place + 1], vocabulary)}"
     logprobs = _joined(samples, "logprobs")
-    highest = logprobs.max()  # NaN if any is
-    if not (highest < np.inf and logprobs.min() > -np.inf):
+    lowest, highest = logprobs.min(), logprobs.max()  # NaN if any is
+    if not (highest < np.inf and lowest > -np.inf):
         return int((~np.isfinite(logprobs)).argmax()), "has log-probs that are not finite"
     if highest > ROUNDING:
         return int(logprobs.argmax()), f"has log-probs above 0 ({highest:.4g})"
+    if lowest < LEAST_LOGPROB:
+        why = f"below {LEAST_LOGPROB:g} ({lowest:.4g}), which no token that is sampled has"
+        return int(logprobs.argmin()), f"has log-probs {why}"
     versions = _joined(samples, "versions")
     back = np.flatnonzero(versions[1:] < versions[:-1]) + 1  # another sample may begin there
     if (back := back[~np.isin(back, ends)]).size or versions.min() < 0:

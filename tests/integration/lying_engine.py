@@ -6,6 +6,8 @@ import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
+
 from rlax_plugin.api import Extension, hookimpl
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
@@ -14,6 +16,7 @@ from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
 class LyingConfig(ScriptedConfig):
     every: int = 5
     liar: str = "local-1"
+    lie: str = "high"  # or low: of log-probs; or tokens, and then it says nothing of its vocabulary
     once: str = ""  # a file; there are no lies before it is there
 
 
@@ -22,12 +25,23 @@ class LyingEngine(ScriptedEngine):
         super().__init__(config, store, section)
         self._lies, self._answered = config, 0
 
+    @property
+    def capabilities(self):
+        had = super().capabilities
+        return dataclasses.replace(had, vocabulary=0) if self._lies.lie == "tokens" else had
+
+    def _wrong(self, sampled):
+        if self._lies.lie == "tokens":
+            return {"tokens": np.array([10**9, *sampled.tokens[1:]], np.int32)}
+        low = np.full_like(sampled.logprobs, -3e38)
+        return {"logprobs": -sampled.logprobs if self._lies.lie == "high" else low}
+
     async def generate(self, requests, on_reply):
         def lie(key, samples):
             lies = os.environ.get(WORKER) == self._lies.liar and Path(self._lies.once).exists()
             self._answered += lies
             if lies and self._answered % self._lies.every == 0:
-                samples = [dataclasses.replace(s, logprobs=-s.logprobs) for s in samples]
+                samples = [dataclasses.replace(s, **self._wrong(s)) for s in samples]
             on_reply(key, samples)
 
         await super().generate(requests, lie)

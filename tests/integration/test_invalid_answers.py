@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import signal
 from pathlib import Path
@@ -24,6 +25,7 @@ from worker_harness import (
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.fleet.fleet import MAX_NONSENSE
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import Request, Sampled
 
@@ -32,6 +34,12 @@ class Lying(Counting):
     """Every second group has a token beyond the vocabulary."""
 
     vocabulary = 10**6 + 1
+    says = True  # that it has this vocabulary
+
+    @property
+    def capabilities(self) -> Capabilities:
+        had = super().capabilities
+        return had if self.says else dataclasses.replace(had, vocabulary=0)
 
     def _sampled(self, request: Request, index: int, generated: list[int], done: bool) -> Sampled:
         sound = super()._sampled(request, index, generated, done)
@@ -41,12 +49,15 @@ class Lying(Counting):
         return dataclasses.replace(sound, tokens=tokens)
 
 
-def test_a_process_that_answers_nonsense_again_and_again_is_quarantined():
+@pytest.mark.parametrize("says", [True, False])
+def test_a_process_that_answers_nonsense_again_and_again_is_quarantined(says):
     async def main():
         settings = section()
-        async with trainer(settings) as one:
+        async with trainer(settings, vocabulary=0 if says else Lying.vocabulary) as one:
             await one.publish(0)
-            bad = Worker("bad", Lying(3, every=3), settings, one.address)
+            engine = Lying(3, every=3)
+            engine.says = says
+            bad = Worker("bad", engine, settings, one.address)
             nonsense = "group {} sample 0 has token id 1000001, which must be from 0 to 1000000"
             tickets: dict[int, Any] = {}
             for number in range(2 * MAX_NONSENSE):
@@ -90,14 +101,23 @@ def test_a_prompt_outside_of_the_vocabulary_is_rejected_everywhere():
     run(main)
 
 
-def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        ("tokens", r"has token id 1000000000, which must be from 0 to \d+"),
+        ("high", "has log-probs above 0"),
+        ("low", r"has log-probs below -150 \(-3e\+38\)"),
+    ],
+)
+def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch, lie, told):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     training = Run(
         tmp_path,
         "steps=1000",
         TWO_WORKERS,
         plugins("lying_engine"),
-        f"rlax.rollouts.engine={{name: lying, token_s: 0.005, once: {tmp_path / 'both'}}}",
+        f"rlax.rollouts.engine={{name: lying, lie: {lie}, once: {tmp_path / 'both'}}}",
+        "rlax.rollouts.engine.token_s=0.005",
         "rlax.staleness.max_staleness=3",
         "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
         "rlax.objective.old_policy=proximal",
@@ -118,7 +138,7 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
     status, out = training.end()
     assert status == 130, out
     assert re.search(
-        r"local-1 is quarantined: 3 of its replies were invalid, .* has log-probs above 0", out
+        rf"local-1 is quarantined: 3 of its replies were invalid, .* {told}", " ".join(out.split())
     )
     assert out.count("worker local-1 lost: ") == MAX_NONSENSE
     assert audit(RunFiles(training.dir)).violation is None

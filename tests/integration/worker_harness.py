@@ -124,6 +124,7 @@ class Trainer(FleetListener, RequestRefresher):
 
     Args:
       parameter_server: its address, if it is not behind that port.
+      vocabulary: of the model that is trained; 0: not known.
 
     Attributes:
       became_ready: the version of a worker each time that it became ready.
@@ -135,6 +136,7 @@ class Trainer(FleetListener, RequestRefresher):
         port: int = 0,
         parameters: ParameterServer | None = None,
         parameter_server: str = "",
+        vocabulary: int = 0,
     ):
         self.became_ready: list[int] = []
         self.lost: list[str] = []
@@ -148,7 +150,9 @@ class Trainer(FleetListener, RequestRefresher):
             config_hash="abc",
             parameter_server=parameter_server or self.address,
         )
-        self.dispatcher = Dispatcher(self.fleet, settings.deadlines, self)
+        self.dispatcher = Dispatcher(
+            self.fleet, settings.deadlines, self, trained=lambda: vocabulary
+        )
         self.fleet.listeners += [self, self.dispatcher]
 
     def worker_ready(self, worker: FleetWorker) -> None:

@@ -148,8 +148,15 @@ def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_
         assert abs(report["objective/ratio"] - 1) > 1e-3
     assert isinstance(port.metrics[2]["learning/grad_norm"], np.ndarray)
 
-    resumed = FakePort(stop_after=3, canary=False)
-    trainer(argv).run(resumed)
+    class Looking(FakePort):
+        def publish(self, *args):
+            seen.append(own.vocabulary)  # before there are weights to sample with
+            super().publish(*args)
+
+    own, seen, resumed = trainer(argv), [], Looking(stop_after=3, canary=False)
+    assert own.vocabulary == 0
+    own.run(resumed)
+    assert seen[0] == 64
     assert resumed.calls[:2] == [("publish", 2), ("batch", 3)]
 
     # A checkpoint that is only read, and is not the newest.

@@ -41,6 +41,7 @@ def group(second: Sampled) -> list[Sampled]:
         sample(1, 1, 2, 3, finish=None),
         sample(1, 0, VOCABULARY - 1, STOP, finish="stop"),
         sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, ROUNDING / 2)),
+        sample(1, 1, STOP, finish="stop", logprobs=logprobs(-104, -0.5)),
         sample(1, 1, STOP, finish="stop", versions=np.array([0, 0], np.int32)),
     ],
 )
@@ -72,6 +73,10 @@ def test_sound_samples_pass(second):
         (
             sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, 0.25)),
             "has log-probs above 0 (0.25)",
+        ),
+        (
+            sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, -3e38)),
+            "has log-probs below -150 (-3e+38)",
         ),
         (
             sample(1, 1, 2, STOP, finish="stop", versions=np.array([4, 3, 5], np.int32)),
