@@ -32,6 +32,7 @@ from rlax_plugin.ports.kinds import ALL, BY_NAME
 from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.offers import check_offer
 from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, WeightStore
+from rlax_plugin.types import SideSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,11 @@ class Registry:
         """
         for use in self.uses(section):
             self.options(use.kind, use.choice, use.key)
+
+    def side_channels(self, section: RlaxSection) -> Mapping[str, SideSpec]:
+        """Returns the side channels that the run's rollout engine declares."""
+        choice, key = section.rollouts.engine, "rlax.rollouts.engine"
+        return self.offer("rollout_engine", choice.part, key).extension.side
 
     def workers(self, section: RlaxSection) -> int | None:
         """Returns the number of workers that the config's launcher starts; None if it is unknown.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,7 +26,7 @@ _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The abilities that every worker of a run must have.
+    """The abilities that every worker of a run must have, and those that it may have.
 
     Attributes:
       logprobs: True if samples must carry log-probs, as training needs.
@@ -33,6 +34,8 @@ class Needs:
       at_once: samples of a group that must fit into the slots together; 0: any number may wait.
       new_tokens: ``rlax.rollouts.max_new_tokens``; the engine's longest context must exceed it.
       stop_strings: True if samples must end at stop strings, which the prompt source has.
+      side: side channels that samples may have. They decide the memory that replies may take, so
+        no worker adds to them; None: any.
     """
 
     logprobs: bool = False
@@ -40,9 +43,17 @@ class Needs:
     at_once: int = 0
     new_tokens: int = 0
     stop_strings: bool = False
+    side: Mapping[str, SideSpec] | None = None
 
     @classmethod
-    def of(cls, section: RlaxSection, *, trains: bool, stop_strings: bool = False) -> Needs:
+    def of(
+        cls,
+        section: RlaxSection,
+        *,
+        trains: bool,
+        stop_strings: bool = False,
+        side: Mapping[str, SideSpec] | None = None,
+    ) -> Needs:
         """Returns the needs of a training run, or of an evaluation if ``trains`` is False."""
         deterministic = section.deterministic
         return cls(
@@ -51,6 +62,7 @@ class Needs:
             at_once=section.rollouts.group_size if deterministic and trains else 0,
             new_tokens=section.rollouts.max_new_tokens,
             stop_strings=stop_strings,
+            side=side,
         )
 
     def lacking(self, has: Capabilities) -> str | None:
@@ -71,7 +83,26 @@ class Needs:
             ),
         }
         lacking = [reason for reason, is_so in reasons.items() if is_so]
+        if self.side is not None and (why := _foreign(has.side, self.side)):
+            lacking.append(why)
         return "; ".join(lacking) or None
+
+
+def _foreign(side: Mapping[str, SideSpec], known: Mapping[str, SideSpec]) -> str | None:
+    """Names the first side channel that a run does not take; None: it takes all."""
+    names = sorted(name for name, spec in side.items() if known.get(name) != spec)
+    if not names:
+        return None
+    name, more = names[0], f" and {len(names) - 1} more" if len(names) > 1 else ""
+    takes = _described(known[name]) if name in known else f"only {', '.join(known) or 'none'}"
+    return (
+        f"its samples have the side channel '{name}' ({_described(side[name])}){more}, and the run "
+        f"takes {takes}: the Extension of its rlax.rollouts.engine declares them (side)"
+    )
+
+
+def _described(spec: SideSpec) -> str:
+    return f"{spec.dtype}{list(spec.trailing)} over {spec.over}"
 
 
 def to_proto(has: Capabilities) -> pb.Capabilities:

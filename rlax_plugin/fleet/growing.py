@@ -12,6 +12,8 @@ from rlax_plugin.rpc.wire import Told, continued
 from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import Request, Sampled, SideSpec
 
+_MOST_PORTIONS = 64  # of a sample: one token alone takes fifty times its bytes
+
 
 class Growing:
     """Samples in the portions in which they have arrived; joined when they are needed.
@@ -59,6 +61,8 @@ class Growing:
         for index, (_, s) in enumerate(news):
             if len(s.tokens):
                 self._portions[index].append(s)
+                if len(self._portions[index]) > _MOST_PORTIONS:
+                    self._portions[index] = [_joined(self._portions[index])]
                 self.lengths[index] += len(s.tokens)
                 self._newest[index] = int(s.versions[-1])
             else:

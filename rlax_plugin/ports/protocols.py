@@ -20,6 +20,7 @@ from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.types import (
+    EMPTY,
     Episode,
     HostPlace,
     Key,
@@ -27,6 +28,7 @@ from rlax_plugin.types import (
     Request,
     Sampled,
     Score,
+    SideSpec,
     WeightVersion,
 )
 
@@ -77,6 +79,8 @@ class Extension[C: BaseModel]:
       compile: for a trainer or a rollout engine, called only by ``rlax check --compile``, in a
         process of its own: compiles the programs that the part runs for the chips of the target,
         one after the other.
+      side: for a rollout engine, the side channels that its samples may have besides
+        ``truncated_logprobs``. A run accepts no others from its workers.
     """
 
     config_class: type[C]
@@ -85,6 +89,7 @@ class Extension[C: BaseModel]:
     needs_model: bool = False
     check_start: Callable[[C, BuildContext], CheckResult | None] | None = None
     compile: Callable[[C, BuildContext, CompileTarget], Iterable[CompiledProgram]] | None = None
+    side: Mapping[str, SideSpec] = EMPTY
 
 
 def _no_part(kind: str, choice: Choice, key: str) -> Any:

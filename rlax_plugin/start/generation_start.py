@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from rlax_plugin.batching.jobs import SIDE_CHANNELS
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.identity import sample_hash
@@ -135,7 +136,12 @@ class GenerationStart:
             config_hash=sample_hash(config.content),
             parameter_server=self.parameter_server,
             config=to_bytes(config),
-            needs=Needs.of(section, trains=training is not None, stop_strings=bool(stop_strings)),
+            needs=Needs.of(
+                section,
+                trains=training is not None,
+                stop_strings=bool(stop_strings),
+                side={**SIDE_CHANNELS, **builder.registry.side_channels(section)},
+            ),
             note=note,
             newest=newest,
         )

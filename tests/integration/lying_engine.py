@@ -11,12 +11,13 @@ import numpy as np
 from rlax_plugin.api import Extension, hookimpl
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
+from rlax_plugin.types import SideSpec
 
 
 class LyingConfig(ScriptedConfig):
     every: int = 5
     liar: str = "local-1"
-    lie: str = "high"  # or low: of log-probs; or tokens, and then it says nothing of its vocabulary
+    lie: str = "high"  # or low: of log-probs; or tokens, without a word on its vocabulary; or side
     once: str = ""  # a file; there are no lies before it is there
 
 
@@ -28,7 +29,11 @@ class LyingEngine(ScriptedEngine):
     @property
     def capabilities(self):
         had = super().capabilities
-        return dataclasses.replace(had, vocabulary=0) if self._lies.lie == "tokens" else had
+        if self._lies.lie == "tokens":
+            return dataclasses.replace(had, vocabulary=0)
+        wide = self._lies.lie == "side" and os.environ.get(WORKER) == self._lies.liar
+        more = {f"wide{number}": SideSpec("int8", (1 << 16,)) for number in range(60)}
+        return dataclasses.replace(had, side={**had.side, **more}) if wide else had
 
     def _wrong(self, sampled):
         if self._lies.lie == "tokens":

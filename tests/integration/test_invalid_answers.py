@@ -101,17 +101,10 @@ def test_a_prompt_outside_of_the_vocabulary_is_rejected_everywhere():
     run(main)
 
 
-@pytest.mark.parametrize(
-    ("lie", "told"),
-    [
-        ("tokens", r"has token id 1000000000, which must be from 0 to \d+"),
-        ("high", "has log-probs above 0"),
-        ("low", r"has log-probs below -150 \(-3e\+38\)"),
-    ],
-)
-def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch, lie, told):
+def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> Run:
+    """A run of two workers, the second of which lies."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    training = Run(
+    return Run(
         tmp_path,
         "steps=1000",
         TWO_WORKERS,
@@ -125,6 +118,18 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch, lie
         "rlax.trainer.train_s=0.1",
         "rlax.launcher.max_restarts=0",
     )
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        ("tokens", r"has token id 1000000000, which must be from 0 to \d+"),
+        ("high", "has log-probs above 0"),
+        ("low", r"has log-probs below -150 \(-3e\+38\)"),
+    ],
+)
+def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch, lie, told):
+    training = lying(tmp_path, monkeypatch, lie)
 
     def says(worker: str, text: str) -> bool:
         log = training.dir / f"logs/{worker}.log"
@@ -142,3 +147,21 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch, lie
     )
     assert out.count("worker local-1 lost: ") == MAX_NONSENSE
     assert audit(RunFiles(training.dir)).violation is None
+
+
+def test_a_run_takes_no_side_channels_but_those_of_its_engine(tmp_path, monkeypatch):
+    training = lying(tmp_path, monkeypatch, "side")
+    log = training.dir / "logs/local-1.log"
+    ended = lambda: log.exists() and "cannot generate for this run" in log.read_text()  # noqa: E731
+    training.until(ended, "its rejection")
+    training.until(training.steps, "a step without it")
+    training.process.send_signal(signal.SIGINT)
+    status, out = training.end()
+    assert status == 130, out
+    told = (
+        "worker local-1 was rejected: its samples have the side channel 'wide0' (int8[65536] over "
+        "sampled) and 59 more, and the run takes only truncated_logprobs: the Extension of its "
+        "rlax.rollouts.engine declares them (side)"
+    )
+    assert told in " ".join(out.split()), out
+    assert {name for row in training.trained() for name in row["workers"]} == {"local-0"}

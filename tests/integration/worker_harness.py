@@ -17,6 +17,7 @@ from sections import section_with
 from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.fleet.capabilities import Needs
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener
 from rlax_plugin.fleet.fleet import Worker as FleetWorker
@@ -137,6 +138,7 @@ class Trainer(FleetListener, RequestRefresher):
         parameters: ParameterServer | None = None,
         parameter_server: str = "",
         vocabulary: int = 0,
+        needs: Needs | None = None,
     ):
         self.became_ready: list[int] = []
         self.lost: list[str] = []
@@ -149,6 +151,7 @@ class Trainer(FleetListener, RequestRefresher):
             deadlines=settings.deadlines,
             config_hash="abc",
             parameter_server=parameter_server or self.address,
+            needs=needs,
         )
         self.dispatcher = Dispatcher(
             self.fleet, settings.deadlines, self, trained=lambda: vocabulary

@@ -79,6 +79,16 @@ def test_what_a_run_needs_follows_from_its_config():
     assert ends.lacking(ALL) is None
     lacking = ends.lacking(dataclasses.replace(ALL, stop_strings=False))
     assert lacking == "its engine does not end samples at stop strings, which the prompt source has"
+    known = Needs.of(section, trains=True, side=ALL.side)
+    assert known.lacking(ALL) is None and known.lacking(blind) is not None
+    wide = {"experts": SideSpec("int8", (2, 65536)), "x": SideSpec("int8")}
+    assert known.lacking(dataclasses.replace(ALL, side=wide)) == (
+        "its samples have the side channel 'experts' (int8[2, 65536] over sampled) and 1 more, and "
+        "the run takes int8[2, 3] over context+sampled: the Extension of its rlax.rollouts.engine "
+        "declares them (side)"
+    )
+    other = dataclasses.replace(ALL, side={"x": SideSpec("int8")})
+    assert "'x' (int8[] over sampled), and the run takes only experts: " in known.lacking(other)
     short = dataclasses.replace(ALL, context_tokens=10)
     assert "takes at most 10 tokens, and a completion alone may have 10" in train.lacking(short)
     strict = Needs.of(
