@@ -12,7 +12,7 @@ from rlax_plugin.config import Algorithm, RlaxSection, Schedule
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.controller.limits import GAP, gap_error
+from rlax_plugin.controller.limits import GAP, WorkerGaps, gap_error, gaps_of_workers
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.step_figures import StepFigures
 from rlax_plugin.controller.timeline import Timeline
@@ -133,6 +133,7 @@ class Controller(FleetListener):
         self._timeline = Timeline(generation.fleet, records.spans)
         self._results = Results(records.recorder, setup.files)
         self._figures = StepFigures(self.section, generation, setup.schedules)
+        self._gaps = WorkerGaps(self.fleet, setup.dashboard.message)
         self._kept = {GAP: self.section.objective.max_gap_steps}
         self.stats = RunStats(self._kept)
         self.before: Evaluated | None = None
@@ -316,6 +317,7 @@ class Controller(FleetListener):
         """Ends a step: metrics, records, display."""
         machine, self.machine = self.machine, {}
         metrics = await self._figures.take(done, self.periodic.take_metrics() | machine)
+        self._gaps.take(await asyncio.to_thread(gaps_of_workers, done))
         self._tell_stage(done.step, metrics)
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)

@@ -1,7 +1,8 @@
 """The limits that end a run whose groups or log-probs are of no use for training.
 
 ``rlax.curation.max_refill`` and ``rlax.curation.guard`` are about groups that the filters reject,
-``rlax.objective.max_gap`` about a trainer and a sampler that disagree. Groups of recorded batches
+``rlax.objective.max_gap`` about a trainer and a sampler that disagree; a single worker that does
+is not the run's end (``WorkerGaps``). Groups of recorded batches
 are not counted again: after a resume the counts begin at 0.
 """
 
@@ -17,6 +18,9 @@ import numpy as np
 from rlax_plugin.config import Guard, Objective
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.fleet.fleet import Fleet, Worker
+from rlax_plugin.metrics.step import FinishedStep
+from rlax_plugin.objective.diagnostics import GROUP_GAPS
 from rlax_plugin.records import events as ev
 from rlax_plugin.resume.ready_groups import ReadyGroups
 from rlax_plugin.text.harmless import one_line
@@ -30,6 +34,15 @@ ANSWERED, FAILED_SUCH_AS = "was answered with", "Rewards fail, such as"
 """Words of messages after which an answer is quoted, or an error of a reward that may quote one."""
 GAP = "logprob_gap/p95"
 """The metric that ``gap_error`` watches."""
+GAP_WARN, GAP_QUARANTINE = 1.0, 5.0
+"""Mean nats a token between a worker's log-probs and the trainer's, see ``WorkerGaps``.
+
+Engines with the trainer's weights differ by 1e-6 to .05, with weights of 8 or 4 bits by up to .3,
+and weights that are a few steps older add less in a run that learns. From 1 on, importance weights
+are off by a factor of e or more. At 5 it is no version of this model: a guess among 150 tokens has
+that log-prob.
+"""
+GAP_TOKENS = 64  # few enough for one step, and so many that rare tokens do not decide
 _RECOVERED = 1.5  # times ``warn``: a share that wavers around ``warn`` gives one message
 
 
@@ -148,6 +161,65 @@ class KeptGuard:
             f"of the last {len(self._last)} groups that were scored, the filters kept {kept} "
             f"(rejected: {counted(reasons)})."
         )
+
+
+def gaps_of_workers(done: FinishedStep) -> dict[str, tuple[float, float]]:
+    """Returns worker -> the sum of the log-prob gap over its trained tokens, and their number.
+
+    Only groups that one worker has generated count; waits for the device's figures.
+    """
+    if any(name not in done.metrics for name in GROUP_GAPS):
+        return {}
+    gap_g, tokens_g = (np.asarray(done.metrics[name], np.float64) for name in GROUP_GAPS)
+    found: dict[str, tuple[float, float]] = {}
+    for group, gap, tokens in zip(done.batch.groups, gap_g[1:], tokens_g[1:], strict=False):
+        names = {name for sampled in group.sampled for name in sampled.workers}
+        if len(names) == 1:
+            (name,) = names
+            before = found.get(name, (0.0, 0.0))
+            found[name] = before[0] + float(gap), before[1] + float(tokens)
+    return found
+
+
+class WorkerGaps:
+    """Warns of a worker whose log-probs are not the trainer's, and quarantines one far from them.
+
+    A mean over at least ``GAP_TOKENS`` tokens decides, of one step or of several.
+
+    Args:
+      fleet: whose workers are judged.
+      note: shows the user one line.
+    """
+
+    def __init__(self, fleet: Fleet, note: Callable[[str], None]):
+        self._fleet, self._note = fleet, note
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def take(self, found: Mapping[str, tuple[float, float]]) -> None:
+        """Judges workers after a step; see ``gaps_of_workers``."""
+        for name, (gap, tokens) in found.items():
+            before = self._sums.pop(name, (0.0, 0.0))
+            gap, tokens = gap + before[0], tokens + before[1]
+            if tokens < GAP_TOKENS:
+                self._sums[name] = gap, tokens
+            elif (worker := self._fleet.workers.get(name)) is not None:
+                self._judge(worker, gap / tokens)
+        self._sums = {name: one for name, one in self._sums.items() if name in self._fleet.workers}
+
+    def _judge(self, worker: Worker, mean: float) -> None:
+        if mean <= GAP_WARN:
+            worker.suspicion.pop(GAP, None)
+            return
+        text = (
+            f"the log-probs of its samples differ by {mean:.3g} nats a token from the trainer's, "
+            f"more than {GAP_WARN:g}"
+        )
+        if mean > GAP_QUARANTINE:
+            self._fleet.quarantine(worker.identity, f"{text} and than {GAP_QUARANTINE:g}")
+        elif worker.suspicion.setdefault(GAP, text) is text:
+            self._note(f"warning: worker {worker.name}: {text}")
+        else:
+            worker.suspicion[GAP] = text
 
 
 def gap_error(

@@ -191,6 +191,7 @@ class StatusCollector(FleetListener):
             state=state,
             loading_s=finite(heard.loading_s),
             load_failures=heard.unread.count,
+            suspicion=shown("; ".join(worker.suspicion.values())),
         )
 
     def _group(self, under: Under) -> GroupStatus:

@@ -214,7 +214,7 @@ class Fleet(rpc.FleetServicer):
         if request.quarantine:
             # Only of a process that was a member: another one has given this run nothing.
             if (identity := (request.worker, request.process)) in self.identities:
-                self._quarantine(identity, one_line(request.quarantine), request.damaged)
+                self.quarantine(identity, one_line(request.quarantine), request.damaged)
         elif worker := self._member(request):
             # It has ended its calls, which may not all be read yet.
             self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
@@ -266,7 +266,7 @@ class Fleet(rpc.FleetServicer):
         known = self.identities.registrations((message.worker, message.process))
         return self._fence.rejection(message.worker, known[-1].incarnation) if known else ""
 
-    def _quarantine(self, identity: Identity, reason: str, damaged: str = "") -> None:
+    def quarantine(self, identity: Identity, reason: str, damaged: str = "") -> None:
         """Distrusts a process for good; a new process of its name may register.
 
         Args:
@@ -296,7 +296,7 @@ class Fleet(rpc.FleetServicer):
         times = self.identities.answered_nonsense(worker.identity)
         if times >= MAX_NONSENSE:
             what = f"{times} of its replies were invalid, the last one: {reason}"
-            self._quarantine(worker.identity, what)
+            self.quarantine(worker.identity, what)
         for one in registered:
             self.lose(one, reason)
 

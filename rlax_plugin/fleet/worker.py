@@ -29,6 +29,7 @@ class Worker:
       lost: the reason of its loss; empty while it is a member.
       trusted: False once its weights were wrong, or a reply was invalid.
       incarnation: number of its start among those of its name, see ``fencing``; 0: not numbered.
+      suspicion: rule that it breaks -> how, in words, without ending its membership.
       fenced: True once a later start of it has registered; what is still read from it is void.
     """
 
@@ -51,6 +52,7 @@ class Worker:
     incarnation: int = 0
     fenced: bool = False
     figures: dict[str, float] = field(default_factory=dict)
+    suspicion: dict[str, str] = field(default_factory=dict)
     _unfinished: dict[Attempt, int] = field(default_factory=dict)
 
     @property

@@ -68,6 +68,7 @@ class WorkerStatus(_Part):
       state: ``generates``, ``idle``, ``loads weights``, ``drains``, or ``pinned to version 3``.
       loading_s: seconds for which it has been loading a version; None: it loads none.
       load_failures: number of times in the last minute that it could not read a version.
+      suspicion: what is wrong with its answers, in words; empty: nothing is known.
     """
 
     name: Text
@@ -80,6 +81,7 @@ class WorkerStatus(_Part):
     state: Text
     loading_s: Number | None = None
     load_failures: Count = 0
+    suspicion: Text = ""
 
 
 class LostStatus(_Part):

@@ -18,7 +18,13 @@ from rlax_plugin.objective.terms import reported
 if TYPE_CHECKING:
     import jax
 
-GAP_SUMS = frozenset({"gap_sum", "gap_count", "gap_hist"})
+GROUP_GAPS = ("group_gap", "group_tokens")
+"""Sums for each group of the batch, at its place from 1: |d|, and tokens, of any staleness."""
+GAP_SUMS = frozenset({"gap_sum", "gap_count", "gap_hist", *GROUP_GAPS})
+_BASE = 16
+GROUP_PLACES = _BASE**2
+"""Places of ``GROUP_GAPS``; the first is empty, and groups at later ones are not compared."""
+_MOST_GAP = 100.0  # nats that one token adds to ``group_gap``, so that no single one decides
 GAP_BINS = 64
 # Upper edges of the log-prob gap's histogram, nats: 1e-8 .. 1e2 in steps of a factor 1.45, then
 # everything above (and NaN).
@@ -46,8 +52,10 @@ def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
 
     Returns:
       ``objective/<name>``, whose mean over tokens is reported; ``behaviour/*``, ``gap_*``,
-      ``tokens`` and ``sequences``, from which ``summarise`` derives metrics that are not means.
+      ``tokens`` and ``sequences``, from which ``summarise`` derives metrics that are not means;
+      and ``GROUP_GAPS``.
     """
+    import jax
     import jax.numpy as jnp
 
     log_w_bt = inputs.logprobs_bt - inputs.behaviour_logprobs_bt
@@ -75,6 +83,13 @@ def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
     found["gap_sum"] = gap_bt.sum()
     found["gap_count"] = count
     found["gap_hist"] = jnp.append(count, above_e) - jnp.append(above_e, 0.0)
+    if (group_bt := inputs.batch.get("rl_group")) is not None:
+        # By two digits: one-hot vectors of all places would take a hundred times the memory, and
+        # a scatter is slow on a TPU. NaN is the trainer's own, and would spread over all places.
+        tens_btp, ones_btp = (jax.nn.one_hot(x, _BASE) for x in jnp.divmod(group_bt, _BASE))
+        most_bt = jnp.nan_to_num(jnp.minimum(jnp.abs(log_w_bt), _MOST_GAP))
+        for name, x_bt in zip(GROUP_GAPS, (most_bt, inputs.mask_bt), strict=True):
+            found[name] = jnp.einsum("bt,btp,btq->pq", x_bt, tens_btp, ones_btp).ravel()
     return found
 
 

@@ -15,7 +15,7 @@ from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.objective.advantages import AdvantageSlot
 from rlax_plugin.objective.batches import temperature_of
-from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES
+from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES, GROUP_GAPS, GROUP_PLACES
 from rlax_plugin.objective.loss import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer, TrainerPort
@@ -288,7 +288,8 @@ def _metric_sums(batch: Mapping[str, np.ndarray], logprobs_n: np.ndarray) -> dic
     row_n, _ = np.nonzero(trained_bt)
     sequence_n = np.stack((row_n, batch["targets_segmentation"][trained_bt]))
     fresh_n = batch["rl_staleness"][trained_bt] == 1
-    gap_n = np.abs(logprobs_n - behaviour_n)[fresh_n]
+    gap_of_each_n = np.abs(logprobs_n - behaviour_n)
+    gap_n = gap_of_each_n[fresh_n]
     bins_n = np.searchsorted(GAP_EDGES[:-1], gap_n)
     return {
         "tokens": logprobs_n.size,
@@ -301,4 +302,15 @@ def _metric_sums(batch: Mapping[str, np.ndarray], logprobs_n: np.ndarray) -> dic
         "gap_count": gap_n.size,
         "gap_sum": gap_n.sum(),
         "gap_hist": np.bincount(bins_n, minlength=GAP_BINS),
+        **_group_gaps(batch, trained_bt, gap_of_each_n),
     }
+
+
+def _group_gaps(
+    batch: Mapping[str, np.ndarray], trained_bt: np.ndarray, gap_n: np.ndarray
+) -> dict[str, np.ndarray]:
+    if "rl_group" not in batch:
+        return {}
+    place_n = np.minimum(batch["rl_group"][trained_bt], GROUP_PLACES)
+    sums = (np.bincount(place_n, x, GROUP_PLACES)[:GROUP_PLACES] for x in (gap_n, None))
+    return dict(zip(GROUP_GAPS, sums, strict=True))

@@ -17,7 +17,8 @@ from rlax_plugin.types import SideSpec
 class LyingConfig(ScriptedConfig):
     every: int = 5
     liar: str = "local-1"
-    lie: str = "high"  # or low: of log-probs; or tokens, without a word on its vocabulary; or side
+    lie: str = "high"  # or low: of log-probs; or tokens, without a word on its vocabulary;
+    # or side; or near or far: log-probs that are off by so much in every sample
     once: str = ""  # a file; there are no lies before it is there
 
 
@@ -43,7 +44,10 @@ class LyingEngine(ScriptedEngine):
 
     async def generate(self, requests, on_reply):
         def lie(key, samples):
-            lies = os.environ.get(WORKER) == self._lies.liar and Path(self._lies.once).exists()
+            liar = os.environ.get(WORKER) == self._lies.liar
+            if liar and (off := {"near": 2.0, "far": 69.0}.get(self._lies.lie)):
+                samples = [dataclasses.replace(s, logprobs=s.logprobs - off) for s in samples]
+            lies = liar and Path(self._lies.once).exists()
             self._answered += lies
             if lies and self._answered % self._lies.every == 0:
                 samples = [dataclasses.replace(s, **self._wrong(s)) for s in samples]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 from runs import TWO_WORKERS, Run, plugins
 from worker_harness import (
@@ -165,3 +166,28 @@ def test_a_run_takes_no_side_channels_but_those_of_its_engine(tmp_path, monkeypa
     )
     assert told in " ".join(out.split()), out
     assert {name for row in training.trained() for name in row["workers"]} == {"local-0"}
+
+
+@pytest.mark.parametrize("lie", ["near", "far"])
+def test_a_worker_whose_log_probs_are_made_up_is_named(tmp_path, monkeypatch, lie):
+    training = lying(tmp_path, monkeypatch, lie)
+    if lie == "near":
+        training.until(training.steps, "a step")
+
+        def doctor() -> str:
+            result = processes.finished("doctor", str(training.dir), cwd=training.dir)
+            return " ".join((result.stdout + result.stderr).split())
+
+        word = "worker local-1 is not to be trusted: the log-probs of its samples differ by "
+        training.until(lambda: word in doctor(), "the doctor's word on local-1")
+        told = "warning: worker local-1: the log-probs of its samples differ by "
+    else:
+        log = training.dir / "logs/local-1.log"
+        ended = lambda: log.exists() and "worker local-1 failed" in log.read_text()  # noqa: E731
+        training.until(ended, "the end of local-1")
+        told = "worker local-1 is quarantined: the log-probs of its samples differ by "
+    training.process.send_signal(signal.SIGINT)
+    status, out = training.end()
+    assert status == 130, out
+    assert told in (said := " ".join(out.split())), out
+    assert "local-0: the log-probs" not in said and "local-0 is quarantined" not in said

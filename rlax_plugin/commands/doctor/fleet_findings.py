@@ -44,6 +44,13 @@ def _workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
     deadlines = evidence.deadlines
     for worker in status.workers:
         process = evidence.worker(worker.name)
+        if worker.suspicion:
+            yield Finding(
+                f"worker {worker.name} is not to be trusted: {worker.suspicion}",
+                try_="compare its packages, hardware and engine with those of the others; rlax "
+                "token RUN --rotate --old-for 0 keeps out one that you do not want",
+                process=process,
+            )
         if process is not None and process.state in ("T", "t"):
             continue  # said already
         if worker.silent_s > max(SLOW_S, 3 * deadlines.heartbeat_s):

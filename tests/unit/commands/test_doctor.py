@@ -113,6 +113,13 @@ def test_a_process_that_does_not_run(one: Process, what: str, ends: str) -> None
     assert found.startswith(what) and ends in its_end
 
 
+def test_a_worker_whose_answers_are_odd() -> None:
+    odd = worker("a", suspicion="the log-probs of its samples differ by 2 nats")
+    ((what, _),) = said(seen=Seen(status(0.05, workers=(odd,))))
+    name = "worker a is not to be trusted: the log-probs of its samples differ by 2 nats"
+    assert what == name
+
+
 def test_a_worker_that_was_started_again_is_not_missed() -> None:
     before, now = process("worker", "", "a", 9), process("worker", "S", "a", 10)
     assert said(processes=[process(), before, now]) == []

@@ -73,7 +73,7 @@ def member(name: str, **figures: float) -> Any:
     """A fake: of a worker, what a status asks for."""
     return SimpleNamespace(
         name=name, identity=(name, "p"), figures=figures, version=3, draining=False, keep=-1,
-        assigned=4, slots=8, serves=lambda exactly: True,
+        assigned=4, slots=8, serves=lambda exactly: True, suspicion={},
     )  # fmt: skip
 
 
@@ -116,3 +116,12 @@ def test_loadings_that_take_long_or_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         collector.worker_heard(run.fleet.workers["a"])
     (found,) = asyncio.run(collector.status()).workers
     assert (found.loading_s, found.load_failures) == (4.5, 2)  # since it was heard first
+
+
+def test_a_worker_that_is_not_to_be_trusted() -> None:
+    run = controller(RunStats())
+    one = run.fleet.workers["a"] = member("a")
+    collector = StatusCollector(run, last_step=10)
+    assert asyncio.run(collector.status()).workers[0].suspicion == ""
+    one.suspicion |= {"x": "its numbers are odd", "y": "it is late"}
+    assert asyncio.run(collector.status()).workers[0].suspicion == "its numbers are odd; it is late"

@@ -1,13 +1,29 @@
-"""``rlax.objective.max_gap``: when trainer and sampler have disagreed for too long."""
+"""When trainer and samplers have disagreed for too long, or one worker does."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+from dispatching import answer, join, make, run
 
 from rlax_plugin.config import Objective
-from rlax_plugin.controller.limits import GAP, gap_error
+from rlax_plugin.controller.limits import (
+    GAP,
+    GAP_QUARANTINE,
+    GAP_TOKENS,
+    GAP_WARN,
+    WorkerGaps,
+    gap_error,
+    gaps_of_workers,
+)
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.fleet.fleet import FleetListener
 from rlax_plugin.metrics.run_stats import RunStats
+from rlax_plugin.metrics.step import FinishedStep, StepStats
+from rlax_plugin.objective.diagnostics import GROUP_GAPS
+from rlax_plugin.testing import make_batch, make_episode, make_group, make_sampled
 
 NAN = float("nan")
 
@@ -55,3 +71,69 @@ def test_as_many_steps_count_as_the_key_says() -> None:
     objective = Objective(max_gap=0.1, max_gap_steps=50)
     assert error_after(objective, *[0.2] * 49) is None
     assert error_after(objective, *[0.2] * 50) is not None
+
+
+def group_of(*workers: tuple[str, ...]) -> Any:
+    """A group with a sample of each of these workers."""
+    episodes = [
+        make_episode(make_sampled(workers=names), index=i) for i, names in enumerate(workers)
+    ]
+    return make_group([0.0] * len(workers), episodes=tuple(episodes))
+
+
+def test_a_gap_is_the_workers_that_alone_has_generated_the_group() -> None:
+    groups = [
+        group_of(("a",), ("a",)),
+        group_of(("b",), ("b",)),
+        group_of(("a",), ("b",)),
+        group_of(("a", "b"), ("a",)),
+        group_of(("a",), ("a",)),
+    ]
+    figures = np.zeros((2, 8))
+    figures[:, 1:6] = [[1.5, 40, 1000, 1000, 2.5], [10, 8, 9, 9, 30]]
+    done = FinishedStep(
+        make_batch(1, groups), StepStats(), dict(zip(GROUP_GAPS, figures, strict=True))
+    )
+    assert gaps_of_workers(done) == {"a": (4.0, 40.0), "b": (40.0, 8.0)}
+    done.metrics = {}  # of a trainer that does not say
+    assert gaps_of_workers(done) == {}
+
+
+class Quarantined(FleetListener):
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def worker_quarantined(self, name: str, reason: str) -> None:
+        self.said.append((name, reason))
+
+
+def test_a_worker_whose_log_probs_are_not_the_trainers_is_named_then_quarantined() -> None:
+    async def main() -> None:
+        fleet, dispatcher, lost = make()
+        notes, listener = [], Quarantined()
+        fleet.listeners.append(listener)
+        for name in ("near", "apart", "far"):
+            await join(fleet, name, answer)
+        workers, gaps = dict(fleet.workers), WorkerGaps(fleet, notes.append)
+        few = GAP_TOKENS / 2
+        gaps.take({"far": (99.0 * few, few)})  # too few to judge by
+        assert listener.said == notes == []
+        for _ in range(2):
+            gaps.take({
+                "near": (GAP_WARN * GAP_TOKENS, GAP_TOKENS),
+                "apart": (GAP_QUARANTINE * GAP_TOKENS, GAP_TOKENS),
+                "gone": (99.0 * GAP_TOKENS, GAP_TOKENS),
+            })  # fmt: skip
+        apart = "the log-probs of its samples differ by 5 nats a token from the trainer's"
+        assert notes == [f"warning: worker apart: {apart}, more than 1"]  # once
+        assert workers["apart"].suspicion == {GAP: f"{apart}, more than 1"}
+        assert workers["near"].suspicion == {} and listener.said == []
+        gaps.take({"apart": (0.01 * GAP_TOKENS, GAP_TOKENS), "far": (1.0 * few, few)})
+        assert workers["apart"].suspicion == {}
+        far = "the log-probs of its samples differ by 50 nats a token from the trainer's"
+        assert listener.said == [("far", f"{far}, more than 1 and than 5")]
+        assert fleet.workers.keys() == {"near", "apart"} and not workers["far"].trusted
+        assert lost == [f"far: quarantined: {far}, more than 1 and than 5"]
+        await dispatcher.close()
+
+    run(main)

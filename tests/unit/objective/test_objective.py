@@ -16,7 +16,7 @@ from objective_harness import data_of, differentiated, jit, random_case, slots_o
 from rlax_plugin.api import Choice
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import PluginError
-from rlax_plugin.objective.diagnostics import GAP_EDGES, gap_quantile, summarise
+from rlax_plugin.objective.diagnostics import GAP_EDGES, GROUP_GAPS, gap_quantile, summarise
 from rlax_plugin.objective.loss import TokenOutputs, make_loss, resolve
 
 
@@ -118,6 +118,18 @@ def test_a_gap_that_is_zero_huge_or_nan_has_its_bin():
     assert math.isnan(gap_quantile(np.zeros(64), 0.5))
     with pytest.raises(ValueError):
         gap_quantile(np.zeros(63), 0.5)
+
+
+def test_the_gap_of_each_group_is_at_its_place_whatever_its_staleness():
+    data = data_of(np.ones((2, 3)), 0.0, np.float32([[-1, -1, -1], [-2, -2, -2]]))
+    data["rl_group"] = np.int32([[1, 1, 200], [17, 300, 0]])  # the last one is padding
+    data["rl_mask"][1, 2] = 0
+    data["rl_staleness"] = np.int32([[1, 2, 3], [1, 1, 1]])
+    data["targets_segmentation"] = np.int32([[1, 1, 2], [1, 2, 0]])
+    metrics = grpo()(np.float32([[-1.5, -0.75, -np.inf], [np.nan, -9, -9]]), data).metrics
+    gap, tokens = (np.asarray(metrics[name]) for name in GROUP_GAPS)
+    assert {int(i): float(gap[i]) for i in np.flatnonzero(gap)} == {1: 0.75, 200: 100.0}
+    assert {int(i): float(tokens[i]) for i in np.flatnonzero(tokens)} == {1: 2, 17: 1, 200: 1}
 
 
 def test_a_step_without_trained_tokens_is_zero_not_nan():

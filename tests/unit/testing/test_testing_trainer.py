@@ -12,7 +12,7 @@ import pytest
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.diagnostics import summarise
+from rlax_plugin.objective.diagnostics import GROUP_GAPS, GROUP_PLACES, summarise
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Decision
 from rlax_plugin.records.files import RunFiles
@@ -37,6 +37,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
         "rl_advantages": rng.standard_normal(shape).astype(np.float32),
         "rl_behaviour_logprobs": np.full(shape, -4.0, np.float32),
         "rl_staleness": np.ones(shape, np.int32),
+        "rl_group": np.repeat(np.int32([[1], [1], [2], [255]]), 6, axis=1),
     }
 
 
@@ -156,6 +157,12 @@ def test_metrics_are_the_sums_that_the_controller_reports(tmp_path: Path) -> Non
     )
     assert report["logprob_gap/mean"] == pytest.approx(gaps.mean(), rel=1e-5)
     assert gaps.max() <= report["logprob_gap/max"] <= 1.45 * gaps.max()
+    gap, tokens = (port.metrics[1][name] for name in GROUP_GAPS)
+    assert gap.shape == tokens.shape == (GROUP_PLACES,)
+    assert tokens[1:4].tolist() == [9, 6, 0] and tokens[255] == 6 and tokens.sum() == 21
+    assert gap[[1, 2, 255]] == pytest.approx(
+        [gaps[:9].sum(), gaps[9:15].sum(), gaps[15:].sum()], rel=1e-5
+    )
 
 
 def test_published_buffers_are_never_changed_afterwards(tmp_path: Path) -> None:
