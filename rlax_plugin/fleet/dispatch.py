@@ -48,6 +48,8 @@ MAX_FAILURES = 3
 
 Also the most workers that may be lost before they hold the one version that a group needs."""
 
+_OVERDUE = "overdue"  # the rule of a worker's ``suspicion``
+
 
 class Dispatcher(FleetListener):
     """Assigns waiting requests to workers with room, as many as possible in one call.
@@ -204,7 +206,12 @@ class Dispatcher(FleetListener):
         error, its_fault = "the worker closed the call before it had answered", True
         for ticket in call.open.values():
             stands_still = functools.partial(self._stands_still, call, ticket)
-            worker.progress.watch(ticket.attempt, stands_still)
+            worker.progress.watch(
+                ticket.attempt,
+                stands_still,
+                tokens=ticket.request.sampling.max_new_tokens,
+                needs=ticket.request.needs_version,
+            )
         # Without a timeout: each group has its own, and a worker that is silent is lost.
         requests = Outgoing(ticket.request for ticket in call.open.values())
         stream = worker.stub.Generate(requests)
@@ -259,10 +266,18 @@ class Dispatcher(FleetListener):
             return  # answered just now
         call.expired[ticket.request.key] = ticket.request
         call.arriving.forget(ticket.request.key)
-        error = (
-            f"no progress for {still_s:.3g} s, rlax.deadlines.group_s is "
-            f"{self._deadlines.group_s:g}: if its engine is healthy, raise it{self._seen_late}"
-        )
+        if overdue := call.worker.progress.overdue(ticket.attempt):
+            error = (
+                f"no end after {overdue[0]:.3g} s, although progress was reported: at the pace of "
+                f"other answers, and with pauses of rlax.deadlines.group_s = "
+                f"{self._deadlines.group_s:g}, it takes at most {overdue[1]:.3g} s"
+            )
+            call.worker.suspicion[_OVERDUE] = f"{ticket.request.key} had {error}"
+        else:
+            error = (
+                f"no progress for {still_s:.3g} s, rlax.deadlines.group_s is "
+                f"{self._deadlines.group_s:g}: if its engine is healthy, raise it{self._seen_late}"
+            )
         self._issue_again(call.worker, [ticket], error, True)
         self._give_up(call)
 
@@ -276,10 +291,15 @@ class Dispatcher(FleetListener):
         """Counts an answer to an expired request, which another attempt answers."""
         if reply.more or call.arriving.unfinished(reply):
             return  # it is yet to be answered
-        needed_s = self._release(call.worker, call.expired.pop(key))
+        request = call.expired.pop(key)
+        overdue = call.worker.progress.overdue((key, request.attempt))
+        needed_s = self._release(call.worker, request)
         if reply.given_up:
             return
         self.late += 1
+        if overdue:  # it never stood still
+            log.warning("%s answered %s after all, too late", call.worker.name, key)
+            return
         self._seen_late = f"; one late answer came after {needed_s:.3g} s without progress"
         log.warning(
             "%s answered %s after all, %.3g s without progress: too late for "
@@ -337,8 +357,12 @@ class Dispatcher(FleetListener):
         if told.unfinished:
             if told.tokens > ticket.partials.tokens:
                 ticket.partials, ticket.partials_workers = told, workers
+                worker.progress.came(ticket.attempt)
             return
         del call.open[key], call.told[key]
+        before = [len(one.tokens) for one in request.resume] or [0] * len(told.lengths)
+        new = (n - begun for n, begun in zip(told.lengths, before, strict=True))
+        worker.progress.answered(ticket.attempt, max(new))
         self._release(worker, request)
         self._earlier_turns.generated(key, worker.name)
         if not trusted(workers):

@@ -12,7 +12,7 @@ from rlax_plugin.fleet.capabilities import Needs, of_proto
 from rlax_plugin.fleet.fencing import Fence, fences, taken
 from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed
 from rlax_plugin.fleet.newest import NewestVersion
-from rlax_plugin.fleet.progress import Progress, moves_of, unfinished_of
+from rlax_plugin.fleet.progress import Answers, Progress, moves_of, unfinished_of
 from rlax_plugin.fleet.starting import Starting
 from rlax_plugin.fleet.worker import Worker
 from rlax_plugin.ports.capabilities import Capabilities
@@ -94,6 +94,7 @@ class Fleet(rpc.FleetServicer):
         self._deadlines, self._clock = deadlines, clock or Clock()
         self._config_hash, self._parameter_server = config_hash, parameter_server
         self._config, self._needs, self._note = config, needs or Needs(), note
+        self._answers = Answers()
         self._noted, self._fence = set[str](), Fence()
         self.newest, self.starting = newest or NewestVersion(), Starting()
         self.listeners: list[FleetListener] = []
@@ -158,7 +159,12 @@ class Fleet(rpc.FleetServicer):
             stub=rpc.RolloutStub(connection),
             last_seen=now,
             incarnation=request.incarnation,
-            progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
+            progress=Progress(
+                self._deadlines.group_s,
+                self._deadlines.heartbeat_s,
+                self._deadlines.weights_s,
+                self._answers,
+            ),
         )
         self.workers[worker.name] = worker
         self.identities.add(worker, {one.identity for one in self.workers.values()})
@@ -195,7 +201,9 @@ class Fleet(rpc.FleetServicer):
         worker.draining = request.draining
         worker.kept = request.pin if request.HasField("pin") else -1
         worker.figures = figures(request.figures)
-        worker.progress.heard(moves, elapsed_s)
+        worker.progress.heard(
+            moves, elapsed_s, version=worker.version, loading="loading_s" in worker.figures
+        )
         worker.heard_unfinished(unfinished)
         self._appoint()
         if worker.ready and (worker.ready, worker.kept) != before:

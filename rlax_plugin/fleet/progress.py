@@ -1,11 +1,14 @@
 """Watches the progress of requests on their worker, as its heartbeats report it.
 
 A request may take any time while it makes progress: it may wait for a slot, for weights, or for a
-swap of weights. It expires once it has stood still for ``rlax.deadlines.group_s``.
+swap of weights. It expires once it has stood still for ``rlax.deadlines.group_s``. As a worker may
+say that a request progresses for ever, it expires, too, if it takes much longer than its tokens may
+take at the pace of the answers that did come; the time begins again when tokens arrive.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +17,15 @@ from dataclasses import dataclass
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_from_proto
 from rlax_plugin.types import Attempt
+
+_SLACK = 8.0
+"""Times the mean seconds a token of answers that the longest request of a worker may take.
+
+Twice, because requests wait for as many again as the worker has slots; the rest, because a decode
+step takes longer in full slots, and a prompt may be longer than others.
+"""
+_PAUSES = 3  # of ``group_s``, during a request: compilations, other requests that go first, ...
+_MOST_ANSWERS = 64
 
 _MOST_BUSY = 10_000  # times that a worker has had requests, in one step
 
@@ -25,12 +37,39 @@ class _Watched:
     Attributes:
       moves: count of moves in the newest heartbeat; -1: no heartbeat yet; None: it had none.
       still_s: seconds for which heartbeats have reported the same.
+      tokens: longest sample that it may have; ``needs``: oldest weights that may begin it.
+      sent_s: time of ``time.perf_counter`` at which it was sent.
+      open_s: seconds since then, or since its last tokens; ``spared_s``: those of loading weights.
+      limit_s: that ``open_s`` has exceeded; 0: none.
     """
 
     on_expiry: Callable[[float], None]
+    tokens: int
+    needs: int
+    sent_s: float
     moves: int | None = -1
     still_s: float = 0.0
+    open_s: float = 0.0
+    spared_s: float = 0.0
+    limit_s: float = 0.0
     expired: bool = False
+
+
+class Answers:
+    """The pace of the last answers, from when a request was sent to its end."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[float, int]] = deque(maxlen=_MOST_ANSWERS)
+
+    def note(self, seconds: float, tokens: int) -> None:
+        """Takes the seconds of an answer, and the number of tokens of its longest sample."""
+        self._last.append((seconds, tokens))
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds a token; None: there was no answer."""
+        tokens = sum(count for _, count in self._last)
+        return sum(seconds for seconds, _ in self._last) / tokens if tokens else None
 
 
 def unfinished_of(told: Iterable[pb.Progress]) -> dict[Attempt, int]:
@@ -68,23 +107,62 @@ class Progress:
     Args:
       group_s: longest time that a request may stand still.
       heartbeat_s: between two heartbeats.
+      weights_s: longest time that loading weights may add to a request.
+      answers: of all workers; a worker without answers has their pace.
     """
 
-    def __init__(self, group_s: float, heartbeat_s: float):
-        self._group_s, self._most_s = group_s, 2 * heartbeat_s
+    def __init__(
+        self,
+        group_s: float,
+        heartbeat_s: float,
+        weights_s: float = math.inf,
+        answers: Answers | None = None,
+    ):
+        self._group_s, self._most_s, self._weights_s = group_s, 2 * heartbeat_s, weights_s
+        self._own, self._all = Answers(), answers or Answers()
         self._watched: dict[Attempt, _Watched] = {}
         self._busy: deque[tuple[float, float]] = deque(maxlen=_MOST_BUSY)
         self._busy_since_s = 0.0  # if it has requests
 
-    def watch(self, attempt: Attempt, on_expiry: Callable[[float], None]) -> None:
+    def watch(
+        self,
+        attempt: Attempt,
+        on_expiry: Callable[[float], None],
+        *,
+        tokens: int = 0,
+        needs: int = 0,
+    ) -> None:
         """Watches a request that is about to be sent.
 
         Args:
           on_expiry: called once, with the seconds for which it has stood still.
+          tokens: longest sample that it may have.
+          needs: oldest weights that may begin it.
         """
+        now_s = time.perf_counter()
         if not self._watched:
-            self._busy_since_s = time.perf_counter()
-        self._watched[attempt] = _Watched(on_expiry)
+            self._busy_since_s = now_s
+        self._watched[attempt] = _Watched(on_expiry, tokens, needs, now_s)
+
+    def came(self, attempt: Attempt) -> None:
+        """Notes that new tokens of a request have arrived."""
+        if (one := self._watched.get(attempt)) is not None:
+            one.open_s = 0.0
+
+    def answered(self, attempt: Attempt, tokens: int) -> None:
+        """Notes that a request was answered, before it is forgotten.
+
+        Args:
+          tokens: new tokens of its longest sample.
+        """
+        if (one := self._watched.get(attempt)) is not None and tokens:
+            for answers in (self._own, self._all):
+                answers.note(time.perf_counter() - one.sent_s, tokens)
+
+    def overdue(self, attempt: Attempt) -> tuple[float, float] | None:
+        """Returns the seconds that a request took and may take; None: it has not taken longer."""
+        one = self._watched.get(attempt)
+        return (one.open_s, one.limit_s) if one is not None and one.limit_s else None
 
     def still_s(self, attempt: Attempt) -> float:
         """Returns the seconds for which a request has stood still; 0: it is not watched."""
@@ -116,17 +194,42 @@ class Progress:
             self._busy_since_s = now_s
         return found
 
-    def heard(self, moves: Mapping[Attempt, int], elapsed_s: float) -> None:
+    def heard(
+        self,
+        moves: Mapping[Attempt, int],
+        elapsed_s: float,
+        *,
+        version: int = 0,
+        loading: bool = False,
+    ) -> None:
         """Takes the progress of the worker's open requests from a heartbeat.
 
         Args:
           elapsed_s: since the heartbeat before.
+          version: weights that the worker holds.
+          loading: True if it says that it loads others.
         """
+        counted_s, limit_s = min(elapsed_s, self._most_s), self._limit_s()
         for attempt, one in list(self._watched.items()):
+            if (loading or version < one.needs) and one.spared_s < self._weights_s:
+                one.spared_s += counted_s
+            else:
+                one.open_s += counted_s
             if (now := moves.get(attempt)) != one.moves:
                 one.moves, one.still_s = now, 0.0
+            else:
+                one.still_s += counted_s
+            if one.expired or (one.still_s <= self._group_s and one.open_s <= limit_s):
                 continue
-            one.still_s += min(elapsed_s, self._most_s)
-            if one.still_s > self._group_s and not one.expired:
-                one.expired = True
-                one.on_expiry(one.still_s)
+            one.expired = True
+            if one.still_s <= self._group_s:
+                one.limit_s = limit_s
+            one.on_expiry(one.still_s)
+
+    def _limit_s(self) -> float:
+        """Returns the longest time that any open request may take; infinite: it is not known."""
+        paces = [pace for one in (self._own, self._all) if (pace := one.token_s) is not None]
+        if not paces:
+            return math.inf
+        longest = max((one.tokens for one in self._watched.values()), default=0)
+        return _PAUSES * self._group_s + _SLACK * longest * max(paces)

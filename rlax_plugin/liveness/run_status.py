@@ -68,7 +68,7 @@ class WorkerStatus(_Part):
       state: ``generates``, ``idle``, ``loads weights``, ``drains``, or ``pinned to version 3``.
       loading_s: seconds for which it has been loading a version; None: it loads none.
       load_failures: number of times in the last minute that it could not read a version.
-      suspicion: what is wrong with its answers, in words; empty: nothing is known.
+      suspicion: a sentence on answers that cannot be right; empty: there are none.
     """
 
     name: Text

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import processes
 import pytest
 from runs import TWO_WORKERS, Run, plugins
 from worker_harness import (
+    LIMIT_S,
+    STOP,
     Counting,
     Worker,
     group,
@@ -28,7 +32,7 @@ from rlax_plugin.errors import WorkerError
 from rlax_plugin.fleet.fleet import MAX_NONSENSE
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.types import Request, Sampled
+from rlax_plugin.types import Attempt, Request, Sampled, SamplingParams
 
 
 class Lying(Counting):
@@ -178,7 +182,7 @@ def test_a_worker_whose_log_probs_are_made_up_is_named(tmp_path, monkeypatch, li
             result = processes.finished("doctor", str(training.dir), cwd=training.dir)
             return " ".join((result.stdout + result.stderr).split())
 
-        word = "worker local-1 is not to be trusted: the log-probs of its samples differ by "
+        word = "worker local-1 is suspect: the log-probs of its samples differ by "
         training.until(lambda: word in doctor(), "the doctor's word on local-1")
         told = "warning: worker local-1: the log-probs of its samples differ by "
     else:
@@ -191,3 +195,45 @@ def test_a_worker_whose_log_probs_are_made_up_is_named(tmp_path, monkeypatch, li
     assert status == 130, out
     assert told in (said := " ".join(out.split())), out
     assert "local-0: the log-probs" not in said and "local-0 is quarantined" not in said
+
+
+class Holding(Counting):
+    """Answers nothing, and says with each heartbeat that all is well."""
+
+    said = 0
+
+    def progress(self) -> dict[Attempt, int]:
+        self.said += 1
+        return {(one.key, one.attempt): self.said for one in self.asked}
+
+    async def _group(self, request: Request, on_reply: Callable[..., None]) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_request_with_progress_but_no_end_goes_to_another_worker():
+    async def main():
+        settings = section({"group_s": 0.5})
+        short = SamplingParams(max_new_tokens=8, stop_ids=(STOP,))
+        async with trainer(settings) as one:
+            await one.publish(0)
+            bad = Worker("bad", Holding(3), settings, one.address)
+            await until(lambda: one.held("bad") == 0)
+            held = one.dispatcher.submit(dataclasses.replace(group(0), sampling=short))
+            await until(lambda: bad.engine.asked)
+            good = Worker("good", Counting(3), settings, one.address)
+            await until(lambda: one.held("good") == 0)
+            for number in (1, 2, 3):  # the pace of others shows what its tokens may take
+                await one.dispatcher.submit(dataclasses.replace(group(number), sampling=short))
+            completed = await asyncio.wait_for(held, LIMIT_S)
+            assert [worker.name for worker in completed.workers] == ["good"]
+            (reason,) = (why for number, attempt, why in one.again if number == 0)
+            assert re.match(
+                r"no end after [\d.]+ s, although progress was reported: at the", reason
+            )
+            fake = one.fleet.workers["bad"]
+            assert fake.suspicion["overdue"].startswith("group 0 had no end after")
+            assert one.fleet.workers["good"].suspicion == {} and one.lost == []
+            await bad.leave()
+            await good.leave()
+
+    run(main)

@@ -46,7 +46,7 @@ def _workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
         process = evidence.worker(worker.name)
         if worker.suspicion:
             yield Finding(
-                f"worker {worker.name} is not to be trusted: {worker.suspicion}",
+                f"worker {worker.name} is suspect: {worker.suspicion}",
                 try_="compare its packages, hardware and engine with those of the others; rlax "
                 "token RUN --rotate --old-for 0 keeps out one that you do not want",
                 process=process,

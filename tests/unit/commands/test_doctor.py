@@ -116,7 +116,7 @@ def test_a_process_that_does_not_run(one: Process, what: str, ends: str) -> None
 def test_a_worker_whose_answers_are_odd() -> None:
     odd = worker("a", suspicion="the log-probs of its samples differ by 2 nats")
     ((what, _),) = said(seen=Seen(status(0.05, workers=(odd,))))
-    name = "worker a is not to be trusted: the log-probs of its samples differ by 2 nats"
+    name = "worker a is suspect: the log-probs of its samples differ by 2 nats"
     assert what == name
 
 

@@ -16,7 +16,7 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.fleet.dispatch import MAX_FAILURES, Dispatcher
 from rlax_plugin.fleet.fleet import Fleet
-from rlax_plugin.fleet.progress import Attempt, Progress
+from rlax_plugin.fleet.progress import Answers, Attempt, Progress
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_from_proto, key_to_proto
 from rlax_plugin.testing import make_request, make_sampled
@@ -81,6 +81,64 @@ def test_attempts_of_a_group_are_told_apart():
     for beat in range(20):
         progress.heard({one(0, 1): 5, one(0, 2): beat}, 2.0)
     assert [attempt for attempt, _ in expired] == [one(0, 1)]
+
+
+def answers_of(seconds: float, tokens: int) -> Answers:
+    answers = Answers()
+    answers.note(seconds, tokens)
+    return answers
+
+
+def limited(weights_s: float = 8.0, needs: int = 0) -> tuple[Progress, list[float]]:
+    """A request of at most 5 tokens, where others take 1 s a token: it has 3 * 10 s + 8 * 5 s."""
+    progress, expired = Progress(GROUP_S, 2.0, weights_s, answers_of(30.0, 30)), []
+    progress.watch(one(0), expired.append, tokens=5, needs=needs)
+    return progress, expired
+
+
+def test_progress_without_end_is_given_up_after_what_the_tokens_may_take():
+    progress, expired = limited()
+    for beat in range(35):
+        progress.heard({one(0): beat}, 2.0)
+    assert expired == [] and progress.overdue(one(0)) is None
+    for beat in range(5):
+        progress.heard({one(0): 100 + beat}, 2.0)
+    assert expired == [0.0]  # once, and it never stood still
+    assert progress.overdue(one(0)) == (80.0, 70.0)
+
+
+def test_the_time_begins_again_when_tokens_arrive():
+    progress, expired = limited()
+    for beat in range(100):
+        if beat % 30 == 29:
+            progress.came(one(0))
+        progress.heard({one(0): beat}, 2.0)
+    assert expired == []
+
+
+@pytest.mark.parametrize("how", [{"loading": True}, {"version": 3}])
+def test_loading_weights_adds_what_its_own_deadline_allows(how: dict[str, Any]):
+    progress, expired = limited(needs=4)
+    for beat in range(39):
+        progress.heard({one(0): beat}, 2.0, **{"version": 4} | how)
+    assert expired == []  # 70 s, and 8 s for weights
+    progress.heard({one(0): 99}, 2.0, **{"version": 4} | how)
+    assert expired == [0.0]
+
+
+def test_the_slower_pace_counts_and_without_answers_there_is_none():
+    progress, expired = limited()
+    progress.watch(one(1), print)
+    progress._watched[one(1)].sent_s -= 500.0
+    progress.answered(one(1), 10)  # its own: 50 s a token
+    for beat in range(600):
+        progress.heard({one(0): beat}, 2.0)
+    assert expired == []
+    unknown = Progress(GROUP_S, 2.0)
+    unknown.watch(one(0), expired.append, tokens=5)
+    for beat in range(600):
+        unknown.heard({one(0): beat}, 2.0)
+    assert expired == []
 
 
 # --- what the dispatcher makes of it -------------------------------------------------------------
