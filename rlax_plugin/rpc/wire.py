@@ -71,6 +71,8 @@ def runs_of(versions: np.ndarray) -> list[int]:
 def _versions(runs: Sequence[int], length: int) -> np.ndarray:
     if len(runs) == 2 and runs[1] == length:
         return np.full(length, runs[0], np.int32)
+    if len(runs) > 2 * length:
+        raise ValueError(f"{len(runs) // 2} runs of versions for {length} tokens")
     pairs = np.array(runs, np.int64).reshape(-1, 2)
     if (pairs[:, 1] < 1).any() or int(pairs[:, 1].sum()) != length:
         raise ValueError(f"versions of {int(pairs[:, 1].sum())} tokens for {length}")
@@ -279,10 +281,14 @@ def told_by_reply(
       WorkerError: it is garbled, or has samples that were not requested.
     """
     try:
-        found = _by_sample([*(message.samples for message in earlier), reply.samples])
+        portions = [*(message.samples for message in earlier), reply.samples]
+        problem = f"{worker}: {request.key} was answered with samples that were not requested"
+        # One message may hold 8 million empty ones: they are counted before any is looked at.
+        if sum(map(len, portions)) > len(request.seeds) + len(earlier):
+            raise WorkerError(problem)
+        found = _by_sample(portions)
         if tuple(pieces[0].seed for pieces in found) != request.seeds:
-            problem = "was answered with samples that were not requested"
-            raise WorkerError(f"{worker}: {request.key} {problem}")
+            raise WorkerError(problem)
         return [
             _told_from_proto(pieces, names, declared)
             for pieces, names in zip(found, workers, strict=False)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from counted_work import counted
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -145,6 +146,7 @@ def broken(index: int = 1, **changes) -> pb.Reply:
         ({"versions": [3, 0, 4, 2]}, "versions of 2 tokens for 2"),
         ({"versions": [3, 2**31 - 1, 4, 2**31 - 1]}, "versions of 4294967294 tokens for 2"),
         ({"versions": [3, 1, 4]}, "cannot reshape"),
+        ({"versions": [3, 1] * 100_000}, "100000 runs of versions for 2 tokens"),
         ({"finish": 3}, "finish 3 does not exist"),
         ({"finish": -1}, "finish -1 does not exist"),
         ({"finish": -4}, "finish -4 does not exist"),
@@ -180,3 +182,14 @@ def test_the_first_reply_begins_at_the_first_token():
 def test_samples_that_were_not_requested_are_rejected(samples):
     with pytest.raises(WorkerError, match="w: group 4 was answered with samples that were not req"):
         over_the_wire(reply_to_proto(REQUEST.key, samples))
+
+
+def test_a_message_of_ever_so_many_empty_samples_costs_no_look_at_each():
+    message = pb.Reply.FromString(b"\x12\x00" * 200_000)
+    assert len(message.samples) == 200_000
+    with (
+        counted() as work,
+        pytest.raises(WorkerError, match="was answered with samples that were not requested"),
+    ):
+        reply_from_proto(message, REQUEST, "w", told=(), workers=[("w",), ("w",)])
+    assert work.calls + work.jumps < 10_000  # most of them for the message of the error
