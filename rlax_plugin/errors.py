@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlax_plugin.text.amounts import in_seconds
 from rlax_plugin.text.harmless import one_line
+from rlax_plugin.text.secrets import shown_value
 
 
 class RlaxError(Exception):
@@ -29,7 +30,8 @@ class ConfigError(RlaxError):
 
     def __init__(self, key: str, value: object, reason: str, others: Iterable[str] = ()):
         self.key, self.value, self.reason, self.others = key, value, reason, tuple(others)
-        shown = "" if value is None else f" = {one_line(repr(value), _LONGEST_VALUE)}"
+        said = one_line(repr(shown_value(key, value)), _LONGEST_VALUE)
+        shown = "" if value is None else f" = {said}"
         super().__init__("\n".join([f"{key}{shown}: {reason}", *self.others]))
 
     def followed_by(self, others: Iterable[str]) -> ConfigError:

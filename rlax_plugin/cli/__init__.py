@@ -5,6 +5,7 @@ import sys
 
 from rlax_plugin.cli.common import app
 from rlax_plugin.start.signals import Signals
+from rlax_plugin.text.secrets import hide_in
 
 # isort: off
 from rlax_plugin.cli import configs, planning, models  # noqa: F401  each registers its commands
@@ -21,6 +22,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Whatever the umask: who can write a config decides what the run does.
     os.umask(os.umask(0o077) | 0o002)
+    for stream in (sys.stdout, sys.stderr):
+        hide_in(stream)
     try:
         with Signals():  # from here on, as imports take seconds
             app()

@@ -10,30 +10,31 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlax_plugin.config.identity import KEPT_BACK, hashed, is_local, leaves
+from rlax_plugin.config.identity import hashed, is_local, leaves
 from rlax_plugin.config.loading import ResolvedConfig, overridden, resolved
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.config.yaml_values import check_values
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.text.secrets import shown_value, stripped
 
 MAX_BYTES = 1 << 20
 """Maximum size of a config in a message; those that people write have a few thousand bytes."""
 
 FROM_RUN = "the controller's config"
 
-# No worker needs them, and their values may be secrets.
+# No worker needs them.
 _KEPT_BACK_RLAX = ("trackers", "observers")
 # The rest is of the trainer's machine: its addresses, ports and files.
 _NETWORK_OF_ALL = ("serve_clients", "allow_other_versions")
 
 
 def to_bytes(config: ResolvedConfig) -> bytes:
-    """Returns the bytes that the controller sends to workers.
+    """Returns the bytes that the controller sends to workers: the config without secrets.
 
     Raises:
       ConfigError: the config is too large.
     """
-    content = {key: value for key, value in config.content.items() if key not in KEPT_BACK}
+    content = stripped(config.content, mark=None)
     section = content.get("rlax") or {}
     content["rlax"] = handed = {k: v for k, v in section.items() if k not in _KEPT_BACK_RLAX}
     if isinstance(network := handed.pop("network", None), Mapping):
@@ -97,7 +98,7 @@ def for_worker(
 def _check(key: str, theirs: Any, ours: Any) -> None:
     if theirs == ours:
         return
-    there = "not set" if theirs is None else yaml_text(theirs)
+    there = "not set" if theirs is None else yaml_text(shown_value(key, theirs))
     reason = (
         f"is {there} in the run that this worker joins: leave it out. A worker may set only what "
         "is local to it, such as rlax.rollouts.slots and rlax.rollouts.engine"

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlax_plugin.config.loading import overridden
+from rlax_plugin.text.secrets import names_secret, stripped
 
 # What may differ between a run and its continuation, or between its processes: how long, how
 # patiently, where, and who watches. Everything else decides what is computed.
-_NOT_HASHED = ("steps", "run_name", "base_output_directory", "base_config")
+_NOT_HASHED = ("steps", "run_name", "base_output_directory", "base_config", "hf_access_token")
 _NOT_HASHED_RLAX = frozenset(
     ["deadlines", "launcher", "network", "observers", "retention", "state_dir", "trackers"]
 )
@@ -23,8 +24,7 @@ _SAMPLED = (
     "rlax.weights.dtype",
     "rlax.weights.store",
 )
-KEPT_BACK = ("hf_access_token",)  # of MaxText's keys; a secret, which no worker is sent
-_NOT_SAMPLED = frozenset((*KEPT_BACK, "rlax.rollouts.groups_per_step", "rlax.rollouts.progress_s"))
+_NOT_SAMPLED = frozenset(("rlax.rollouts.groups_per_step", "rlax.rollouts.progress_s"))
 # What a worker may say for itself. MaxText's keys among them: devices, and directories.
 LOCAL = (
     "rlax.deadlines",
@@ -53,10 +53,10 @@ def config_hash(content: Mapping[str, Any]) -> str:
     """Returns 12 hex digits that identify the content of a config, regardless of its order.
 
     Keys that may change when a run is resumed are left out: ``steps``, ``run_name``,
-    ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
-    trackers, observers, retention, curation.guard, curation.max_refill, objective.max_gap,
-    objective.max_gap_steps, rollouts.order, weights.full_every, weights.memory_mib,
-    weights.stream_dir, weights.streams and weights.transfer.
+    ``base_output_directory``, ``hf_access_token``, and under ``rlax:`` deadlines, launcher,
+    network, state_dir, trackers, observers, retention, curation.guard, curation.max_refill,
+    objective.max_gap, objective.max_gap_steps, rollouts.order, weights.full_every,
+    weights.memory_mib, weights.stream_dir, weights.streams and weights.transfer.
 
     Args:
       content: see ``ResolvedConfig``.
@@ -78,9 +78,9 @@ def sample_hash(content: Mapping[str, Any]) -> str:
 
     A worker's local keys (see ``config/handing.py``), such as engine, slots and mesh, are left out.
     All of MaxText's other keys are included, since only MaxText knows which of them define the
-    model.
+    model. Secrets are left out too, because workers do not receive them.
     """
-    found = dict(leaves(hashed(content)))
+    found = dict(leaves(stripped(hashed(content), mark=None)))
     return _digest({key: value for key, value in found.items() if _samples(key)})
 
 
@@ -92,7 +92,7 @@ def _samples(key: str) -> bool:
 
 def is_local(key: str) -> bool:
     """True if a worker may set a key for itself: it affects place and speed, but no sample."""
-    return key in _LOCAL or key.startswith(_LOCAL_BELOW)
+    return key in _LOCAL or key.startswith(_LOCAL_BELOW) or names_secret(key)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

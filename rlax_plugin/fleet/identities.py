@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rlax_plugin.config.addresses import host_of, is_address, is_wildcard
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.text.harmless import hidden_character, one_line
+from rlax_plugin.text.harmless import hidden_character, is_one_line, one_line
 
 Identity = tuple[str, str]
 """Name and process; they identify a process even among those of the same name."""
@@ -35,7 +35,7 @@ class Registration(Protocol):
 
 def malformed(request: pb.RegisterRequest) -> str | None:
     """Returns the reason a registration cannot be a worker's; None if it can."""
-    if not request.worker or one_line(request.worker, LONGEST_NAME) != request.worker:
+    if not request.worker or not is_one_line(request.worker, LONGEST_NAME):
         return f"its name must be one line of 1 to {LONGEST_NAME} printable characters"
     if hidden := hidden_character(request.worker):
         return f"its name has {hidden}, which cannot be seen: start it with another --name"

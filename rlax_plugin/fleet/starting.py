@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from rlax_plugin.fleet.identities import LONGEST_NAME
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.text.harmless import is_one_line, one_line
 
 _MOST_NAMED = 3
 _MOST_STARTING = 4096
@@ -36,7 +36,7 @@ class Starting:
     def note(self, name: str, doing: str) -> None:
         """Notes the activity of a worker; empty: it has not begun to build its engine."""
         known = name in self._doing or len(self._doing) < _MOST_STARTING
-        if name and known and one_line(name, LONGEST_NAME) == name:
+        if name and known and is_one_line(name, LONGEST_NAME):
             self._doing[name] = one_line(doing, _LONGEST_DOING)
 
     def described(

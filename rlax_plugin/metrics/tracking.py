@@ -25,6 +25,7 @@ from rlax_plugin.config.identity import leaves
 from rlax_plugin.errors import BacklogError, ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext, Tracker
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.text.secrets import stripped
 
 log = logging.getLogger("rlax.trackers")
 
@@ -49,8 +50,8 @@ class TrackedRun:
       name: the last part of its directory.
       directory: local directory, see ``BuildContext.run_dir``.
       files: the run's own directory, which a resumed run finds again.
-      config: the merged config, MaxText's keys and ``rlax:``, without the trackers, whose options
-        may contain credentials.
+      config: the merged config, MaxText's keys and ``rlax:``, without secrets and without the
+        trackers.
       last_step: the run's last RL step; 0: unknown.
     """
 
@@ -71,7 +72,7 @@ class TrackedRun:
             name=Path(context.run_url or context.run_dir).name,
             directory=context.run_dir,
             files=RunFiles(context.run_url or context.run_dir),
-            config=config | ({"rlax": shown} if section else {}),
+            config=stripped(config | ({"rlax": shown} if section else {})),
             last_step=int(config.get("steps") or 0) // updates,
         )
 
@@ -86,7 +87,7 @@ class TrackedRun:
           where: the tracker's scope of the id, such as a project; each scope has its own id.
           create: creates an id, the first time.
         """
-        name = f"trackers/{tracker}.json"
+        name, where = f"trackers/{tracker}.json", stripped(where)
         with _ids:
             known = self.files.get_json(name) or {}
             if where not in known:

@@ -14,7 +14,7 @@ from rlax_plugin.ports.source_abilities import SplitSource, StopStringSource
 from rlax_plugin.prompts.identity import contradiction
 from rlax_plugin.prompts.kept import only_kept
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.text.harmless import harmless, one_line, storable
+from rlax_plugin.text.harmless import harmless, is_one_line, one_line, storable
 from rlax_plugin.tokens.stopping import cut, problem_of
 from rlax_plugin.types import Prompt
 
@@ -118,7 +118,7 @@ def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) 
             if not isinstance(value := getattr(prompt, field), str):
                 reason = f"prompt {number} has the {field} {value!r}: it must be text"
                 raise ConfigError(key, source, reason)
-        if one_line(prompt.id, _LONGEST_ID) != prompt.id:
+        if not is_one_line(prompt.id, _LONGEST_ID):
             raise ConfigError(
                 key,
                 source,

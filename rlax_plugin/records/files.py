@@ -63,8 +63,11 @@ class RunFiles:
         except Exception as error:
             raise RlaxError(f"{self.location(name)} cannot be {what}: {error}") from error
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *, private: bool = False) -> None:
         """Writes a file atomically: a reader sees the old or the new content, never a part.
+
+        Args:
+          private: only the owner may read it; an object store has its own rules for that.
 
         Raises:
           RlaxError: the file cannot be written.
@@ -80,7 +83,7 @@ class RunFiles:
             with suppress(FileNotFoundError):  # of a killed process with the same number
                 os.unlink(temporary)
             # A new file: where others may write, they may have put a link there.
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=_of_owner if private else None) as file:
                 file.write(data)
             os.replace(temporary, path)
 
@@ -182,6 +185,10 @@ class RunFiles:
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._root, name)
+
+
+def _of_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def holds_results(files: RunFiles) -> bool:

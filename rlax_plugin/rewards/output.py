@@ -1,4 +1,4 @@
-"""Captures the output of reward processes: a pipe, and a log without terminal control codes."""
+"""Captures the output of reward processes: a pipe, and a log without control codes and secrets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlax_plugin.text.harmless import harmless
+from rlax_plugin.text.secrets import hidden
 
 _FULL = b"\nthis file is full: what is printed from here on is not kept\n"
+_READ = 1 << 16  # bytes at once; a longer line is written in parts
 _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray process is left
 
 
@@ -40,8 +42,13 @@ class RewardOutput:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         room = self._most_bytes - os.fstat(file.fileno()).st_size
         with file, open(source, "rb", buffering=0) as pipe:
-            while data := pipe.read(1 << 16):
-                text = harmless(decode(data)).encode()
+            waiting = ""  # the beginning of a line, as a secret is recognised only if it is whole
+            while (data := pipe.read(_READ)) or waiting:
+                waiting += decode(data)
+                whole = waiting.rfind("\n") + 1 if data else len(waiting)
+                if len(waiting) - whole > _READ:
+                    whole = len(waiting)
+                text, waiting = hidden(harmless(waiting[:whole])).encode(), waiting[whole:]
                 if room > 0 and len(text) > room:
                     text += _FULL
                 elif room <= 0:

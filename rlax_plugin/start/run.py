@@ -58,6 +58,7 @@ from rlax_plugin.start.running import Running
 from rlax_plugin.start.schedules import schedules_of
 from rlax_plugin.start.signals import Signals
 from rlax_plugin.text.command_lines import train_command
+from rlax_plugin.text.secrets import hidden
 from rlax_plugin.text.terminal import console, quiet
 from rlax_plugin.types import HostPlace
 
@@ -86,6 +87,7 @@ def train(
     """
     began_s = time.perf_counter()
     config = resolve(config_path, overrides)
+    sys.argv[1:] = map(hidden, sys.argv[1:])  # which W&B records
     registry = registry_for(config.section)
     directory, argv = run_directory(config.maxtext), (config_path, *overrides)
     if hosts is not None:
@@ -111,14 +113,18 @@ def train(
         print_results(out, files, argv, document["steps"], updates)
         return 0
     with locked(state_dir), quiet(state_dir / "logs" / "trainer.log") as out:
-        written = {"config": config_path, "overrides": list(overrides), "config_hash": digest}
+        written = {
+            "config": config_path,
+            "overrides": list(map(hidden, overrides)),
+            "config_hash": digest,
+        }
         if hosts is not None:
             written["hosts"] = hosts.count
         try:
             descent.record(files, origin)
             config = keep_functions(config, functions, files, state_dir)
             files.put_json("config.json", written)
-            files.put(CONFIG, config.to_yaml())
+            files.put(CONFIG, config.to_yaml(), private=True)  # with secrets: rlax eval needs them
         except RlaxError as error:
             base = maxtext["base_output_directory"]
             raise ConfigError("base_output_directory", base, str(error)) from error

@@ -22,6 +22,7 @@ from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
 from rlax_plugin.records.private import check_private, exposed, make_private
 from rlax_plugin.start.holder import LOCK, record_holder
 from rlax_plugin.text.command_lines import train_command
+from rlax_plugin.text.secrets import shown_value
 
 _SHOWN_DIFFERENCES = 4
 WEIGHT_KEYS = ("load_parameters_path", "load_full_state_path")  # MaxText's, for first weights
@@ -170,15 +171,17 @@ def _difference(files: RunFiles, config: Mapping[str, Any]) -> str:
     except (FileNotFoundError, yaml.YAMLError):
         return ""
     found = differences(known, config) if isinstance(known, Mapping) else []
-    shown = [f"{key} is {_value(old)} there and {_value(new)} here" for key, old, new in found]
+    shown = [
+        f"{key} is {_value(key, old)} there and {_value(key, new)} here" for key, old, new in found
+    ]
     if len(found) > _SHOWN_DIFFERENCES:
         more = len(found) - _SHOWN_DIFFERENCES
         shown[_SHOWN_DIFFERENCES:] = [f"{more} more key{'s differ' if more > 1 else ' differs'}"]
     return f" ({', '.join(shown)})" if shown else ""
 
 
-def _value(value: object) -> str:
-    return "not set" if value is None else yaml_text(value)
+def _value(key: str, value: object) -> str:
+    return "not set" if value is None else yaml_text(shown_value(key, value))
 
 
 def finished(files: RunFiles, last_step: int, evaluates: bool) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ terminals obey; the bidirectional embeddings, overrides and isolates, which can 
 different; and lone surrogates, which UTF-8 cannot encode, and which become U+FFFD. Letters of every
 script, emoji and joiners stay unchanged.
 
-This module imports nothing of the project.
+Messages lose their secrets here as well, see ``text/secrets.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from rlax_plugin.text.secrets import hidden
+
 LONGEST_MESSAGE = 1000
 """Characters that ``one_line`` keeps of a text unless told otherwise."""
+
+_LONGEST_SECRET = 4096  # characters
 
 _ORDINARY = {ord(c) for c in "\t\n\r"}
 _CONTROLS = ({*range(0x20), *range(0x7F, 0xA0)} - _ORDINARY) | {
@@ -85,11 +89,20 @@ def hidden_character(name: str) -> str | None:
 
 
 def one_line(text: str, longest: int = LONGEST_MESSAGE) -> str:
-    """Returns a text for a message: harmless, in one line, at most ``longest`` characters of it."""
-    line = in_line(text[: longest + 1])
-    if len(line) <= longest:
+    """Returns a text for a message: harmless, in one line, at most ``longest`` characters of it.
+
+    Secrets are hidden before the text is cut, as a part of one would not be recognised any more.
+    """
+    read = text[: 2 * longest + _LONGEST_SECRET]  # a worker may send megabytes
+    line = in_line(hidden(read)[: longest + 1])
+    if len(line) <= longest and len(read) == len(text):
         return line
     return f"{line[:longest]}... ({max(1, len(text) - longest)} more characters)"
+
+
+def is_one_line(text: str, longest: int) -> bool:
+    """True if a text can be a name or an id: harmless, in one line, and not too long."""
+    return len(text) <= longest and harmless(text).translate(_LINE_BREAKS) == text
 
 
 def storable(text: str) -> str:

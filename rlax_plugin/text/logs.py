@@ -1,7 +1,7 @@
 """The log of a process, in which every line that is not indented begins a message.
 
 A message or an error may repeat what a client, a worker or a model has said. So all lines but the
-first one of a message are indented, and what terminals obey is escaped.
+first one of a message are indented, what terminals obey is escaped, and secrets are hidden.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import logging
 from typing import TextIO
 
 from rlax_plugin.text.harmless import in_line
+from rlax_plugin.text.secrets import hidden
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return "\n  ".join(map(in_line, super().format(record).split("\n")))
+        return "\n  ".join(map(in_line, hidden(super().format(record)).split("\n")))
 
 
 def log_to(stream: TextIO) -> logging.Handler:

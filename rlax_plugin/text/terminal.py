@@ -1,4 +1,4 @@
-"""Consoles that print harmless text only, and the redirection of library output."""
+"""Consoles that print harmless text without secrets, and the redirection of library output."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.text.logs import log_to
+from rlax_plugin.text.secrets import hidden
 
 
 class HarmlessConsole(Console):
@@ -32,14 +33,14 @@ class HarmlessConsole(Console):
         super().__init__(markup=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(harmless(text), **options)  # before widths are measured
+        return super().render_str(hidden(harmless(text)), **options)  # before widths are measured
 
     def render(self, renderable: RenderableType, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         for segment in super().render(renderable, *args, **kwargs):
             if segment.control:
                 yield segment
             else:
-                yield Segment(harmless(segment.text), segment.style)
+                yield Segment(hidden(harmless(segment.text)), segment.style)
 
 
 class _LineConsole(HarmlessConsole):

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -22,16 +21,11 @@ from rlax_plugin.controller.limits import ANSWERED, FAILED_SUCH_AS
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.marks import Mark
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.text.secrets import hidden, learn, stripped
 
 _LINES = 500  # of each log
-# Words of keys; the names of files with secrets are left out as well. "tokens" is a number.
-_SECRET = frozenset(
-    {"token", "secret", "secrets", "password", "passwd", "credential", "credentials", "auth"}
-    | {"authorization", "key", "keys", "headers"}
-)
 # A message is one line, and what it quotes may contain any mark that would end a quotation.
 _QUOTE = re.compile(f"({ANSWERED}|{FAILED_SUCH_AS}).*")
-_USER = re.compile(r"//[^/@\s]+@")  # user and password in a URL
 _WITH_TEXTS = ("rewards.log",)  # rewards print what they like, such as answers
 
 
@@ -46,8 +40,7 @@ def write_bundle(
 ) -> Path:
     """Writes a ``.tar.gz`` that only this user can read; returns its path.
 
-    Values of config keys that may be secrets are left out, and tokens and keys of the run are in
-    none of the files that it packs.
+    Every file passes ``hidden``, and tokens and keys of the run are in none of those that it packs.
 
     Args:
       texts: also packs the log of rewards and the answers that messages of this project quote.
@@ -83,7 +76,7 @@ def write_bundle(
             tarfile.open(fileobj=out, mode="w:gz") as tar,
         ):
             for name, text in files.items():
-                _add(tar, f"rlax-doctor/{name}", text if texts else without_quotes(text))
+                _add(tar, f"rlax-doctor/{name}", hidden(text if texts else without_quotes(text)))
     except OSError as error:
         raise ConfigError("--bundle", str(path), f"cannot be written: {error.strerror}") from None
     return path
@@ -100,7 +93,8 @@ def _config(run: RunFiles) -> str:
         content = parse(read_plain(run, CONFIG), CONFIG)
     except RlaxError as error:
         return f"(left out: {error})"
-    return yaml.safe_dump(_without_secrets(content))
+    learn(content)  # the logs may repeat them
+    return yaml.safe_dump(stripped(content))
 
 
 def _private(path: str, flags: int) -> int:
@@ -112,18 +106,3 @@ def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
     tar.addfile(info, io.BytesIO(data))
-
-
-def _without_secrets(value: Any, key: str = "") -> Any:
-    if value not in (None, "", False, True) and _names_secret(key):
-        return "(left out)"
-    if isinstance(value, dict):
-        return {name: _without_secrets(one, str(name)) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_without_secrets(one) for one in value]
-    return _USER.sub("//(left out)@", value) if isinstance(value, str) else value
-
-
-def _names_secret(key: str) -> bool:
-    words = key.lower().replace("-", "_").split("_")
-    return any(word in words for word in _SECRET) or "apikey" in "".join(words)

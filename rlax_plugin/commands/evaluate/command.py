@@ -29,6 +29,7 @@ from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_file_writable
 from rlax_plugin.records.private import check_private_run
 from rlax_plugin.start.signals import Signals
+from rlax_plugin.text.secrets import hidden
 
 log = logging.getLogger("rlax.evaluate")
 
@@ -64,7 +65,10 @@ def evaluate(
         note = log.warning if as_json else console.print
         job = _Job(Origin.of_run(target, overrides), directory, sets, note)
         found = job.run(console, signals, show=not as_json)
-        document = found.to_json() | {"measured": job.what, "overrides": list(overrides)}
+        document = found.to_json() | {
+            "measured": job.what,
+            "overrides": list(map(hidden, overrides)),
+        }
         if as_json:
             console.print(json.dumps(document, indent=2), soft_wrap=True)
         else:
