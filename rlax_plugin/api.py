@@ -158,6 +158,7 @@ from rlax_plugin.signals.value_model import ValueLoss, ValueModel, ValueModelCho
 # Text from outside, and amounts in messages.
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.harmless import harmless, one_line, storable
+from rlax_plugin.text.secrets import learn_secrets, names_secret
 from rlax_plugin.tokens.chat import ChatTemplateError
 from rlax_plugin.tokens.tokenizer import Tokenizer
 
@@ -370,12 +371,14 @@ __all__ = [
     "is_loopback",
     "kl_estimate",
     "kl_token_rewards",
+    "learn_secrets",
     "load_section",
     "loss_weight",
     "make_loss",
     "matching_files",
     "mixed_probability",
     "model_tokenizer",
+    "names_secret",
     "needed_signals",
     "new_directory",
     "of_batch",

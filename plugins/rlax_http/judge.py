@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from rlax_http.client import Client, Reply, names_of
 from rlax_http.failures import ServerError, UnreadableError
-from rlax_http.server import ServerConfig, check_url, choices_of, is_secret_name, looks_secret
+from rlax_http.server import ServerConfig, check_url, choices_of, looks_secret
 from rlax_http.verdict import (
     CONTROL,
     Kind,
@@ -29,7 +29,7 @@ from rlax_http.verdict import (
     verdict,
 )
 from rlax_http.verifier import USABLE
-from rlax_plugin.api import BuildContext, ConfigError, PositiveInt, Prompt, Score
+from rlax_plugin.api import BuildContext, ConfigError, PositiveInt, Prompt, Score, names_secret
 
 _LETTERS_PER_TOKEN = 4  # about so many; each answer says how many tokens it was
 _MAY_BE_THE_COMPLETION = (400, 413, 422)  # HTTP status: too long, or refused for what it says
@@ -88,7 +88,7 @@ class JudgeConfig(ServerConfig):
         if self.lowest >= self.highest:
             raise ConfigError("lowest", self.lowest, f"must be below highest = {self.highest:g}")
         for name, value in self.body.items():
-            if is_secret_name(name) or (isinstance(value, str) and looks_secret(value)):
+            if names_secret(name) or (isinstance(value, str) and looks_secret(value)):
                 reason = "looks like a key; name an environment variable with key_env instead"
                 raise ConfigError(f"body.{name}", None, reason)
             if name in ("messages", "model", "stream", "n"):

@@ -26,13 +26,10 @@ from rlax_plugin.api import (
     Section,
     exposed,
     intrusion,
+    learn_secrets,
+    names_secret,
 )
 
-_NAMES = {
-    *("key", "api_key", "apikey", "x_api_key", "token", "api_token", "auth_token", "access_token"),
-    *("bearer", "auth", "authorization", "secret", "client_secret", "password", "credentials"),
-    "headers",
-}
 _PREFIX = re.compile(
     r"(?i:bearer)\s+\S|sk[-_]|hf_|gh[pousr]_|github_pat_|xox[a-z]-|AKIA[A-Z0-9]{12}|AIza|eyJ"
 )
@@ -48,11 +45,6 @@ def looks_secret(text: str) -> bool:
     """True if a text looks like a key: it has a typical beginning, or is long and random."""
     random = _RANDOM.fullmatch(text) and not _VARIABLE.fullmatch(text)
     return bool(_PREFIX.match(text) or random)
-
-
-def is_secret_name(name: str) -> bool:
-    """True if an option of this name usually holds a key."""
-    return name.lower().replace("-", "_") in _NAMES
 
 
 def _refused(key: str, what: str) -> ConfigError:
@@ -74,7 +66,7 @@ def check_url(key: str, url: str) -> None:
     if user is not None:
         raise _refused(key, "has a user name or password before the @")
     asked = parse_qsl(parts.query, keep_blank_values=True)
-    if any(is_secret_name(name) or looks_secret(value) for name, value in asked):
+    if any(names_secret(name) or looks_secret(value) for name, value in asked):
         raise _refused(key, "seems to have a key in its query")
     if any(_PREFIX.match(one) for one in parts.path.split("/")):
         raise _refused(key, "seems to have a key in its path")
@@ -175,7 +167,7 @@ class ServerConfig(Section):
         if not isinstance(given, Mapping):
             return given
         for name in given:
-            if name not in cls.model_fields and is_secret_name(str(name)):
+            if name not in cls.model_fields and (names_secret(name) or name == "headers"):
                 raise _refused(str(name), "is no option")
         for name in ("key_env", "key_file", "key_header", "key_prefix"):
             value = given.get(name)
@@ -219,6 +211,7 @@ class ServerConfig(Section):
         if len(value) > _LONGEST_KEY or not re.fullmatch(r"[!-~]+", value):
             reason = "must hold one key of printable ASCII characters and nothing else"
             raise ConfigError(name, where, reason)
+        learn_secrets({"key": value})
         return ApiKey(value)
 
 

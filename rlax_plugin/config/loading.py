@@ -23,7 +23,7 @@ from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped, parse
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.text.harmless import hidden_character
-from rlax_plugin.text.secrets import learn
+from rlax_plugin.text.secrets import learn_secrets
 
 _BASE = "base_config"
 CONVERTED = "model.yml"
@@ -107,7 +107,7 @@ def resolved(
     content: Mapping[str, Any], *, arguments: frozenset[str] = frozenset(), source: str = "config"
 ) -> ResolvedConfig:
     """Validates merged content; raises what ``resolve`` does."""
-    learn(content)  # before an error can repeat them
+    learn_secrets(content)  # before an error can repeat them
     maxtext = dict(content)
     raw = maxtext.pop("rlax", None)
     if raw is None:

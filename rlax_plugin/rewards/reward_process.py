@@ -33,7 +33,7 @@ from rlax_plugin.rewards.messages import ON_LOOP, line
 from rlax_plugin.rewards.process_tree import kill_tree
 from rlax_plugin.rewards.scoring import Failures
 from rlax_plugin.rewards.witness import Witness
-from rlax_plugin.text.secrets import learn
+from rlax_plugin.text.secrets import learn_secrets
 
 
 class Connection:
@@ -100,7 +100,7 @@ def main() -> None:
             main_thread.take([one for one in lines if not one.startswith(ON_LOOP)])
 
     threading.Thread(target=_read, args=(connection, take), daemon=True).start()
-    learn(start["section"])  # an error is cut here, before the trainer sees it
+    learn_secrets(start["section"])  # an error is cut here, before the trainer sees it
     section = RlaxSection.model_validate(start["section"])
     context = BuildContext(
         run_dir=Path(start["run_dir"]),

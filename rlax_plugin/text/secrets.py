@@ -3,9 +3,9 @@
 A secret is the value of a key whose name says so (``names_secret``), a name and password in a URL,
 and what a query or a header sends under such a name. ``stripped`` removes them from a config.
 ``hidden`` removes them from text, such as an error that repeats a key: there it also finds the
-values that this process knows, of its configs (``learn``) and of environment variables with such
-names. Messages, logs and consoles pass ``hidden``; what a model generates is recorded unchanged,
-because a search costs too much there.
+values that this process knows, of its configs (``learn_secrets``) and of environment variables with
+such names. Messages, logs and consoles pass ``hidden``; what a model generates is recorded
+unchanged, because a search costs too much there.
 
 This module imports nothing of the project.
 """
@@ -79,7 +79,7 @@ def stripped(content: Any, mark: str | None = MARK, above: str = "") -> Any:
     """Returns a config without secrets, the same in every process.
 
     Args:
-      mark: what stands for a secret; None: its key is left out, too.
+      mark: text in place of a secret; None: its key is left out, too.
       above: the key of this part of a config.
     """
     if isinstance(content, Mapping):
@@ -102,7 +102,7 @@ def shown_value(key: str, value: Any) -> Any:
     return stripped(value, above=names[-1])
 
 
-def learn(content: Any) -> None:
+def learn_secrets(content: Any) -> None:
     """Lets ``hidden`` know the secrets of a config, and those that are in the environment now."""
     _learned.update(_secrets(content))
     _literals.cache_clear()

@@ -21,7 +21,7 @@ from rlax_plugin.controller.limits import ANSWERED, FAILED_SUCH_AS
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.marks import Mark
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.text.secrets import hidden, learn, stripped
+from rlax_plugin.text.secrets import hidden, learn_secrets, stripped
 
 _LINES = 500  # of each log
 # A message is one line, and what it quotes may contain any mark that would end a quotation.
@@ -93,7 +93,7 @@ def _config(run: RunFiles) -> str:
         content = parse(read_plain(run, CONFIG), CONFIG)
     except RlaxError as error:
         return f"(left out: {error})"
-    learn(content)  # the logs may repeat them
+    learn_secrets(content)  # the logs may repeat them
     return yaml.safe_dump(stripped(content))
 
 

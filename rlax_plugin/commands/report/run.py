@@ -19,7 +19,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start import descent
 from rlax_plugin.start.holder import holder
-from rlax_plugin.text.secrets import learn, stripped
+from rlax_plugin.text.secrets import learn_secrets, stripped
 
 Progress = Callable[[str, int, int], object]
 """Called with the name of a record that is being read, and its parts read and in total."""
@@ -161,5 +161,5 @@ def _read_config(files: RunFiles) -> dict[str, Any]:
         raise RlaxError(f"config.yml is damaged: {error}") from error
     if not isinstance(document, dict):
         raise RlaxError("config.yml is damaged: it is not a mapping of keys to values")
-    learn(document)  # for errors that are shown, of a run of an earlier version
+    learn_secrets(document)  # for errors that are shown, of a run of an earlier version
     return stripped(document)

@@ -80,6 +80,12 @@ def test_the_body_of_a_judge_holds_no_key(name):
         assert "key_env" in str(found.value) and SECRET not in str(found.value)
 
 
+def test_a_key_from_a_file_is_hidden_in_every_message_of_its_process(tmp_path):
+    (tmp_path / "key.txt").write_text(f"{PLAIN}\n")
+    assert verifier(key_file=str(tmp_path / "key.txt")).key().value == PLAIN
+    assert str(ConfigError("x", f"sent {PLAIN}", "is wrong")) == "x = 'sent [secret]': is wrong"
+
+
 def test_names_of_variables_and_files_that_are_no_keys_are_taken():
     for name in ("HF_TOKEN", "openai_key", "A", "MY_VERY_LONG_VARIABLE_WITH_THE_KEY_OF_JUDGE_2"):
         assert verifier(key_env=name).key_env == name

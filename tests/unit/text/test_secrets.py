@@ -17,7 +17,7 @@ from rlax_plugin.text.secrets import (
     MARK,
     hidden,
     hide_in,
-    learn,
+    learn_secrets,
     names_secret,
     shown_value,
     stripped,
@@ -119,7 +119,9 @@ def test_known_values_are_found_in_every_spelling(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SOME_API_KEY", "from-the-environment")
     monkeypatch.setenv("SOME_PROXY", "http://user:proxy%2Fword@proxy:1")
     monkeypatch.setenv("SOME_TOKEN", "short")
-    learn({"rewards": [{"api_key": KEY}], "pem": {"private_key": "-----BEGIN\nabcdefghij\n"}})
+    learn_secrets(
+        {"rewards": [{"api_key": KEY}], "pem": {"private_key": "-----BEGIN\nabcdefghij\n"}}
+    )
     for spelled in (KEY, repr(KEY), json.dumps(KEY), "sk-%22quoted%22%5Cand%2F7%21"):
         assert hidden(f"it failed with {spelled}.").count(MARK) == 1
         assert "quoted" not in hidden(spelled)
@@ -129,7 +131,7 @@ def test_known_values_are_found_in_every_spelling(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_message_that_is_cut_keeps_no_part_of_a_secret() -> None:
-    learn({"token": "0123456789" * 4})
+    learn_secrets({"token": "0123456789" * 4})
     text = "x" * 90 + "0123456789" * 4 + "y" * 90
     assert one_line(text, 100) == "x" * 90 + MARK + "yy... (120 more characters)"
     assert one_line("0123456789" * 4 + "y" * 10_000, 100).startswith(f"{MARK}yyyy")
@@ -155,7 +157,7 @@ def test_a_stream_hides_secrets_of_prints_logs_and_tracebacks(
     stream = io.TextIOWrapper(io.BytesIO(), write_through=True)
     hide_in(stream)
     hide_in(stream)
-    learn({"token": "a-secret-token"})
+    learn_secrets({"token": "a-secret-token"})
     monkeypatch.setattr(sys, "stderr", stream)
     print("printed a-secret-token", file=stream)
     assert stream.write("a-secret-token\n") == 15
