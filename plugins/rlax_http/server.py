@@ -104,7 +104,7 @@ class ApiKey:
 
 
 def socket_problem(path: str) -> str | None:
-    """Returns the reason why another user could answer at a unix socket; None if nobody else can.
+    """Returns the reason why another user could answer at a unix socket; None if no other user can.
 
     The socket itself may be missing, as while its server starts.
     """
