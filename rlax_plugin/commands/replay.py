@@ -199,7 +199,7 @@ def replay(run: str, to: int | None = None, out: str | None = None, places: Plac
         return _follow(_Replay(files, resolved, directory, place))
     if place is None or not place.several:  # else the process that has started this one did
         _empty(directory)
-        (directory / CONFIG).write_bytes(config)
+        RunFiles(directory).put(CONFIG, config, private=True)
     if place is None and places.several:
         check_processor(resolved.maxtext, places.count)
         (directory / "logs").mkdir()

@@ -12,6 +12,7 @@ from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.observer import Observer, defect, storable
 from rlax_plugin.text.harmless import harmless
+from rlax_plugin.text.secrets import hidden
 
 _START, _STEP_END, _ERROR = "run_start", "step_end", "run_error"
 
@@ -102,7 +103,7 @@ class Observers:
 
     async def run_failed(self, error: Exception) -> None:
         """Reports that the run has failed, before everything is shut down."""
-        self.notify(_ERROR, error=harmless(str(error)))
+        self.notify(_ERROR, error=hidden(harmless(str(error))))
 
     def state(self) -> dict[str, Any]:
         """Returns the current states of the observers, for ``restore``.

@@ -9,6 +9,8 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlax_plugin.text.secrets import hidden
+
 
 def pasteable(
     program: str, *arguments: str, directory: Path | None = None, anywhere: bool = False
@@ -19,14 +21,14 @@ def pasteable(
       program: such as ``rlax``. It is named by its path if the shell would not find it or find
         another one, as in an environment that is not activated; relative to ``directory`` if that
         is shorter.
-      arguments: quoted if necessary.
+      arguments: quoted if necessary, without secrets, which users fill in again.
       directory: directory in which the line is to be run; None: the working directory.
       anywhere: True if it may also be run in any other directory, so that no path may be relative.
     """
     named = _named(program, directory or Path())
     if anywhere and os.sep in named:
         named = os.path.abspath(named)
-    return shlex.join((named, *arguments))
+    return shlex.join(map(hidden, (named, *arguments)))
 
 
 def train_command(argv: Sequence[str]) -> str:

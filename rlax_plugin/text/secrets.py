@@ -95,9 +95,10 @@ def stripped(content: Any, mark: str | None = MARK, above: str = "") -> Any:
 
 
 def shown_value(key: str, value: Any) -> Any:
-    """Returns the value of a dotted key for a message."""
+    """Returns the value of a dotted key, or of an option of the command line, for a message."""
     names = ["", *key.split(".")]
-    if any(map(_is_secret, names, names[1:], [value] * len(names))):
+    # No option takes a secret: --env-secret is the name of an object.
+    if not key.startswith("--") and any(map(_is_secret, names, names[1:], [value] * len(names))):
         return MARK
     return stripped(value, above=names[-1])
 
@@ -140,9 +141,9 @@ def _without_forms(text: str) -> str:
 def _without_value(match: re.Match[str]) -> str:
     name, joint, value = match.groups()
     if match.string[max(0, match.start() - 1)] in "?&":
-        known = names_secret(name) or name == "sig"
+        known = names_secret(name) or name.lower() == "sig"
     else:
-        known = names_secret(name) and name != "key"  # "must be key=value" is a sentence
+        known = names_secret(name) and name.lower() != "key"  # as in "must be KEY=VALUE"
     number = value.isdecimal() and int(value) < _LEAST_NUMBER
     if not known or number or value.lower() in _CONSTANTS:
         return match[0]

@@ -24,6 +24,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.private import make_private
 from rlax_plugin.text.failures import failure
 from rlax_plugin.text.harmless import one_line
+from rlax_plugin.text.secrets import hidden
 
 _LOOK_S = 0.25
 _END_S = 60.0  # of a run that is interrupted
@@ -106,7 +107,8 @@ class Calibration:
           CommandError: the run has failed.
         """
         directory, record = self.out / one.name, self.out / f"{one.name}.json"
-        wanted = {"arguments": self.arguments(one), "digest": _digest(self.resolved(one))}
+        digest = _digest(self.resolved(one))  # first, so that the secrets of the config are known
+        wanted = {"arguments": list(map(hidden, self.arguments(one))), "digest": digest}
         found = _read(record)
         if found is not None:
             _check_same(self.out, one.name, found, wanted)

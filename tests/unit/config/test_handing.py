@@ -44,6 +44,36 @@ def test_what_arrives_is_what_was_handed_out_without_secrets(tmp_path):
     assert sample_hash(there.content) == sample_hash(run.content)
 
 
+SECRETS = """
+hf_access_token: secret-1
+dataset_path: https://me:secret-2@host/data
+rlax:
+  prompt_source: {name: numbers, token: secret-3}
+  rewards: [{name: even, api_key: secret-4, judge: {headers: {Authorization: secret-5}}, n: 2}]
+  rollouts: {group_size: 4, engine: {name: scripted, password: secret-6}}
+  weights: {store: {name: npz, secret_key: secret-7}}
+"""
+
+
+def test_secrets_are_not_handed_out_and_a_worker_may_have_its_own(tmp_path):
+    run = run_of(tmp_path, text=SECRETS)
+    text = to_bytes(run)
+    assert b"secret-" not in text
+    there = of_bytes(text)
+    assert there.section.rewards[0].options == {"judge": {"headers": {}}, "n": 2}
+    assert sample_hash(there.content) == sample_hash(run.content)
+    own = for_worker(there, ["hf_access_token=mine", "rlax.rollouts.engine.password=mine"])
+    assert own.maxtext["hf_access_token"] == "mine"
+    assert own.section.rollouts.engine.options == {"password": "mine"}
+    assert sample_hash(own.content) == sample_hash(run.content)
+
+
+def test_another_token_does_not_make_another_run(tmp_path):
+    run = run_of(tmp_path)
+    assert config_hash(run.content) == config_hash(run_of(tmp_path, "hf_access_token=b").content)
+    assert config_hash(run.content) != config_hash(run_of(tmp_path, "learning_rate=1").content)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

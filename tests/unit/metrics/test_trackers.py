@@ -15,6 +15,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,17 @@ def log_steps(tracker: BackgroundTracker, steps: range, **more: float) -> None:
     for step in steps:
         tracker.log(step, {"reward/mean": step / 10, "time/step_s": 0.5, **more})
     assert tracker.close() is None
+
+
+def test_a_tracker_is_given_no_secrets(tmp_path: Path) -> None:
+    secrets = ["hf_access_token=s-1", "rlax.rewards=[{name: even, api_key: s-2, n: 1}]"]
+    given = replace(context(tmp_path), config=resolve(CONFIG, [*secrets, "rlax.seed=3"]))
+    run = TrackedRun.of(given)
+    assert run.settings()["hf_access_token"] == "[secret]" and run.settings()["rlax.seed"] == 3
+    assert run.config["rlax"]["rewards"] == [{"name": "even", "api_key": "[secret]", "n": 1}]
+    first = run.run_id("mlflow", "http://me:s-3@host rlax", lambda: "7")
+    assert first == run.run_id("mlflow", "http://me:s-3@host rlax", lambda: "8")
+    assert run.files.get_json("trackers/mlflow.json") == {"http://[secret]@host rlax": "7"}
 
 
 # --- the thread ------------------------------------------------------------------------------

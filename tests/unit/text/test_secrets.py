@@ -12,6 +12,7 @@ import pytest
 
 from rlax_plugin.errors import ConfigError, UnknownKeyError
 from rlax_plugin.text import secrets
+from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.harmless import is_one_line, one_line
 from rlax_plugin.text.secrets import (
     MARK,
@@ -104,7 +105,7 @@ def test_text_loses_what_is_a_secret_by_its_form(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "must be key=value, such as rlax.seed=1",
+        "must be key=value, such as rlax.seed=1, or KEY=VALUE",
         "rlax.rewards.0.Authorization: unknown key; did you mean 'author'?",
         "token=128001 pad_token=<pad> max_tokens=1024",
         "bearer tokens are needed // not here @ all",
@@ -147,8 +148,15 @@ def test_errors_of_a_config_name_the_key_and_not_its_secret() -> None:
         f"rlax.rewards.0 = {{'token': '{MARK}'}}: is wrong"
     )
     assert "hf_a" not in str(UnknownKeyError("rlax.api_keys.0", "hf_a", []))
+    assert shown_value("--env-secret", "a/b") == "a/b"
     assert shown_value("rlax.network.tls.key", "/etc/server") == "/etc/server"
     assert shown_value("rlax.rollouts.max_new_tokens", 2_000_000) == 2_000_000
+
+
+def test_a_command_to_paste_has_no_secrets() -> None:
+    learn_secrets({"token": "a-secret-token"})
+    line = train_command(["c.yml", "hf_access_token=abcd", "rlax.rewards=[{t: a-secret-token}]"])
+    assert line.endswith(f"train c.yml 'hf_access_token={MARK}' 'rlax.rewards=[{{t: {MARK}}}]'")
 
 
 def test_a_stream_hides_secrets_of_prints_logs_and_tracebacks(
