@@ -162,7 +162,7 @@ def ending_at_once(host: int | None) -> Iterator[None]:
 
 
 def print_error(error: RlaxError | Finding) -> None:
-    """Prints an error message on standard error, which is not waited for if nobody reads it."""
+    """Prints an error message on standard error, without waiting for its reader."""
     from rich.text import Text
 
     from rlax_plugin.text.terminal import HarmlessConsole, threaded_text

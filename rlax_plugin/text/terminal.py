@@ -64,8 +64,8 @@ _PATIENCE_S = 0.5
 def threaded_text(descriptor: int, name: str) -> TextIO:
     """Returns text output whose writers never wait for its reader.
 
-    A terminal that is stopped with Ctrl-S, a pipe that nobody reads and a disk that hangs block a
-    write for good. What does not fit meanwhile is dropped, and a line with the number of dropped
+    A terminal that is stopped with Ctrl-S, a full pipe without a reader and a disk that hangs block
+    a write for good. What does not fit meanwhile is dropped, and a line with the number of dropped
     lines takes its place. After an error, as of a closed terminal, everything is dropped.
 
     Args:
