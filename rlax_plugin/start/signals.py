@@ -18,8 +18,8 @@ _MORE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.S
 def ending_signals() -> set[signal.Signals]:
     """Returns the signals that end a command.
 
-    One that is ignored stays so, as SIGHUP under nohup. But shells ignore SIGINT in what they start
-    in the background, and whoever sends it there means it.
+    One that is ignored stays so, as SIGHUP under nohup. SIGINT is an exception: shells ignore it in
+    what they start in the background, where it is only sent on purpose.
     """
     return {signal.SIGINT} | {n for n in _MORE if signal.getsignal(n) is not signal.SIG_IGN}
 
