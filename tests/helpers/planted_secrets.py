@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -87,6 +88,9 @@ class RepeatingObserver(Observer):
     def on_step_end(self, step: int, metrics: Any) -> None:
         _print_environment()
         log.warning("step %s with %s and %s", step, self._options, {**os.environ})
+
+    def on_run_error(self, error: str) -> None:
+        Path("reported.txt").write_text(error)  # as one that sends it to a chat
 
 
 class PlantedTrainer(BigramTrainer):

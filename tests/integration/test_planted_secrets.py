@@ -111,7 +111,7 @@ def test_nothing_but_the_kept_config_has_a_secret(
     # They were written there, but for being hidden.
     for name in ("runs/some/logs/trainer.log", "runs/some/logs/rewards.log", "some.tar.gz"):
         assert everything[name].count(MARK) > 20, name
-    for name in ("runs/all/ended.json", "compare.html", "runs/some/mlflow.db"):
+    for name in ("runs/all/ended.json", "reported.txt", "compare.html", "runs/some/mlflow.db"):
         assert MARK in everything[name], name
     assert any("printed" in text for name, text in found.items() if "logs/local" in name)
     for run in ("some", "all"):
