@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-# Linux sends the signal for a dead parent once for each of the parent's threads, and both a terminal
-# that is closed and its shell send SIGHUP.
+# Linux sends the signal for a dead parent once for each of its threads, and both a terminal that is
+# closed and its shell send SIGHUP.
 _SAME_S = 1.0
 
 _MORE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM)
