@@ -24,7 +24,10 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def started(
-    directory: Path, output: int, *overrides: str, before: Callable[[], object] | None = None
+    directory: Path,
+    output: int,
+    *overrides: str,
+    before: Callable[[], object] = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
 ) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "rlax_plugin", "train", CONFIG, f"steps={STEPS}", *overrides],
