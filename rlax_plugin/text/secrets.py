@@ -90,7 +90,7 @@ def stripped(content: Any, mark: str | None = MARK, above: str = "") -> Any:
             if mark is not None or not secret[key]
         }
     if isinstance(content, list | tuple):
-        return [stripped(one, mark, above) for one in content]
+        return type(content)(stripped(one, mark, above) for one in content)
     return _without_forms(content) if isinstance(content, str) else content
 
 
