@@ -18,6 +18,7 @@ from runs import CONFIG, DEADLINE_S, HELPERS, Records, Run, held, kill_group
 from waiting import wait_until
 
 STEPS = 6
+HANGUP_ENDS = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # not as under nohup
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def started(
     directory: Path,
     output: int,
     *overrides: str,
-    before: Callable[[], object] = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
+    before: Callable[[], object] = HANGUP_ENDS,
 ) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "rlax_plugin", "train", CONFIG, f"steps={STEPS}", *overrides],
