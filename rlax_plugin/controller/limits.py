@@ -184,7 +184,8 @@ def gaps_of_workers(done: FinishedStep) -> dict[str, tuple[float, float]]:
 class WorkerGaps:
     """Warns of a worker whose log-probs are not the trainer's, and quarantines one far from them.
 
-    A mean over at least ``GAP_TOKENS`` tokens decides, of one step or of several.
+    A mean over at least ``GAP_TOKENS`` tokens decides, of one step or of several. A worker is only
+    quarantined while another one agrees with the trainer.
 
     Args:
       fleet: whose workers are judged.
@@ -194,16 +195,22 @@ class WorkerGaps:
     def __init__(self, fleet: Fleet, note: Callable[[str], None]):
         self._fleet, self._note = fleet, note
         self._sums: dict[str, tuple[float, float]] = {}
+        self._means: dict[str, float] = {}  # the newest of each worker
 
     def take(self, found: Mapping[str, tuple[float, float]]) -> None:
         """Judges workers after a step; see ``gaps_of_workers``."""
+        judged: list[Worker] = []
         for name, (gap, tokens) in found.items():
             before = self._sums.pop(name, (0.0, 0.0))
             gap, tokens = gap + before[0], tokens + before[1]
             if tokens < GAP_TOKENS:
                 self._sums[name] = gap, tokens
             elif (worker := self._fleet.workers.get(name)) is not None:
-                self._judge(worker, gap / tokens)
+                self._means[name] = gap / tokens
+                judged.append(worker)
+        self._means = {n: mean for n, mean in self._means.items() if n in self._fleet.workers}
+        for worker in judged:
+            self._judge(worker, self._means[worker.name])
         self._sums = {name: one for name, one in self._sums.items() if name in self._fleet.workers}
 
     def _judge(self, worker: Worker, mean: float) -> None:
@@ -214,7 +221,8 @@ class WorkerGaps:
             f"the log-probs of its samples differ by {mean:.3g} nats a token from the trainer's, "
             f"more than {GAP_WARN:g}"
         )
-        if mean > GAP_QUARANTINE:
+        # If no worker agrees with the trainer, it may be the trainer that is wrong.
+        if mean > GAP_QUARANTINE and min(self._means.values()) <= GAP_WARN:
             self._fleet.quarantine(worker.identity, f"{text} and than {GAP_QUARANTINE:g}")
         elif worker.suspicion.setdefault(GAP, text) is text:
             self._note(f"warning: worker {worker.name}: {text}")

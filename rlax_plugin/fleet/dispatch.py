@@ -209,7 +209,8 @@ class Dispatcher(FleetListener):
             worker.progress.watch(
                 ticket.attempt,
                 stands_still,
-                tokens=ticket.request.sampling.max_new_tokens,
+                # Eight tokens of a context are read in the time of one new token, or faster.
+                tokens=ticket.request.sampling.max_new_tokens + len(ticket.request.context) // 8,
                 needs=ticket.request.needs_version,
             )
         # Without a timeout: each group has its own, and a worker that is silent is lost.
@@ -273,12 +274,14 @@ class Dispatcher(FleetListener):
                 f"{self._deadlines.group_s:g}, it takes at most {overdue[1]:.3g} s"
             )
             call.worker.suspicion[_OVERDUE] = f"{ticket.request.key} had {error}"
+            ticket.failed_on.add(call.worker.identity)
         else:
             error = (
                 f"no progress for {still_s:.3g} s, rlax.deadlines.group_s is "
                 f"{self._deadlines.group_s:g}: if its engine is healthy, raise it{self._seen_late}"
             )
-        self._issue_again(call.worker, [ticket], error, True)
+        # The pace is an estimate: three slow workers must not end the run.
+        self._issue_again(call.worker, [ticket], error, its_fault=not overdue)
         self._give_up(call)
 
     @staticmethod
@@ -363,6 +366,7 @@ class Dispatcher(FleetListener):
         before = [len(one.tokens) for one in request.resume] or [0] * len(told.lengths)
         new = (n - begun for n, begun in zip(told.lengths, before, strict=True))
         worker.progress.answered(ticket.attempt, max(new))
+        worker.suspicion.pop(_OVERDUE, None)
         self._release(worker, request)
         self._earlier_turns.generated(key, worker.name)
         if not trusted(workers):

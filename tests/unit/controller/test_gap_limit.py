@@ -137,3 +137,20 @@ def test_a_worker_whose_log_probs_are_not_the_trainers_is_named_then_quarantined
         await dispatcher.close()
 
     run(main)
+
+
+def test_no_worker_is_quarantined_where_the_trainer_may_be_wrong() -> None:
+    async def main() -> None:
+        fleet, dispatcher, lost = make()
+        notes: list[str] = []
+        for name in ("a", "b"):
+            await join(fleet, name, answer)
+        gaps = WorkerGaps(fleet, notes.append)
+        for _ in range(2):
+            gaps.take({name: (9.0 * GAP_TOKENS, GAP_TOKENS) for name in ("a", "b")})
+        assert fleet.workers.keys() == {"a", "b"} and lost == [] and len(notes) == 2
+        gaps.take({"a": (0.01 * GAP_TOKENS, GAP_TOKENS), "b": (9.0 * GAP_TOKENS, GAP_TOKENS)})
+        assert fleet.workers.keys() == {"a"}
+        await dispatcher.close()
+
+    run(main)
