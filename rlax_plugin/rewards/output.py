@@ -12,7 +12,7 @@ from rlax_plugin.text.harmless import harmless
 from rlax_plugin.text.secrets import hidden
 
 _FULL = b"\nthis file is full: what is printed from here on is not kept\n"
-_READ = 1 << 16  # bytes at once; a longer line is written in parts
+_READ = 1 << 15  # bytes at once; a line that is longer is written in parts
 _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray process is left
 
 

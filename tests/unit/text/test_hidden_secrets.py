@@ -176,7 +176,7 @@ def test_a_stream_hides_secrets_of_prints_logs_and_tracebacks(
         raise ValueError("a-secret-token")
     except ValueError as error:
         log.exception("logged")
-        sys.excepthook(ValueError, error, error.__traceback__)
+        sys.__excepthook__(ValueError, error, error.__traceback__)
     text = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert "a-secret-token" not in text
     assert text.count(f"ValueError: {MARK}") == 2 and text.count(MARK) == 6  # also of lines of code
