@@ -191,7 +191,8 @@ class _Extension:
             checkpoint_fingerprints.check(own, label, state)
         elif label >= 0 and (path := self.config.load_full_state_path):
             checkpoints, name = os.path.split(os.path.dirname(path.rstrip("/")))
-            checkpoint_fingerprints.check(checkpoints, int(name), state)
+            if name.isdecimal():  # else it is no checkpoint of a run
+                checkpoint_fingerprints.check(checkpoints, int(name), state)
 
     def train_step(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def train_step(

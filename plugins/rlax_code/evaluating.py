@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import symtable
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rlax_code.needed_names import unbound_names
 
@@ -26,7 +27,8 @@ _PARTS = ("eval", "exec", "compile", "__import__", "load", "Unpickler", "shelve"
 _POWERFUL = ("os", "posix", "sys", "builtins", "subprocess")  # modules with such a function
 
 
-def executing(texts: Sequence[str]) -> tuple[int, int, str] | None:
+@functools.lru_cache(64)  # each completion of a group has the same tests
+def executing(texts: tuple[str, ...]) -> tuple[int, int, str] | None:
     """Returns the first place at which programs may execute what the tested code returned.
 
     A call with constants only, such as ``eval("1 + 2")``, is none, unless the constant has one.
@@ -74,6 +76,9 @@ def _bound_names(tree: ast.Module, names: dict[str, str]) -> dict[str, str]:
             case ast.ImportFrom(module=str(module)):
                 for one in node.names:
                     found[one.asname or one.name] = f"{module}.{one.name}"
+                if node.names[0].name == "*":
+                    inside = (name for name in _EXECUTING if name.startswith(f"{module}."))
+                    found |= {name.removeprefix(f"{module}."): name for name in inside}
             case ast.Assign(targets=[ast.Name(id=name)]):
                 if module := _name_of(node.value, names | found):
                     found[name] = module
@@ -124,5 +129,6 @@ def _is_assigned(node: ast.AST) -> bool:
 
 def _are_harmless(arguments: list[ast.expr]) -> bool:
     constants = [one.value for one in arguments if isinstance(one, ast.Constant)]
-    texts = [one for one in constants if isinstance(one, str)]
+    # Of ``compile`` the first is the program.
+    texts = tuple(one for one in constants[:1] if isinstance(one, str))
     return len(constants) == len(arguments) and executing(texts) is None

@@ -31,6 +31,8 @@ RIGHT, WRONG, BROKEN = 0, 1, 3
 """Exit codes of the testing process: a test passes, fails, or cannot be used."""
 
 _TESTS, _FILE = "tests", "test.py"  # names of the module and the file of the tests
+# Modules of the types that the code's answers and their methods have.
+_PLAIN = ("builtins", "collections", "datetime", "decimal", "fractions")
 _LONGEST = 1 << 20  # bytes of a line
 _ONE_BY_ONE = 16  # items of an iterator: a test may read no more of them
 _MOST_ITEMS = 256  # so many of the further ones are sent together at most
@@ -288,12 +290,13 @@ class _Remote:
 
 
 def _is_of_tests(value: Any) -> bool:
-    """True for functions, modules, and generators and instances of a test: no code returns them."""
+    """True for what no code returns: functions, modules, generators of a test, other instances."""
     return (
         isinstance(value, FunctionType | ModuleType)
         or isinstance(getattr(value, "__self__", None), ModuleType)  # such as math.sqrt
         or getattr(value, "__module__", None) == _TESTS
         or getattr(getattr(value, "gi_code", None), "co_filename", None) == _FILE
+        or type(value).__module__ not in _PLAIN  # such as an array, which the code cannot send
     )
 
 

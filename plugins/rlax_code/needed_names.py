@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 _IMPORTS = (ast.Import, ast.ImportFrom)
-_BRANCHES = (ast.If, ast.Match, ast.Try, ast.TryStar)
+_BRANCHES = (ast.If, ast.Match, ast.Try, ast.TryStar, ast.With)  # with suppress(ImportError)
 _GIVEN = (*_DEFINITIONS, *_ASSIGNMENTS, *_IMPORTS)
 
 

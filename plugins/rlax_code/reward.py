@@ -247,7 +247,7 @@ def _check_executing(prompt: Prompt, cases: list[Case], setup: str, prefix: str)
     entry = next((one.entry for one in tests.values()), "")
     texts = {"the setup": setup, "the prefix": given(prefix, entry)[0]}
     texts |= {f"test {number}": one.text for number, one in tests.items()}
-    if found := executing(list(texts.values())):
+    if found := executing(tuple(texts.values())):
         place, line, name = found
         raise ValueError(
             f"{list(texts)[place]} of prompt {prompt.id} cannot be used: line {line} has {name}, "

@@ -281,7 +281,8 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
 
     - loss_sum: scalar, -J, to be minimised;
     - weight: scalar; the loss of a step is sum(loss_sum) / sum(weight);
-    - metrics: sums (scalars, and ``gap_hist`` [64]) that add up over micro-batches;
+    - metrics: sums that add up over micro-batches: scalars, ``gap_hist`` [64], and those of
+      ``diagnostics.GROUP_GAPS`` [256] if the batch has ``rl_group``;
       ``diagnostics.summarise`` turns them into numbers to report.
 
     All are float32, or float64 if ``outputs`` are. The contents of padding, even NaN, change no bit

@@ -102,7 +102,7 @@ def one_line(text: str, longest: int = LONGEST_MESSAGE) -> str:
 
 def is_one_line(text: str, longest: int) -> bool:
     """True if a text can be a name or an id: harmless, in one line, and not too long."""
-    return len(text) <= longest and harmless(text).translate(_LINE_BREAKS) == text
+    return len(text) <= longest and in_line(text) == text
 
 
 def storable(text: str) -> str:

@@ -3,7 +3,7 @@
 The file is a program: forty replacements of ``a`` by ``aa`` make 2**40 characters of one. Where
 memory is short, the Rust library ends the process, and no exception could be caught. So a file is
 rejected if its steps could make a text more than ``MOST`` times as long. Those of published models
-make it at most some 100 times as long, by a bound that assumes the worst text.
+make it at most some tens of times as long, by a bound that assumes the worst text.
 """
 
 from __future__ import annotations

@@ -71,6 +71,15 @@ def test_a_damaged_checkpoint_is_named_where_it_is_only_read(run: Path, tmp_path
         reader.publish_checkpoint(FakePort(stop_after=0), "1")
 
 
+def test_a_checkpoint_of_another_name_is_restored(run: Path, tmp_path: Path) -> None:
+    """One that is no run's has no fingerprints."""
+    (run / "tiny/checkpoints/2").rename(tmp_path / "mine")
+    port = FakePort(stop_after=4, canary=False)
+    path = f"load_full_state_path={tmp_path}/mine/items"
+    trainer((*saving(run), "steps=4", "run_name=new", path)).run(port)
+    assert port.calls[0] == ("publish", 3)
+
+
 def test_fingerprints_go_with_their_checkpoint(run: Path) -> None:
     shutil.rmtree(run / "tiny/checkpoints/1")  # as max_num_checkpoints_to_keep does
     trainer((*saving(run), "steps=4")).run(FakePort(stop_after=4, canary=False))

@@ -26,6 +26,7 @@ EXECUTE = {
     "pickle": ("import pickle\nassert pickle.loads(f(3)) == 5", "pickle.loads"),
     "pickle without an import": ("assert pickle.loads(f(3)) == 5", "pickle.loads"),
     "a name for pickle": ("import pickle\np = pickle\nassert p.loads(f(3)) == 5", "pickle.loads"),
+    "all of pickle": ("from pickle import *\nassert loads(f(3)) == 5", "pickle.loads"),
     "from pickle": ("from pickle import loads as l\nassert l(f(3)) == 5", "pickle.loads"),
     "Unpickler": ("import io, pickle\npickle.Unpickler(io.BytesIO(f(3))).load()", "pickle.Unp"),
     "marshal": ("import marshal\nassert marshal.loads(f(3)) == 5", "marshal.loads"),
@@ -49,6 +50,7 @@ HARMLESS = {
     "words": "# eval(f(3))\nassert f('eval(x)') == 'exec(y)'",
     "names of an object": "assert getattr(Model(), f(3)) == 5",
     "a named function of a module": "import os\nassert getattr(os, 'sep') == f(3)",
+    "a constant program": "assert f(3) == compile('1 + 2', '<t>', 'eval').co_name",
     "dumps": "import pickle\nassert pickle.dumps(5) == f(5)",
     "a dict of names": "assert f(3)['eval'] == 5",
     "no Python": "assert eval((",
@@ -59,20 +61,20 @@ HARMLESS = {
 @pytest.mark.parametrize("case", EXECUTE)
 def test_the_place_is_found(case: str) -> None:
     text, name = EXECUTE[case]
-    found = executing(["import math", text])
+    found = executing(("import math", text))
     assert found is not None
     assert found[0] == 1 and found[2].startswith(name)
 
 
 @pytest.mark.parametrize("case", HARMLESS)
 def test_a_harmless_test_is_none(case: str) -> None:
-    assert executing(["import math", HARMLESS[case]]) is None
+    assert executing(("import math", HARMLESS[case])) is None
 
 
 def test_names_of_one_text_are_those_of_the_others() -> None:
-    assert executing(["", "x = 1\nassert eval(f(3)) == 5"]) == (1, 2, "eval")
-    assert executing(["import pickle as p", "assert p.loads(f(3)) == 5"]) == (1, 1, "pickle.loads")
-    assert executing(["def eval(x): return x", "assert eval(f(3)) == 5"]) is None
+    assert executing(("", "x = 1\nassert eval(f(3)) == 5")) == (1, 2, "eval")
+    assert executing(("import pickle as p", "assert p.loads(f(3)) == 5")) == (1, 1, "pickle.loads")
+    assert executing(("def eval(x): return x", "assert eval(f(3)) == 5")) is None
 
 
 @pytest.mark.skipif(bool(sandbox_layers().missing), reason="this machine lacks layers")

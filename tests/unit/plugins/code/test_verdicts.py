@@ -184,6 +184,7 @@ def test_tests_that_cannot_be_used_leave_the_sample_unscored(share: PythonTests)
         ([f"{DOUBLE[0]}\nassert double(x for x in 'a')"], "plain data only, not generator"),
         ([f"{DOUBLE[0]}\nimport math\ndouble(math.sqrt)"], "plain data only, not builtin"),
         ([f"{DOUBLE[0]}\nclass A: pass\ndouble([A()])"], "plain data only, not A"),
+        ([f"{DOUBLE[0]}\nimport re\ndouble(re.compile('a'))"], "plain data only, not Pattern"),
         (["assert double(2) == 5\nimport no_such_module"], "used: ModuleNotFoundError: No mod"),
         ([], "has no tests in column 'tests', and the reference"),
         ([1, 2], "has no tests"),
@@ -258,6 +259,9 @@ def test_names_are_missing_whatever_the_code_does() -> None:
     at_times += "        helped()\n"
     assert reward(prompt(at_times, entry="f"), "def f(x): raise ValueError").total == 0.0
     assert reward(prompt(at_times, entry="f"), "f = lambda x: 1").total == 1.0
+    tried = "import contextlib\ndef check(f):\n    with contextlib.suppress(ImportError):\n"
+    tried += "        import no_such_module\n    assert f(1) == 1\n"
+    assert reward(prompt(tried, entry="f"), "f = lambda x: 1").total == 1.0
     starred = "from math import *\ndef check(f):\n    assert f(4) == sqrt(4)\n"
     assert reward(prompt(starred, entry="f"), "f = lambda x: 2").total == 1.0
     reward.close()
