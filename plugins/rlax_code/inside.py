@@ -23,7 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from rlax_code.needed_names import certain_nodes, free_names, given, modules_among
+from rlax_code.needed_names import (
+    certain_nodes,
+    free_names,
+    given,
+    modules_among,
+    unbound_names,
+)
 from rlax_code.plain import decode, encode
 
 CHANNEL = 3
@@ -39,6 +45,11 @@ _MOST_ITEMS = 256  # so many of the further ones are sent together at most
 # Within map, filter, zip or next of a test the first two would only end the loop; the third one
 # needs more than a text.
 _NOT_RAISED = (StopIteration, StopAsyncIteration, ExceptionGroup)
+
+
+_CHECK = "check"  # the function of a test that gets the tested function
+_NOT_PLAIN = "a test can give the code plain data only, not {}"
+_ITERATORS = {"enumerate", "filter", "iter", "map", "reversed", "zip"}
 
 
 class _Unusable(TypeError):
@@ -210,7 +221,7 @@ class _Code:
         name = getattr(value, "__name__", None)
         if isinstance(name, str) and getattr(builtins, name, None) is value:
             return ["o", name]
-        said = f"a test can give the code plain data only, not {type(value).__name__}"
+        said = _NOT_PLAIN.format(type(value).__name__)
         # Such as a method of a list that the code has returned in place of an object of its own.
         raise (TypeError if self.has_answered and not _is_of_tests(value) else _Unusable)(said)
 
@@ -323,7 +334,7 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
             namespace[name] = importlib.import_module(name)
         names -= namespace.keys()
         withheld = names - left if entry else set[str]()
-        _check_certain(test, withheld, left)
+        _check_certain(test, withheld, left, names - withheld, _CHECK if entry else "")
     except BaseException:  # noqa: BLE001  the author of the tests is told
         _end(BROKEN)
     # From here on the code has a part in what happens. If it could make a test look unusable, its
@@ -339,7 +350,7 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
         exec(programs[2], namespace)
         if entry:
             candidate = code.ask({"name": entry})
-            namespace.get("check", _no_check)(candidate)
+            namespace.get(_CHECK, _no_check)(candidate)
     except _Unusable:
         _end(BROKEN)
     except BaseException:  # noqa: BLE001  a test that does not hold raises something
@@ -347,14 +358,22 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
     _end(RIGHT)
 
 
-def _check_certain(test: str, withheld: set[str], left: set[str]) -> None:
-    """Checks the imports and names of a test that it uses whatever the code returns.
+def _check_certain(
+    test: str, withheld: set[str], left: set[str], supplied: set[str], called: str
+) -> None:
+    """Checks the imports, names and calls that a test makes whatever the code returns.
+
+    Args:
+      withheld: names that nothing defines.
+      left: names that the code supplies, for the message.
+      supplied: names that the code supplies.
+      called: the function of the test that gets the tested one; "": none does.
 
     Raises:
       ImportError: it imports what is not there.
-      _Unusable: it uses a name that is withheld.
+      _Unusable: it uses a name that is withheld, or gives an iterator to the code.
     """
-    nodes = list(certain_nodes(test))
+    nodes = list(certain_nodes(test, called))
     imported: dict[str, Any] = {"__name__": _TESTS}
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -365,6 +384,24 @@ def _check_certain(test: str, withheld: set[str], left: set[str]) -> None:
             f"the test uses {name}, which neither the test nor the columns of setup and prefix "
             f"define, and the code supplies only {', '.join(sorted(left))}"
         )
+    everything = list(ast.walk(ast.parse(test)))
+    for node in everything:
+        match node:
+            case ast.FunctionDef(name=name, args=ast.arguments(args=[first, *_])) if name == called:
+                supplied = supplied | {first.arg}
+    supplied -= {one.id for one in everything if isinstance(one, ast.Name) and _is_stored(one)}
+    iterators = _ITERATORS & unbound_names([test])
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in supplied:
+                for argument in arguments:
+                    match argument:
+                        case ast.Call(func=ast.Name(id=made)) if made in iterators:
+                            raise _Unusable(_NOT_PLAIN.format(f"{made}: {ast.unparse(node)}"))
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return not isinstance(name.ctx, ast.Load)
 
 
 def _no_check(candidate: Any) -> NoReturn:

@@ -317,7 +317,9 @@ class Controller(FleetListener):
         """Ends a step: metrics, records, display."""
         machine, self.machine = self.machine, {}
         metrics = await self._figures.take(done, self.periodic.take_metrics() | machine)
-        self._gaps.take(await asyncio.to_thread(gaps_of_workers, done))
+        temperature = self.section.rollouts.temperature_at(done.step)
+        gaps = await asyncio.to_thread(gaps_of_workers, done, temperature)
+        self._gaps.take(gaps, self.run_state.next_id)
         self._tell_stage(done.step, metrics)
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from rlax_plugin.config import Guard, Objective
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.fleet.fleet import Fleet, Worker
+from rlax_plugin.fleet.identities import Identity
 from rlax_plugin.metrics.step import FinishedStep
 from rlax_plugin.objective.diagnostics import GROUP_GAPS
 from rlax_plugin.records import events as ev
@@ -163,29 +165,48 @@ class KeptGuard:
         )
 
 
-def gaps_of_workers(done: FinishedStep) -> dict[str, tuple[float, float]]:
-    """Returns worker -> the sum of the log-prob gap over its trained tokens, and their number.
+@dataclass(frozen=True, slots=True)
+class GroupGap:
+    """The log-prob gap of a group that one worker has generated.
 
-    Only groups that one worker has generated count; waits for the device's figures.
+    Attributes:
+      gap: sum over its trained tokens, in nats at temperature 1, or at its own one if that is
+        higher.
+      tokens: their number.
+    """
+
+    worker: str
+    group: int
+    gap: float
+    tokens: float
+
+
+def gaps_of_workers(done: FinishedStep, temperature: float) -> list[GroupGap]:
+    """Returns the gaps of the groups of a step; waits for the device's figures.
+
+    Args:
+      temperature: of groups that have none of their own. It divides logits, and with them what
+        rounding changes, so that low ones make the same engine differ by more.
     """
     if any(name not in done.metrics for name in GROUP_GAPS):
-        return {}
+        return []
     gap_g, tokens_g = (np.asarray(done.metrics[name], np.float64) for name in GROUP_GAPS)
-    found: dict[str, tuple[float, float]] = {}
+    gaps: list[GroupGap] = []
     for group, gap, tokens in zip(done.batch.groups, gap_g[1:], tokens_g[1:], strict=False):
         names = {name for sampled in group.sampled for name in sampled.workers}
         if len(names) == 1:
-            (name,) = names
-            before = found.get(name, (0.0, 0.0))
-            found[name] = before[0] + float(gap), before[1] + float(tokens)
-    return found
+            scale = min(1.0, temperature if group.temperature is None else group.temperature)
+            gaps.append(GroupGap(names.pop(), group.id, float(gap) * scale, float(tokens)))
+    return gaps
 
 
 class WorkerGaps:
     """Warns of a worker whose log-probs are not the trainer's, and quarantines one far from them.
 
     A mean over at least ``GAP_TOKENS`` tokens decides, of one step or of several. A worker is only
-    quarantined while another one agrees with the trainer.
+    quarantined while another one agrees with the trainer. A record knows a worker's name only: a
+    process is judged by groups that were issued after it was first seen here, because earlier ones,
+    also those of recorded batches, may be of another process with its name.
 
     Args:
       fleet: whose workers are judged.
@@ -194,24 +215,32 @@ class WorkerGaps:
 
     def __init__(self, fleet: Fleet, note: Callable[[str], None]):
         self._fleet, self._note = fleet, note
-        self._sums: dict[str, tuple[float, float]] = {}
-        self._means: dict[str, float] = {}  # the newest of each worker
+        self._first: dict[Identity, int] = {}  # the first group that a process is judged by
+        self._sums: dict[Identity, tuple[float, float]] = {}
+        self._means: dict[Identity, float] = {}  # the newest of each process
 
-    def take(self, found: Mapping[str, tuple[float, float]]) -> None:
-        """Judges workers after a step; see ``gaps_of_workers``."""
-        judged: list[Worker] = []
-        for name, (gap, tokens) in found.items():
-            before = self._sums.pop(name, (0.0, 0.0))
-            gap, tokens = gap + before[0], tokens + before[1]
-            if tokens < GAP_TOKENS:
-                self._sums[name] = gap, tokens
-            elif (worker := self._fleet.workers.get(name)) is not None:
-                self._means[name] = gap / tokens
-                judged.append(worker)
-        self._means = {n: mean for n, mean in self._means.items() if n in self._fleet.workers}
-        for worker in judged:
-            self._judge(worker, self._means[worker.name])
-        self._sums = {name: one for name, one in self._sums.items() if name in self._fleet.workers}
+    def take(self, gaps: Sequence[GroupGap], next_group: int) -> None:
+        """Judges workers after a step.
+
+        Args:
+          gaps: see ``gaps_of_workers``.
+          next_group: id of the group that will be issued next.
+        """
+        workers = {worker.identity: worker for worker in self._fleet.workers.values()}
+        self._first = {process: self._first.get(process, next_group) for process in workers}
+        self._sums = {process: sums for process, sums in self._sums.items() if process in workers}
+        self._means = {process: mean for process, mean in self._means.items() if process in workers}
+        for one in gaps:
+            worker = self._fleet.workers.get(one.worker)
+            if worker is not None and one.group >= self._first[worker.identity]:
+                gap, tokens = self._sums.get(worker.identity, (0.0, 0.0))
+                self._sums[worker.identity] = gap + one.gap, tokens + one.tokens
+        judged = [process for process, (_, tokens) in self._sums.items() if tokens >= GAP_TOKENS]
+        for process in judged:
+            gap, tokens = self._sums.pop(process)
+            self._means[process] = gap / tokens
+        for process in judged:
+            self._judge(workers[process], self._means[process])
 
     def _judge(self, worker: Worker, mean: float) -> None:
         if mean <= GAP_WARN:

@@ -92,6 +92,7 @@ class RunState:
       rates: the pass rate of each prompt.
       open: group id -> issued group that is not scored yet; in issue order.
       ready: the accepted groups that are not in a batch yet, by id.
+      next_id: id of the group that is issued next.
       segment_of: group id of a ready group -> journal segment in whose file of samples it is.
       next_step: the step whose batch is next, from 1.
       issued_for_step: groups issued since the last batch, or since the run was resumed.
@@ -107,7 +108,7 @@ class RunState:
         self.prompts, self._sampler, self.rates = prompts, sampler, rates
         self._stages = Stages(section.curation.stages, prompts, rates)
         self._rng = np.random.default_rng([section.seed, 1])
-        self._next_id = self._oldest_open = 0
+        self.next_id = self._oldest_open = 0
         self.open: dict[int, Open] = {}
         self.ready = ReadyGroups()
         self.segment_of: dict[int, int] = {}
@@ -118,7 +119,7 @@ class RunState:
     @property
     def oldest_open(self) -> int | None:
         """The oldest open group; None if there is none."""
-        while self._oldest_open < self._next_id and self._oldest_open not in self.open:
+        while self._oldest_open < self.next_id and self._oldest_open not in self.open:
             self._oldest_open += 1  # no group is opened again
         return self._oldest_open if self.open else None
 
@@ -138,11 +139,11 @@ class RunState:
         if len(chosen) != count:
             raise TrainingError(f"the sampler chose {len(chosen)} prompts instead of {count}")
         issued = [self.prompts[index] for index in chosen]
-        event = ev.Issued(self._next_id, tuple(p.id for p in issued), min_version)
+        event = ev.Issued(self.next_id, tuple(p.id for p in issued), min_version)
         posteriors = zip(*(column.tolist() for column in self.rates.posterior(chosen)), strict=True)
         for index, prompt, posterior in zip(chosen, issued, posteriors, strict=True):
-            self.open[self._next_id] = Open(prompt, index, min_version, posterior)
-            self._next_id += 1
+            self.open[self.next_id] = Open(prompt, index, min_version, posterior)
+            self.next_id += 1
         self.totals.issued += count
         self.issued_for_step += count
         return event
@@ -225,7 +226,7 @@ class RunState:
         totals = {f.name: getattr(self.totals, f.name) for f in dataclasses.fields(self.totals)}
         # Copies: the state is written while more happens.
         document = {
-            "next_id": self._next_id,
+            "next_id": self.next_id,
             "next_step": self.next_step,
             "issued_for_step": self.issued_for_step,
             "rng": self._rng.bit_generator.state,
@@ -265,7 +266,7 @@ class RunState:
         Raises:
           TrainingError: the prompt source has lost a prompt of an open group.
         """
-        self._next_id = state["next_id"]
+        self.next_id = state["next_id"]
         self.next_step = state["next_step"]
         self.issued_for_step = state["issued_for_step"]
         self._rng.bit_generator.state = state["rng"]
@@ -279,7 +280,7 @@ class RunState:
             totals[name] = Counter(totals[name])
         self.totals = Totals(**totals)
         self.open = self._restored(state["open"])
-        self._oldest_open = min(self.open, default=self._next_id)
+        self._oldest_open = min(self.open, default=self.next_id)
         self.segment_of = {int(group_id): segment for group_id, segment in state["ready"].items()}
         self.ready = ReadyGroups(load(self.segment_of).values())
 

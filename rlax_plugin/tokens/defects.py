@@ -17,7 +17,8 @@ LEAST_LOGPROB = -150.0
 
 The smallest float32 probability above 0 is exp(-103.3), and a token of probability 0 is never
 sampled; Gumbel noise in float64 stays above -43 less the logarithm of the vocabulary. The rest
-allows for an engine that computes log-probs apart from its sampling, in another precision.
+allows for an engine that computes log-probs apart from its sampling, in another precision; as a
+temperature below 1 divides that difference of logits too, it divides the limit.
 """
 
 _PORTION = 8192  # tokens that are checked at once
@@ -161,8 +162,9 @@ def _tokens_defect(
         return int((~np.isfinite(logprobs)).argmax()), "has log-probs that are not finite"
     if highest > ROUNDING:
         return int(logprobs.argmax()), f"has log-probs above 0 ({highest:.4g})"
-    if lowest < LEAST_LOGPROB:
-        why = f"below {LEAST_LOGPROB:g} ({lowest:.4g}), which no token that is sampled has"
+    least = LEAST_LOGPROB / min(1.0, sampling.temperature or 1.0)
+    if lowest < least:
+        why = f"below {least:g} ({lowest:.4g}), which no token that is sampled has"
         return int(logprobs.argmin()), f"has log-probs {why}"
     versions = _joined(samples, "versions")
     back = np.flatnonzero(versions[1:] < versions[:-1]) + 1  # another sample may begin there

@@ -9,7 +9,10 @@ make it at most some tens of times as long, by a bound that assumes the worst te
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +27,9 @@ _PARTS = {
     "decoder": "decoders",
 }
 _BYTES = 4  # of a character at most; ByteLevel makes a character of each, and may add a space
+
+_LOOKING = re.compile(r"\(\?[^:]|\\[bBAZzGK\d]|(?<!\[)\^|\$")  # at what is around a match
+_CLASS = re.compile(r"\\[pP]\{\^?\w+\}")  # such as \p{L}, which Python does not have
 
 
 def growth_faults(content: Mapping[str, Any]) -> Iterator[str]:
@@ -106,8 +112,12 @@ def _growth_of_text(steps: list[Mapping[str, Any]]) -> float:
         match step:
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old:
                 sizes[old[0]] = max(sizes.get(old[0], other), size(new))
-            case {"type": "Replace", "content": str(new)}:  # may match between all characters
-                more = size(new)
+            case {"type": "Replace", "pattern": pattern, "content": str(new)}:
+                if _matches_nothing(pattern):  # perhaps between all characters
+                    more = size(new)
+                else:
+                    other = max(other, size(new))
+                    sizes = {key: max(value, other) for key, value in sizes.items()}
             case {"type": "Prepend", "prepend": str(text)}:
                 added += size(text)
             case {"type": "BertNormalizer" | "BPEDecoder" | "CTC"}:  # spaces around characters
@@ -124,6 +134,19 @@ def _growth_of_text(steps: list[Mapping[str, Any]]) -> float:
         if more:
             sizes, other = {key: value + more for key, value in sizes.items()}, other + more
     return max(other, added, *sizes.values())
+
+
+def _matches_nothing(pattern: Any) -> bool:
+    """Returns False if a regular expression is certain to match at least one character.
+
+    Where nothing in it looks at its surroundings, it matches nothing in all texts or in none.
+    """
+    match pattern:
+        case {"Regex": str(expression)} if not _LOOKING.search(expression):
+            with warnings.catch_warnings(), contextlib.suppress(re.error, RecursionError):
+                warnings.simplefilter("ignore")
+                return re.fullmatch(_CLASS.sub(r"\\w", expression), "") is not None
+    return True  # or it is one that only Oniguruma understands
 
 
 def _growth_of_tokens(steps: list[Mapping[str, Any]]) -> float:

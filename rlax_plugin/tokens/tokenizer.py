@@ -27,6 +27,7 @@ from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
 from rlax_plugin.types.sampled import EMPTY
 
 _WITH_STOP_IDS = ("config.json", "generation_config.json")
+_LEAST_LONGEST = 16  # characters; toys have tokens of one, and published models of a hundred
 _ANCHOR = "\n"  # what stands before a text that continues another
 
 
@@ -130,11 +131,14 @@ class Tokenizer:
         It is the number of characters of the longest token, as the vocabulary spells it. There a
         byte, as of a byte-level vocabulary, has at least one character, and a character of a text
         has at least one byte. Special tokens do not count, because a text does not become them.
+        Any number of spaces or unknown characters can become one token or none; the least that is
+        returned, 16, leaves room for ordinary ones.
         """
         with self._lock:
             tokens = self._backend.get_vocab(with_added_tokens=False).keys()
             added = self._backend.get_added_tokens_decoder().values()
-        return max(map(len, [*tokens, *(one.content for one in added if not one.special)]))
+        texts = [*tokens, *(one.content for one in added if not one.special)]
+        return max(_LEAST_LONGEST, *map(len, texts))
 
     @property
     def pad_id(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ _TEXTS = ("merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja")
 # The library reads other names too: which, depends on the class of the tokenizer.
 _KINDS = (".jinja", ".json", ".model", ".spm", ".tiktoken", ".txt")
 _INDEX = ".index.json"  # of weights, which may be links
+_PAPERS = re.compile("license|notice|readme|trainer_state", re.IGNORECASE)  # of no tokenizer
+_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # the name of a file in the cache of the hub
 _WITH_WORDS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 _LARGEST = 256 << 20  # bytes of a file; Gemma 3's tokenizer.json has 33 MB
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -84,20 +87,25 @@ def check_places(directory: Path, paths: Iterable[Path]) -> None:
       FilesError: one leads out of the directory, or is no file.
     """
     home = os.path.realpath(directory)
-    inside = [Path(home)]
-    # In the cache of the Hugging Face hub, snapshots/REVISION/tokenizer.json leads to blobs/HASH.
-    inside += [one.parent / "blobs" for one in inside[0].parents if one.name == "snapshots"][:1]
+    # In the cache of the Hugging Face hub, snapshots/REVISION/tokenizer.json leads to blobs/HASH;
+    # blobs may be a link to a larger disk.
+    caches = [one.parent / "blobs" for one in Path(home).parents if one.name == "snapshots"][:1]
     for path in sorted(paths):
         name = path.relative_to(directory)
-        if path.suffix not in _KINDS or path.name.endswith(_INDEX):
+        if path.suffix not in _KINDS or path.name.endswith(_INDEX) or _PAPERS.match(path.name):
+            continue
+        if path.is_dir() or not path.exists():  # the library reads neither
             continue
         target = Path(os.path.realpath(path))
-        if not any(target.is_relative_to(one) for one in inside):
+        is_blob = _HASH.fullmatch(target.name) and any(
+            target.parent == Path(os.path.realpath(one)) for one in caches
+        )
+        if not (is_blob or target.is_relative_to(home)):
             raise FilesError(
                 f"{name} is a link to {one_line(repr(str(target)))}, outside this directory: put "
                 "a copy of that file in its place, if it belongs to the model"
             )
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        if not path.is_file():  # reading a pipe would wait for ever
             raise FilesError(f"{name} is no file")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from rlax_plugin.controller.limits import (
     GAP_QUARANTINE,
     GAP_TOKENS,
     GAP_WARN,
+    GroupGap,
     WorkerGaps,
     gap_error,
     gaps_of_workers,
@@ -73,30 +76,33 @@ def test_as_many_steps_count_as_the_key_says() -> None:
     assert error_after(objective, *[0.2] * 50) is not None
 
 
-def group_of(*workers: tuple[str, ...]) -> Any:
+def group_of(number: int, *workers: tuple[str, ...], temperature: float | None = None) -> Any:
     """A group with a sample of each of these workers."""
     episodes = [
         make_episode(make_sampled(workers=names), index=i) for i, names in enumerate(workers)
     ]
-    return make_group([0.0] * len(workers), episodes=tuple(episodes))
+    group = make_group([0.0] * len(workers), id=number, episodes=tuple(episodes))
+    return dataclasses.replace(group, temperature=temperature)
 
 
 def test_a_gap_is_the_workers_that_alone_has_generated_the_group() -> None:
     groups = [
-        group_of(("a",), ("a",)),
-        group_of(("b",), ("b",)),
-        group_of(("a",), ("b",)),
-        group_of(("a", "b"), ("a",)),
-        group_of(("a",), ("a",)),
+        group_of(3, ("a",), ("a",)),
+        group_of(4, ("b",), ("b",), temperature=0.25),
+        group_of(5, ("a",), ("b",)),
+        group_of(6, ("a", "b"), ("a",)),
+        group_of(8, ("a",), ("a",), temperature=2.0),
     ]
     figures = np.zeros((2, 8))
     figures[:, 1:6] = [[1.5, 40, 1000, 1000, 2.5], [10, 8, 9, 9, 30]]
     done = FinishedStep(
         make_batch(1, groups), StepStats(), dict(zip(GROUP_GAPS, figures, strict=True))
     )
-    assert gaps_of_workers(done) == {"a": (4.0, 40.0), "b": (40.0, 8.0)}
+    rest = [GroupGap("b", 4, 10.0, 8.0), GroupGap("a", 8, 2.5, 30.0)]
+    assert gaps_of_workers(done, 1.0) == [GroupGap("a", 3, 1.5, 10.0), *rest]
+    assert gaps_of_workers(done, 0.5) == [GroupGap("a", 3, 0.75, 10.0), *rest]
     done.metrics = {}  # of a trainer that does not say
-    assert gaps_of_workers(done) == {}
+    assert gaps_of_workers(done, 1.0) == []
 
 
 class Quarantined(FleetListener):
@@ -107,6 +113,11 @@ class Quarantined(FleetListener):
         self.said.append((name, reason))
 
 
+def gaps_after(means: Mapping[str, float], tokens: float = GAP_TOKENS) -> list[GroupGap]:
+    """A group of each worker, issued after the first look at the fleet."""
+    return [GroupGap(name, 7, mean * tokens, tokens) for name, mean in means.items()]
+
+
 def test_a_worker_whose_log_probs_are_not_the_trainers_is_named_then_quarantined() -> None:
     async def main() -> None:
         fleet, dispatcher, lost = make()
@@ -115,20 +126,17 @@ def test_a_worker_whose_log_probs_are_not_the_trainers_is_named_then_quarantined
         for name in ("near", "apart", "far"):
             await join(fleet, name, answer)
         workers, gaps = dict(fleet.workers), WorkerGaps(fleet, notes.append)
+        gaps.take([], 7)
         few = GAP_TOKENS / 2
-        gaps.take({"far": (99.0 * few, few)})  # too few to judge by
+        gaps.take(gaps_after({"far": 99.0}, few), 9)  # too few to judge by
         assert listener.said == notes == []
         for _ in range(2):
-            gaps.take({
-                "near": (GAP_WARN * GAP_TOKENS, GAP_TOKENS),
-                "apart": (GAP_QUARANTINE * GAP_TOKENS, GAP_TOKENS),
-                "gone": (99.0 * GAP_TOKENS, GAP_TOKENS),
-            })  # fmt: skip
+            gaps.take(gaps_after({"near": GAP_WARN, "apart": GAP_QUARANTINE, "gone": 99.0}), 9)
         apart = "the log-probs of its samples differ by 5 nats a token from the trainer's"
         assert notes == [f"warning: worker apart: {apart}, more than 1"]  # once
         assert workers["apart"].suspicion == {GAP: f"{apart}, more than 1"}
         assert workers["near"].suspicion == {} and listener.said == []
-        gaps.take({"apart": (0.01 * GAP_TOKENS, GAP_TOKENS), "far": (1.0 * few, few)})
+        gaps.take([*gaps_after({"apart": 0.01}), *gaps_after({"far": 1.0}, few)], 9)
         assert workers["apart"].suspicion == {}
         far = "the log-probs of its samples differ by 50 nats a token from the trainer's"
         assert listener.said == [("far", f"{far}, more than 1 and than 5")]
@@ -146,11 +154,37 @@ def test_no_worker_is_quarantined_where_the_trainer_may_be_wrong() -> None:
         for name in ("a", "b"):
             await join(fleet, name, answer)
         gaps = WorkerGaps(fleet, notes.append)
+        gaps.take([], 7)
         for _ in range(2):
-            gaps.take({name: (9.0 * GAP_TOKENS, GAP_TOKENS) for name in ("a", "b")})
+            gaps.take(gaps_after({"a": 9.0, "b": 9.0}), 9)
         assert fleet.workers.keys() == {"a", "b"} and lost == [] and len(notes) == 2
-        gaps.take({"a": (0.01 * GAP_TOKENS, GAP_TOKENS), "b": (9.0 * GAP_TOKENS, GAP_TOKENS)})
+        gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 9)
         assert fleet.workers.keys() == {"a"}
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_worker_does_not_pay_for_a_process_that_had_its_name_before() -> None:
+    async def main() -> None:
+        fleet, dispatcher, lost = make()
+        notes: list[str] = []
+        for name in ("a", "b"):
+            await join(fleet, name, answer)
+        gaps = WorkerGaps(fleet, notes.append)
+        gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 8)  # of recorded batches
+        gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 9)
+        assert notes == [] and fleet.workers.keys() == {"a", "b"}
+        late = [GroupGap(name, 8, mean * 64, 64) for name, mean in (("a", 0.01), ("b", 2.0))]
+        gaps.take(late, 9)
+        assert len(notes) == 1
+        fleet.lose(fleet.workers["b"], "it has ended")
+        await join(fleet, "b", answer, process="another")
+        gaps.take([GroupGap("b", 8, 9.0 * 64, 64)], 12)  # the first look at the new process
+        gaps.take([GroupGap("b", 11, 9.0 * 64, 64)], 14)
+        assert fleet.workers.keys() == {"a", "b"} and fleet.workers["b"].suspicion == {}
+        gaps.take([GroupGap("b", 12, 9.0 * 64, 64)], 15)
+        assert fleet.workers.keys() == {"a"} and len(lost) == 2
         await dispatcher.close()
 
     run(main)

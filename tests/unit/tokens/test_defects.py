@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -98,6 +100,20 @@ def test_sound_samples_pass(second):
 def test_a_defect_is_named_with_its_sample(second, problem):
     found = defect(group(second), SAMPLING, VOCABULARY)
     assert found is not None and found.startswith(f"sample 1 {problem}"), found
+
+
+@pytest.mark.parametrize(
+    ("temperature", "least"), [(1.0, -150), (4.0, -150), (0.0, -150), (0.1, -1500)]
+)
+def test_low_temperatures_allow_lower_log_probs(temperature: float, least: float) -> None:
+    sampling = replace(SAMPLING, temperature=temperature)
+    low, lower = (
+        sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, least * factor))
+        for factor in (0.99, 1.01)
+    )
+    assert defect(group(low), sampling, VOCABULARY) is None
+    text = defect(group(lower), sampling, VOCABULARY)
+    assert text is not None and f"has log-probs below {least} (" in text
 
 
 def test_what_is_not_known_of_the_vocabulary_is_not_held_against_it():

@@ -73,6 +73,9 @@ def linked(name: str, target: str) -> Callable[[Path], None]:
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).unlink(missing_ok=True)
         (directory / name).symlink_to(target)
+        if not (directory / name).exists():
+            (directory / name).resolve().parent.mkdir()
+            (directory / name).touch()
 
     return link
 
@@ -227,19 +230,25 @@ def test_links_of_the_cache_of_a_hub_are_followed(tmp_path: Path) -> None:
     """Of the same repository only; a link within the directory, and one to it, is none outside."""
     repository = tmp_path / "models--an--example"
     snapshot = byte_level(repository / "snapshots" / "12ab")
-    (repository / "blobs").mkdir()
+    (repository / "blobs").symlink_to(tmp_path)  # a directory of a larger disk
     for number, path in enumerate(sorted(snapshot.iterdir())):
-        path.rename(repository / "blobs" / f"{number}")
-        path.symlink_to(f"../../blobs/{number}")
+        path.rename(tmp_path / f"{number:040x}")
+        path.symlink_to(f"../../blobs/{number:040x}")
     (snapshot / "vocab.json").symlink_to("tokenizer_config.json")
     (snapshot / "model.safetensors.index.json").symlink_to("/etc/passwd")
+    (snapshot / "LICENSE.txt").symlink_to("/etc/passwd")
+    (snapshot / "trainer_state.json").symlink_to("/etc/passwd")
+    (snapshot / "special_tokens_map.json").symlink_to("/etc/gone")
+    (snapshot / "eval.json").mkdir()
     (tmp_path / "named").symlink_to(snapshot)
     assert Tokenizer.load(tmp_path / "named", KEY).size == 265
-    (repository / "secret").touch()
-    (repository / "blobs" / "linked").symlink_to("../secret")
-    (snapshot / "merges.txt").symlink_to("../../blobs/linked")
-    with pytest.raises(ConfigError, match=r"merges.txt is a link to '.*/secret', outside"):
-        Tokenizer.load(snapshot, KEY)
+    (tmp_path / "secret").touch()
+    (tmp_path / ("a" * 64)).symlink_to("secret")
+    for blob in ("secret", "a" * 64):
+        (snapshot / "merges.txt").symlink_to(f"../../blobs/{blob}")
+        with pytest.raises(ConfigError, match=r"merges.txt is a link to '.*/secret', outside"):
+            Tokenizer.load(snapshot, KEY)
+        (snapshot / "merges.txt").unlink()
 
 
 def test_ids_without_a_token_are_no_text(tmp_path: Path) -> None:

@@ -185,6 +185,10 @@ def test_tests_that_cannot_be_used_leave_the_sample_unscored(share: PythonTests)
         ([f"{DOUBLE[0]}\nimport math\ndouble(math.sqrt)"], "plain data only, not builtin"),
         ([f"{DOUBLE[0]}\nclass A: pass\ndouble([A()])"], "plain data only, not A"),
         ([f"{DOUBLE[0]}\nimport re\ndouble(re.compile('a'))"], "plain data only, not Pattern"),
+        (
+            [f"{DOUBLE[0]}\nassert double(map(int, '12')) == 1"],
+            "only, not map: double.map.int, '12",
+        ),
         (["assert double(2) == 5\nimport no_such_module"], "used: ModuleNotFoundError: No mod"),
         ([], "has no tests in column 'tests', and the reference"),
         ([1, 2], "has no tests"),
@@ -192,6 +196,29 @@ def test_tests_that_cannot_be_used_leave_the_sample_unscored(share: PythonTests)
     ):
         with pytest.raises(ValueError, match=said):
             share(replace(prompt(tests), reference=""), RIGHT)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def spare(): return no_such_name\nassert double(2) == 4",
+        "def spare():\n    import no_such_module\nassert double(2) == 4",
+        "spare = lambda: no_such_name\nassert double(2) == 4",
+        "assert double(2) == 4 or no_such_name\nassert double(2) == 4, no_such_name",
+        "assert double(2) == (4 if double(1) == 2 else no_such_name)",
+        "def spare(double): return double(map(int, '12'))\nassert double(2) == 4",
+        "assert double(2) == 4\nassert max(map(int, '12')) == 2",
+    ],
+)
+def test_what_a_test_never_runs_does_not_make_it_unusable(share: PythonTests, test: str) -> None:
+    assert passed(share, [test], RIGHT) == 1.0
+    assert passed(share, [test], RIGHT.replace("2", "3")) == 0.0
+    checks = PythonTests(PythonTestsConfig(entry_point="entry"))
+    lines = "".join(f"    {line}\n" for line in test.splitlines())
+    asked = prompt(f"def check(double):\n{lines}", entry="double")
+    assert checks(asked, RIGHT).total == 1.0
+    assert checks(asked, RIGHT.replace("2", "3")).total == 0.0
+    checks.close()
 
 
 UNUSABLE_BY_THE_CODE = {
@@ -208,7 +235,7 @@ UNUSABLE_BY_THE_CODE = {
         "import decimal\nmoney = decimal.Decimal()",
     ),
     "an iterator over an object": (
-        "assert used(iter(items())) == 1",
+        "i = iter(items())\nassert used(i) == 1",
         "class Items:\n    __iter__ = lambda s: iter([1])\nitems = Items",
     ),
     "its exception": (
