@@ -1,14 +1,11 @@
-"""Measures the cost of pass rates with many prompts, and the coverage of their intervals.
+"""Measures the cost of pass rates with many prompts.
 
-    .venv/bin/python benchmarks/pass_rates.py costs --count 10000 1000000
-    .venv/bin/python benchmarks/pass_rates.py coverage
-    .venv/bin/python benchmarks/pass_rates.py shapes
+    .venv/bin/python benchmarks/pass_rates.py --count 10000 1000000
 
-``costs``: all prompts are measured. A step chooses 64 prompts by sampling from their posteriors and
-observes 64 groups. A snapshot has a part on the event loop, the copy, and the rest on another
-thread; meanwhile a ticker on the loop measures the longest time for which nothing else could run.
-Each count has a process of its own. ``coverage``: see ``tests/helpers/drifting_rates.py``;
-``shapes``: the same for rates that are not uniform.
+All prompts are measured. A step chooses 64 prompts by sampling from their posteriors and observes
+64 groups. A snapshot has a part on the event loop, the copy, and the rest on another thread;
+meanwhile a ticker on the loop measures the longest time for which nothing else could run. Each
+count has a process of its own.
 """
 
 from __future__ import annotations
@@ -29,11 +26,7 @@ import numpy as np
 import pyarrow as pa
 import rlax_curation
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
-from drifting_rates import coverage, simulated
-
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.pass_rates.half_life import fitted_half_life
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles
@@ -49,8 +42,6 @@ from rlax_plugin.start.prior import about_rates, first_rates
 from rlax_plugin.types import SamplingParams
 
 STEPS, PROMPTS = 50, 64
-SHAPES = ((1.0, 1.0), (0.5, 0.5), (0.3, 0.3), (0.1, 0.1), (0.2, 0.6), (3.0, 3.0))
-TAUS = (50, 100, 200, 400, 800, 1600)
 
 
 def prompt_table(count: int) -> PromptTable:
@@ -187,54 +178,18 @@ async def costs(count: int, directory: Path) -> dict[str, float]:
     return found
 
 
-def show_coverage(prompts: int, visits: int) -> None:
-    print("| tau | samples | half-life | fitted | half the drift | twice the drift |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for samples in (8, 4, 16):
-        for tau in TAUS if samples == 8 else (200,):
-            of = {"prompts": prompts, "visits": visits, "samples": samples}
-            half_life = fitted_half_life(simulated(tau, **of, seed=0).observed)
-            shares = [
-                coverage(simulated(other, **of, seed=seed), half_life)
-                for seed, other in enumerate((tau, 2 * tau, tau / 2), start=1)
-            ]
-            cells = " | ".join(f"{one.when_asked:.3f}, {one.when_scored:.3f}" for one in shares)
-            print(f"| {tau} | {samples} | {half_life:.1f} | {cells} |", flush=True)
-
-
-def show_shapes(prompts: int, visits: int) -> None:
-    """Prints results for rates that are not uniform, with the default prior and a matching one."""
-    print("| rates | tau | prior | half-life | coverage |\n| --- | --- | --- | --- | --- |")
-    for shape in SHAPES:
-        for tau in (200, 1600):
-            of = {"prompts": prompts, "visits": visits, "shape": shape}
-            for prior in dict.fromkeys([(1.0, 1.0), shape]):
-                half_life = fitted_half_life(simulated(tau, **of, seed=0).observed, prior=prior)
-                one = coverage(simulated(tau, **of, seed=1), half_life, prior=prior)
-                found = f"{one.when_asked:.3f}, {one.when_scored:.3f}"
-                row = f"| Beta{shape} | {tau} | Beta{prior} | {half_life:.1f} | {found} |"
-                print(row, flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["costs", "coverage", "shapes"])
     parser.add_argument("--count", type=int, nargs="+", default=[10_000, 1_000_000])
-    parser.add_argument("--prompts", type=int, default=2000)
-    parser.add_argument("--visits", type=int, default=20)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.part == "coverage":
-        show_coverage(given.prompts, given.visits)
-    elif given.part == "shapes":
-        show_shapes(given.prompts, given.visits)
-    elif given.here:
+    if given.here:
         with tempfile.TemporaryDirectory() as name:
             print(json.dumps(asyncio.run(costs(given.count[0], Path(name)))))
     else:
         found = []
         for count in given.count:
-            command = [sys.executable, __file__, "costs", "--here", "--count", str(count)]
+            command = [sys.executable, __file__, "--here", "--count", str(count)]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             found.append(json.loads(done.stdout.splitlines()[-1]))
         print("| | " + " | ".join(f"{count:,} prompts" for count in given.count) + " |")

@@ -26,12 +26,10 @@ from rlax_plugin.commands.report.section import PromptList, Section, Table
 from rlax_plugin.commands.report.series import Chart
 from rlax_plugin.commands.report.useful_groups import UsefulGroups, useful_groups
 from rlax_plugin.config.rollouts import Curation
-from rlax_plugin.pass_rates.half_life import Observations, fitted_half_life
 from rlax_plugin.prompts.record import training_prompts
 from rlax_plugin.records.files import RunFiles
 
 TITLE = "Rollouts and data"
-_LEAST_FITTED, _MOST_FITTED = 500, 20_000  # groups that a half-life is fitted to
 
 
 def curation_section(files: RunFiles, run: RunData, recorded: Sequence[GroupAt]) -> Section:
@@ -54,7 +52,6 @@ def curation_section(files: RunFiles, run: RunData, recorded: Sequence[GroupAt])
         if useful.useful:
             charts.append(draw.samples_per_useful_group(useful, _group_size(run)))
         charts += _calibration(run.history, recorded, notes)
-        figures += _fitted_half_life(run, run.history)
         domain_p, domains = _domains(run.history, rates)
         charts += _domain_rates(run, run.history, domain_p, domains)
         with run.noting():
@@ -115,27 +112,6 @@ def _calibration(history: History, recorded: Sequence[GroupAt], notes: list[str]
     bins = calibration(before_g[usable], passed_g, scored_g, prompt_g)
     without = int(np.count_nonzero(kept_g & ~np.isfinite(before_g)))
     return [draw.calibration_chart(bins, without, int(np.count_nonzero(~kept_g)))]
-
-
-def _fitted_half_life(run: RunData, history: History) -> list[Figure]:
-    """Returns the half-life that fits the observations, if there are enough groups.
-
-    It cannot be fitted to screened groups, as their number of samples depends on the outcomes.
-    """
-    names = ("prompt", "version", "passed", "scored")
-    prompt_g, version_g, passed_g, scored_g = (history.groups.column(name) for name in names)
-    usable = np.flatnonzero((scored_g > 0) & (prompt_g >= 0))[-_MOST_FITTED:]
-    again = len(usable) - len(np.unique(prompt_g[usable]))
-    if again < _LEAST_FITTED or run.setting("curation", "screening", {}).get("pilots"):
-        return []
-    failed_g = scored_g - passed_g
-    observed = Observations(*(of[usable] for of in (prompt_g, version_g, passed_g, failed_g)))
-    samples, rate = float(_setting(run, "prior_samples")), float(_setting(run, "prior_rate"))
-    found = fitted_half_life(observed, prior=(samples * rate, samples * (1 - rate)))
-    versions = int(version_g[usable].max() - version_g[usable].min())
-    value = f"{found:.0f} versions" if found <= versions else f"over {versions:,} versions"
-    remark = f"rlax.curation.pass_rate_half_life is {float(_setting(run, 'pass_rate_half_life')):g}"
-    return [Figure("half-life of pass rates that fits", value, remark)]
 
 
 def _domains(history: History, rates: NewestRates | None) -> tuple[np.ndarray, tuple[str, ...]]:

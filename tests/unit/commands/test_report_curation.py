@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drifting_rates import simulated
 from histories import History, group
 from scipy.special import betaincinv
 
@@ -126,26 +125,6 @@ def test_samples_per_useful_group(files):
     line, size = chart(found, "samples-per-useful-group").figure.data
     assert list(line.x) == [1, 2, 3] and list(line.y) == [3.5, 4.0, 3.0]
     assert list(size.y) == [2, 2]
-
-
-@pytest.mark.parametrize(("screening", "fits"), [({}, True), ({"pilots": 1}, False)])
-def test_the_half_life_that_fits(files, screening, fits):
-    """Of prompts whose rates drift with tau = 200, which benchmarks/README.md has as well."""
-    run, observed = read_run(files), simulated(200, prompts=500, visits=10, seed=0).observed
-    columns = (observed.prompt_m, observed.version_m, observed.passed_m)
-    told = Told(steps={1: StepEvents()})
-    for number, (prompt, version, passed) in enumerate(zip(*columns, strict=True)):
-        told.groups.issued(number, [f"p{prompt}"])
-        told.groups.generated(number, int(version))
-        told.groups.scored(number, 1, int(passed), 8, accepted=False)
-    run.history = told
-    run.config["rlax"]["curation"]["screening"] = screening
-    figures = {f.name: f for f in curation_section(files, run, []).figures}
-    found = figures.get("half-life of pass rates that fits")
-    assert (found is not None) == fits
-    if found:
-        assert 10 <= int(found.value.removesuffix(" versions")) <= 18
-        assert found.remark == "rlax.curation.pass_rate_half_life is 1"
 
 
 def test_without_samples_passes_say_which_groups_were_useful(files):
