@@ -347,29 +347,29 @@ def plugins(
         listing.print_installed(console, document["installed"])
 
 
-@command(CONFIGURE, "rlax version")
-def version() -> None:
-    """Prints the versions of rlax_plugin and of the libraries it uses."""
+def _print_versions(asked: bool) -> None:
     import importlib.metadata
 
+    if not asked:
+        return
     for name in ("rlax-plugin", "maxtext", "jax", "google-jetstream", "orbax-checkpoint", "pluggy"):
         try:
             typer.echo(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             typer.echo(f"{name} not installed")
-
-
-def _print_and_exit(asked: bool) -> None:
-    if asked:
-        version()
-        raise typer.Exit
+    raise typer.Exit
 
 
 @app.callback(help=str(app.info.help))
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_and_exit, is_eager=True, help="see rlax version"),
+        typer.Option(
+            "--version",
+            callback=_print_versions,
+            is_eager=True,
+            help="prints the versions of rlax_plugin and of the libraries it uses",
+        ),
     ] = False,
 ) -> None:
     pass

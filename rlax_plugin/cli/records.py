@@ -1,4 +1,4 @@
-"""Commands that read what a run has recorded: report, compare, audit, replay."""
+"""Commands that read what a run has recorded: report, audit, replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ Out = Annotated[
 
 @command(LOOK, "rlax report runs/demo --watch")
 def report(
-    run: Run,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="directories of runs: paths or URLs such as gs://..."
+        ),
+    ],
     *,
     out: Out = None,
     watch: Annotated[
@@ -48,11 +53,24 @@ def report(
 ) -> None:
     """Writes one HTML page of a run: figures, charts, and its rollouts token by token.
 
-    The page is RUN/report.html, or ./NAME-report.html for a run on an object store. It needs no
-    other files and no network. If the run is unfinished, the page shows the steps so far. With
-    --watch, the page in a browser grows with the run: it reloads itself and stays as it was left.
+    Of two or more runs it writes one page that compares them: figures, config differences, and
+    overlaid charts. This page is ./compare.html.
+
+    The page of one run is RUN/report.html, or ./NAME-report.html for a run on an object store. It
+    needs no other files and no network. If the run is unfinished, the page shows the steps so far.
+    With --watch, the page in a browser grows with the run: it reloads itself and stays as it was
+    left.
     """
     with exit_status():
+        if len(runs) > 1:
+            from rlax_plugin.commands.report.write import write_comparison
+
+            if watch or trace is not None:
+                reason = "is for one run: leave out --watch and --trace, or the other runs"
+                raise ConfigError("RUN...", " ".join(runs), reason)
+            typer.echo(write_comparison(runs, out))
+            return
+        run = runs[0]
         if trace is not None:
             from rlax_plugin.commands.report.write import write_trace
 
@@ -74,24 +92,6 @@ def report(
         from rlax_plugin.commands.report.write import write_report
 
         typer.echo(write_report(run, out))
-
-
-@command(LOOK, "rlax compare runs/a runs/b --out compare.html")
-def compare(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN...", help="directories of two or more runs")
-    ],
-    *,
-    out: Out = None,
-) -> None:
-    """Writes one HTML page that compares runs: figures, config differences, and overlaid charts.
-
-    The default file is ./compare.html.
-    """
-    with exit_status():
-        from rlax_plugin.commands.report.write import write_comparison
-
-        typer.echo(write_comparison(runs, out))
 
 
 @command(LOOK, "rlax audit runs/demo")

@@ -94,7 +94,7 @@ def test_nothing_but_the_kept_config_has_a_secret(
         rlax("doctor", f"runs/{name}", "--bundle", f"{name}.tar.gz", "--with-texts", status=None)
         rlax("status", f"runs/{name}", status=None)
     rlax("report", "runs/some", "--out", "report.html")
-    rlax("compare", "runs/some", "runs/all", "--out", "compare.html")
+    rlax("report", "runs/some", "runs/all", "--out", "compare.html")
     # The run goes on with another token, and with no other rewards.
     again = ("train", "some.yml", "run_name=some", "steps=3", "hf_access_token=another-7q9z")
     rlax(*again)

@@ -1,4 +1,4 @@
-"""The page of ``rlax report`` and ``rlax compare`` in a real browser, beside the run's records."""
+"""The page of ``rlax report`` in a real browser, beside the run's records."""
 
 from __future__ import annotations
 

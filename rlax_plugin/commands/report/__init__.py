@@ -1,1 +1,1 @@
-"""``rlax report`` and ``rlax compare``: a run's records as one HTML page that needs no network."""
+"""``rlax report``: the records of runs as one HTML page that needs no network."""

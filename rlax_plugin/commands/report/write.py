@@ -1,4 +1,4 @@
-"""The commands ``rlax report`` and ``rlax compare``: write pages about runs."""
+"""The command ``rlax report``: writes pages about runs."""
 
 from __future__ import annotations
 
@@ -127,12 +127,9 @@ def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
     """Writes one page that overlays several runs, ``./compare.html`` by default.
 
     Raises:
-      ConfigError: there are too few or too many runs; or see ``write_report``.
+      ConfigError: there are too many runs; or see ``write_report``.
       RlaxError: a run's file system fails.
     """
-    if len(runs) < 2:
-        reason = "give at least 2 runs to compare; rlax report RUN shows one"
-        raise ConfigError("RUN...", ", ".join(runs) or None, reason)
     if len(runs) > len(COLOURS):
         reason = f"give at most {len(COLOURS)} runs, because a chart has {len(COLOURS)} colours"
         raise ConfigError("RUN...", f"{len(runs)} runs", reason)

@@ -269,6 +269,5 @@ def test_a_parameter_server_keeps_its_index_where_no_other_user_writes(folder: P
     assert f"--index = '{shared}/index.json': {shared} has mode 1777, so other" in result.stderr
 
 
-def test_the_version_is_a_command_and_an_option():
-    said = [rlax(word).stdout for word in ("version", "--version")]
-    assert said[0] == said[1] and said[0].startswith("rlax-plugin 0.")
+def test_the_versions_are_an_option():
+    assert rlax("--version").stdout.startswith("rlax-plugin 0.")
