@@ -1,9 +1,10 @@
 """The journal: numbered segments in the run's directory with all events, in order.
 
-``journal/<thousand>/<number>.json`` contains the events since the previous segment and the checksum
-of that segment, so a missing or exchanged segment is detected. It also names its file of samples,
-``samples/<thousand>/<number>.parquet``: the batch that trains next, in row order, followed by the
-other scored samples. That file is written first, and is valid only once its segment exists.
+``journal/<thousand>/<number>.json`` contains the events since the previous segment, the checksum of
+that segment and its own, so a missing, exchanged or changed segment is detected. It also names its
+file of samples, ``samples/<thousand>/<number>.parquet``: the batch that trains next, in row order,
+followed by the other scored samples. That file is written first, and is valid only once its segment
+exists.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import pyarrow as pa
 
 from rlax_plugin.errors import RlaxError
@@ -23,6 +23,7 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import RecordedGroup, from_table, rows_of
+from rlax_plugin.records.seals import checksum, sealed, unsealed
 
 DIRECTORY = "journal"
 SAMPLES = "samples"
@@ -36,20 +37,16 @@ class JournalError(RlaxError):
 
     Attributes:
       number: number of the segment.
+      problem: the sentence, without the number.
     """
 
     def __init__(self, number: int, problem: str):
-        self.number = number
+        self.number, self.problem = number, problem
         super().__init__(f"journal segment {number}: {problem}")
 
 
 class NotKeptError(JournalError):
     """The samples of a segment were removed, as ``rlax.retention`` says."""
-
-
-def checksum(data: bytes) -> str:
-    """Returns the crc32c of some bytes, 8 hex digits."""
-    return f"{google_crc32c.value(data):08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ def decode(number: int, data: bytes) -> Segment:
       JournalError: the content is not a segment.
     """
     try:
-        document = json.loads(data)
+        document = unsealed(data)
         if (found := document["format"]) != FORMAT:
             raise ValueError(f"its format is {found}, expected {FORMAT}")
         segment = Segment(
@@ -185,8 +182,11 @@ def read(
         data = _segment_bytes(files, number)
         segment = decode(number, data)
         if segment.previous != previous:
+            # This one has its own checksum: it is the one before that has changed since.
             raise JournalError(
-                number, f"follows a segment with checksum {segment.previous}, not {previous}"
+                max(number - 1, 1),
+                f"has checksum {previous}, but segment {number} follows one with checksum "
+                f"{segment.previous}",
             )
         previous = checksum(data)
         yield segment, previous
@@ -279,7 +279,7 @@ def write(
         head["samples"] = [{"name": name, "rows": rows.num_rows, "crc32c": checksum(data)}]
         reached(FaultPoint.SAMPLES_WRITTEN)
     lines = ",\n".join(events)
-    data = f'{json.dumps(head)[:-1]}, "events": [\n{lines}\n]}}\n'.encode()
+    data = sealed(f'{json.dumps(head)[:-1]}, "events": [\n{lines}\n]}}')
     files.put(segment_name(number), data)
     reached(FaultPoint.SEGMENT_WRITTEN)
     return checksum(data)

@@ -132,8 +132,12 @@ class Recovery:
             return tail
         if ledger.rewind(self.segment, self.checksum):
             ledger.append(found)
-        else:
+            return [], []
+        try:
             ledger.append(journal.read(self._files, until=number))
+        except JournalError as error:  # of a segment that only queries of the ledger need
+            log.warning("the ledger has no events up to segment %d: %s", self.segment, error)
+            ledger.append(found)
         return [], []
 
     def holds(self, step: int) -> bool:
@@ -149,7 +153,7 @@ class Recovery:
         """Returns the events that led to the batch of a step.
 
         Raises:
-          JournalError: its files differ from the committed ones.
+          JournalError: its files differ from the committed ones; says what to do.
         """
         return self._load(self._stretches[step])
 
@@ -169,7 +173,10 @@ class Recovery:
         segment_of: dict[int, int] = {}
         recorded: list[RecordedGroup] = []
         for segment, _ in segments:
-            recorded = journal.read_samples(self._files, segment)
+            try:
+                recorded = journal.read_samples(self._files, segment)
+            except JournalError as error:
+                raise _with_remedy(error, self._files, self.segment) from error
             for one in recorded:
                 judged.setdefault(one.group.id, one.judged)
                 if one.advantages is None:
@@ -202,7 +209,11 @@ def _restore_snapshot(step: int, run_state: RunState, files: RunFiles) -> dict[s
 
 
 def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment, str]]:
-    """Returns the segments after a snapshot. A damaged last one was never committed: ignored."""
+    """Returns the segments after a snapshot. A damaged last one was never committed: ignored.
+
+    Raises:
+      JournalError: another one is damaged; says what to do.
+    """
     found: list[tuple[Segment, str]] = []
     try:
         found.extend(journal.read(files, after, checksum))
@@ -210,10 +221,25 @@ def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment,
             journal.read_samples(files, found[-1][0])
     except JournalError as error:
         if error.number < journal.last_number(files):
-            raise
+            raise _with_remedy(error, files, after) from error
         log.warning("the last segment does not count: %s", error)
         found = [pair for pair in found if pair[0].number < error.number]
     return found
+
+
+def _with_remedy(error: JournalError, files: RunFiles, after: int) -> JournalError:
+    """Returns an error about a segment after a snapshot's, with what can be done about it.
+
+    Without the damaged segment and all later ones, the journal is one that ended earlier: what it
+    recorded has no effect on the weights of the checkpoint.
+    """
+    first = files.location(journal.segment_name(max(error.number, after + 1)))
+    return JournalError(
+        error.number,
+        f"{error.problem}. Bring the file back from a copy of the run directory; without a copy, "
+        f"remove {first} and all segments with higher numbers: what they recorded is then "
+        "generated and trained anew",
+    )
 
 
 def _remove_uncommitted(files: RunFiles, number: int) -> None:

@@ -136,7 +136,7 @@ def test_a_journal_comes_back(files: RunFiles) -> None:
     assert [s.previous for s, _ in found] == ["00000000", *checksums[:-1]]
     assert list(journal.read(files, after=3, previous=checksums[2])) == found[3:]
     assert list(journal.read(files, until=2)) == found[:2]
-    with pytest.raises(JournalError, match="segment 4: follows a segment with checksum"):
+    with pytest.raises(JournalError, match=r"segment 3: has checksum .*, but segment 4 follows"):
         list(journal.read(files, after=3, previous=checksums[1]))
 
 
@@ -174,9 +174,19 @@ def test_exchanged_segments_are_noticed(run: RunFiles) -> None:
     segment(run, 3).write_bytes(segment(run, 4).read_bytes())
     assert broken(run) == (3, "journal segment 3: contains the number 4 instead of its own")
     # A segment of another run, with the right number: the next one names another checksum.
-    segment(run, 3).write_bytes(third.replace(b'"d2"', b'"e2"'))
+    document = {**json.loads(third), "previous": "0badc0de"}
+    del document["crc32c"]  # as an earlier version wrote it
+    run.put_json(journal.segment_name(3), document)
     number, message = broken(run)
-    assert (number, "follows a segment with checksum" in message) == (4, True)
+    assert (number, "but segment 3 follows one with checksum 0badc0de" in message) == (2, True)
+
+
+def test_a_changed_segment_is_noticed(run: RunFiles) -> None:
+    third = segment(run, 3).read_bytes()
+    for place in range(0, third.rindex(b', "crc32c": '), 7):
+        segment(run, 3).write_bytes(third[:place] + bytes([third[place] ^ 1]) + third[place + 1 :])
+        with pytest.raises(JournalError, match=r"^journal segment 3: "):
+            journal.read_one(run, 3)
 
 
 def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None:
@@ -204,6 +214,7 @@ def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None
 
 def test_a_segment_of_a_format_to_come_is_named(run: RunFiles) -> None:
     document = json.loads(segment(run, 5).read_bytes())
+    del document["crc32c"]
     run.put_json(journal.segment_name(5), document | {"format": 3})
     number, message = broken(run)
     assert (number, "its format is 3, expected 2" in message) == (5, True)
