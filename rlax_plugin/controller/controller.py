@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,7 @@ class Records:
       trackers: of the config; they receive the metrics, as ``metrics`` does.
       about_rates: the settings under which pass rates are measured.
       retaining: removes records that are not kept.
+      checkpoints: returns step -> name below ``checkpoints/`` of the trainer's, as far as known.
     """
 
     ledger: Ledger
@@ -90,6 +91,7 @@ class Records:
     trackers: list[Tracker]
     about_rates: About
     retaining: Retaining
+    checkpoints: Callable[[], Mapping[int, str]]
 
 
 _MOST_AT_FAULT = 2  # processes that may find a part of a version wrong, before the file is
@@ -129,7 +131,7 @@ class Controller(FleetListener):
         self._ledger, self._recorder = records.ledger, records.recorder
         self._metrics, self._trackers = records.metrics, records.trackers
         self._retaining, self._about_rates = records.retaining, records.about_rates
-        self._spans = records.spans
+        self._spans, self._checkpoints = records.spans, records.checkpoints
         self._timeline = Timeline(generation.fleet, records.spans)
         self._results = Results(records.recorder, setup.files)
         self._figures = StepFigures(self.section, generation, setup.schedules)
@@ -453,6 +455,7 @@ class Controller(FleetListener):
             files=self.files,
             ledger=self._ledger,
             recorder=self._recorder,
+            checkpoints=self._checkpoints,
         )
         past = await self._recorder.call(
             past_steps,

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -25,10 +26,12 @@ from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.read_samples import RecordedGroup, as_batch, from_table
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.resume.run_state import RunState
-from rlax_plugin.resume.snapshots import read_snapshot
+from rlax_plugin.resume.snapshots import SnapshotError, read_snapshot
 from rlax_plugin.types import Judged, ScoredGroup, TrainBatch, group_of
 
 log = logging.getLogger("rlax.controller")
+
+_COPY = "Bring the file back from a copy of the run directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +84,22 @@ class Recovery:
       step: of the checkpoint that the trainer restored; 0: it starts from its first weights.
       run_state: is brought to that step.
       recorder: continues from the end of the journal.
+      checkpoints: returns step -> name below ``checkpoints/``, for messages.
 
     Raises:
-      TrainingError: no snapshot belongs to that checkpoint.
-      JournalError: the journal is damaged before its end.
+      TrainingError: no whole snapshot belongs to that checkpoint; says what to do.
+      JournalError: the journal is damaged before its end; says what to do.
     """
 
     def __init__(
-        self, step: int, *, run_state: RunState, files: RunFiles, ledger: Ledger, recorder: Recorder
+        self,
+        step: int,
+        *,
+        run_state: RunState,
+        files: RunFiles,
+        ledger: Ledger,
+        recorder: Recorder,
+        checkpoints: Callable[[], Mapping[int, str]] = dict,
     ):
         self._files, self.step = files, step
         self.segment, self.checksum = 0, journal.START
@@ -96,7 +107,11 @@ class Recovery:
         self.observers: dict[str, Any] = {}
         self.earlier_steps: dict[str, Any] = {}
         if step:
-            document = _restore_snapshot(step, run_state, files)
+            try:
+                document = _restore_snapshot(step, run_state, files)
+            except (SnapshotError, JournalError) as error:
+                remedy = _without_checkpoint(step, files, checkpoints())
+                raise TrainingError(f"{error}. {_COPY}{remedy}") from error
             self.segment, self.checksum = document["segment"], document["checksum"]
             self.metrics = document["metrics"]
             self.observers = document.get("observers", {})
@@ -236,9 +251,21 @@ def _with_remedy(error: JournalError, files: RunFiles, after: int) -> JournalErr
     first = files.location(journal.segment_name(max(error.number, after + 1)))
     return JournalError(
         error.number,
-        f"{error.problem}. Bring the file back from a copy of the run directory; without a copy, "
-        f"remove {first} and all segments with higher numbers: what they recorded is then "
-        "generated and trained anew",
+        f"{error.problem}. {_COPY}; without a copy, remove {first} and all segments with higher "
+        "numbers: what they recorded is then generated and trained anew",
+    )
+
+
+def _without_checkpoint(step: int, files: RunFiles, checkpoints: Mapping[int, str]) -> str:
+    """Returns the remedy where a checkpoint's records cannot be used: the checkpoint before it."""
+    if step not in checkpoints:
+        return ""
+    own = files.location(f"checkpoints/{checkpoints[step]}")
+    older = max((one for one in checkpoints if one < step), default=0)
+    there = f"the checkpoint of step {older}" if older else "its first weights"
+    return (
+        f"; without a copy, move {own} out of that directory, and the same command continues from "
+        f"{there}"
     )
 
 

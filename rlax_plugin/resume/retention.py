@@ -18,7 +18,7 @@ from rlax_plugin.ports.training import CheckpointReader, CheckpointStarter, Trai
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import Pruned, read_pruned, write_pruned
-from rlax_plugin.resume.snapshots import remove_snapshot, snapshot_name, snapshot_steps
+from rlax_plugin.resume.snapshots import read_document, remove_snapshot, snapshot_steps
 
 log = logging.getLogger("rlax.controller")
 
@@ -85,7 +85,7 @@ class Retaining:
         Args:
           bases: steps of the snapshots that a resume may start from.
         """
-        found = [self._files.get_json(snapshot_name(step)) for step in bases]
+        found = [read_document(self._files, step) for step in bases]
         documents = [document for document in found if document is not None]
         needed = {
             int(segment)

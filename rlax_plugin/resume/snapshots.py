@@ -2,7 +2,7 @@
 
 The pass rates are in a separate file, ``controller/<step>.pass_rates.parquet``, in the format of
 all tables of pass rates, so that another run can begin with it. It is written first, and the
-document ``controller/<step>.json`` has its size and checksum.
+document ``controller/<step>.json`` has its size and checksum, and a checksum of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from rlax_plugin.errors import RlaxError, TrainingError
@@ -23,9 +22,15 @@ from rlax_plugin.pass_rates.pass_rate_table import RateColumns
 from rlax_plugin.prompts.ids import ids_of
 from rlax_plugin.prompts.table import indices_of
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.seals import checksum as _checksum
+from rlax_plugin.records.seals import sealed, unsealed
 from rlax_plugin.types import Prompt
 
 _DIRECTORY = "controller"
+
+
+class SnapshotError(TrainingError):
+    """A file of a snapshot is missing or damaged."""
 
 
 def snapshot_name(step: int) -> str:
@@ -85,7 +90,7 @@ def write_snapshot(
     files.put(rates_name(document["step"]), data)
     known = {"bytes": len(data), "crc32c": _checksum(data)}
     document = {**document, "pass_rates": known}
-    files.put(snapshot_name(document["step"]), json.dumps(document).encode())
+    files.put(snapshot_name(document["step"]), sealed(json.dumps(document)))
 
 
 def remove_snapshot(files: RunFiles, step: int) -> None:
@@ -94,21 +99,37 @@ def remove_snapshot(files: RunFiles, step: int) -> None:
     files.delete(rates_name(step))
 
 
+def read_document(files: RunFiles, step: int) -> dict[str, Any] | None:
+    """Returns the document of a snapshot, without its pass rates; None if there is none.
+
+    Raises:
+      SnapshotError: it is damaged.
+      RlaxError: it cannot be read.
+    """
+    name = snapshot_name(step)
+    try:
+        return unsealed(files.get(name))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise SnapshotError(f"{files.location(name)} is damaged: {error}") from error
+
+
 def read_snapshot(
     files: RunFiles, step: int, prompts: Sequence[Prompt]
 ) -> tuple[dict[str, Any], RateColumns]:
     """Returns the document and the pass rates of a step; earlier formats have both in one file.
 
     Raises:
-      TrainingError: a file is missing, or they do not belong together or to these prompts.
+      SnapshotError: a file is missing or damaged.
+      TrainingError: they are of other prompts.
       RlaxError: a file cannot be read.
     """
-    document = files.get_json(name := snapshot_name(step))
+    document = read_document(files, step)
     if document is None:
-        raise TrainingError(
-            f"the trainer resumed at step {step}, but {files.location(name)} is missing: without "
-            "the controller's state prompts would repeat. Start a new run_name, or remove the "
-            "checkpoints that are newer than the newest snapshot"
+        raise SnapshotError(
+            f"the trainer resumed at step {step}, but {files.location(snapshot_name(step))} is "
+            "missing: without the controller's state prompts would repeat"
         )
     if (inline := document["run_state"].get("pass_rates")) is not None:
         return document, _from_inline(inline, step, prompts)
@@ -116,12 +137,9 @@ def read_snapshot(
     try:
         data = files.get(name)
     except FileNotFoundError:
-        raise TrainingError(
-            f"{where} is missing: the snapshot of step {step} needs it. Bring it back, or remove "
-            "the checkpoints that are newer than the newest whole snapshot"
-        ) from None
+        raise SnapshotError(f"{where} is missing: the snapshot of step {step} needs it") from None
     if len(data) != known["bytes"] or _checksum(data) != known["crc32c"]:
-        raise TrainingError(f"{where} is not the file that belongs to the snapshot of step {step}")
+        raise SnapshotError(f"{where} is not the file that belongs to the snapshot of step {step}")
     return document, unpack_rates(data, where, prompts)
 
 
@@ -172,7 +190,3 @@ def _from_inline(
         found.passed_n[index], found.failed_n[index] = passed, seen - passed
         found.version_n[index], found.groups_n[index] = step, 1
     return found
-
-
-def _checksum(data: bytes) -> str:
-    return f"{cast(int, google_crc32c.value(data)):08x}"

@@ -60,7 +60,11 @@ class SignalState:
                 "file"
             ) from None
         except ValueError as error:
-            raise TrainingError(f"{where} is damaged: {error}") from error
+            raise TrainingError(
+                f"{where} is damaged: {error}. Bring it back from a copy of the run directory, or "
+                f"move the checkpoint of step {self._step} out of checkpoints/: the run then "
+                "continues from the one before it"
+            ) from error
 
     def location(self, name: str) -> str:
         """Returns the path or URL of a file, for a state that another library writes."""

@@ -33,7 +33,12 @@ from rlax_plugin.metrics.spans import SpansFile
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.ports.protocols import Tracker, WeightStore
-from rlax_plugin.ports.training import Trainer, VocabularyTrainer
+from rlax_plugin.ports.training import (
+    CheckpointReader,
+    CheckpointStarter,
+    Trainer,
+    VocabularyTrainer,
+)
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.ledger import Ledger
@@ -269,6 +274,9 @@ class _Assembly:
             trackers=trackers,
             about_rates=about,
             retaining=retaining(self._section, setup.files, self._trainer),
+            checkpoints=self._trainer.checkpoints
+            if isinstance(self._trainer, CheckpointReader | CheckpointStarter)
+            else dict,
         )
 
     @property

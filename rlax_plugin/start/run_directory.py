@@ -13,10 +13,10 @@ from typing import IO, Any
 import yaml
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.identity import differences
+from rlax_plugin.config.identity import config_hash, differences
 from rlax_plugin.config.user_directories import state_home
 from rlax_plugin.config.validation import yaml_text
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.result import recorded
 from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
 from rlax_plugin.records.private import check_private, exposed, make_private
@@ -137,17 +137,37 @@ def check_same_run(
 
     Raises:
       ConfigError: the directory holds results of another config.
+      RlaxError: neither ``config.json`` nor ``config.yml`` can be read.
     """
-    record = files.get_json("config.json")
-    if record is None or not holds_results(files):
+    if not holds_results(files):
         return  # a run that failed at once may be started again with its config put right
-    if record["config_hash"] != digest:
+    if _recorded_hash(files) not in (None, digest):
         raise ConfigError(
             "run_name",
             Path(files.url).name,
             f"{files.url} holds a run of another config{_difference(files, config)}; choose "
             f"another run_name or remove that directory{_from_its_weights(files, config, argv)}",
         )
+
+
+def _recorded_hash(files: RunFiles) -> str | None:
+    """Returns the hash of a run's config; None if it has none.
+
+    It is in ``config.json``. If that is damaged, ``config.yml`` has the config itself; a run that
+    continues writes both again.
+    """
+    try:
+        record = files.get_json("config.json")
+        return None if record is None else str(record["config_hash"])
+    except (RlaxError, LookupError, TypeError) as error:
+        try:
+            return config_hash(yaml.safe_load(files.get(CONFIG)))
+        except (FileNotFoundError, yaml.YAMLError, ValueError, AttributeError):
+            raise RlaxError(
+                f"{files.location('config.json')} and {CONFIG} are damaged ({error}), so that "
+                "nothing tells whether this config is the run's: bring one of them back from a "
+                "copy of the run directory"
+            ) from error
 
 
 def _from_its_weights(files: RunFiles, config: Mapping[str, Any], argv: Sequence[str]) -> str:

@@ -309,6 +309,7 @@ class Harness:
         self.recorder = Recorder(self.files, self.ledger, self.errors.append, flush_s=3600)
         self.supervision = Supervision()
         self.flow = self._flow(RlaxSection.model_validate(rlax), filters, last_step)
+        self.checkpoints: dict[int, str] = {}  # of a trainer, for messages
         self._step = step
 
     def _flow(self, section, filters, last_step):
@@ -360,6 +361,7 @@ class Harness:
             files=self.files,
             ledger=self.ledger,
             recorder=self.recorder,
+            checkpoints=lambda: self.checkpoints,
         )
         await self.flow.start(recovery)
         return recovery

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.commands.audit.event_order import History
 from rlax_plugin.commands.audit.report import Findings, Rule
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.seals import unsealed
 
 DIRECTORY = "controller"
 
@@ -48,7 +48,7 @@ class Snapshots:
 
     def _read(self, files: RunFiles, name: str, step: int) -> None:
         try:
-            snapshot = _parse(json.loads(files.get(name)))
+            snapshot = _parse(unsealed(files.get(name)))
         except FileNotFoundError:
             return  # its checkpoint was pruned a moment ago
         except (ValueError, LookupError, TypeError, AttributeError) as error:

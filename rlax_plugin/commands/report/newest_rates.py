@@ -11,7 +11,7 @@ import numpy as np
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.pass_rates.files import unpacked
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.resume.snapshots import rates_name, snapshot_name, snapshot_steps
+from rlax_plugin.resume.snapshots import rates_name, read_document, snapshot_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,7 @@ def newest_rates(files: RunFiles) -> NewestRates | None:
     if not (steps := snapshot_steps(files)):
         return None
     step, name = steps[-1], rates_name(steps[-1])
-    document = files.get_json(snapshot_name(step)) or {}
+    document = read_document(files, step) or {}
     if (inline := document.get("run_state", {}).get("pass_rates")) is not None:
         return _of_earlier_version(step, inline)
     try:

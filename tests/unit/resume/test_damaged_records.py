@@ -12,9 +12,11 @@ import pytest
 from flow_harness import Harness, settle
 
 from rlax_plugin.commands.audit import audit
+from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError
+from rlax_plugin.resume.snapshots import rates_name, snapshot_name
 
 
 async def _trained(run: Harness, steps: range) -> None:
@@ -43,14 +45,15 @@ def killed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def resumed(directory: Path, until: int = 8) -> int | None:
-    """Resumes from step 3 and trains on; returns the last step whose batch was recorded."""
+def resumed(directory: Path, until: int = 8, after: int = 3) -> int | None:
+    """Resumes from a step and trains on; returns the last step whose batch was recorded."""
 
     async def train() -> int | None:
-        run = Harness(directory, step=3)
+        run = Harness(directory, step=after)
+        run.checkpoints = {3: "3.npz"} if after == 3 else {3: "3.npz", after: f"{after}.npz"}
         try:
             recovery = await run.start()
-            for step in range(4, until + 1):
+            for step in range(after + 1, until + 1):
                 if recovery.holds(step):
                     await run.flow.batch(step)
                     run.publish(step)
@@ -141,6 +144,53 @@ def test_a_changed_segment_of_an_earlier_version_is_noticed_by_the_next(killed: 
     another_token(segment(killed, 7))
     with pytest.raises(JournalError, match=r"^journal segment 7: has checksum .*, but segment 8"):
         resumed(killed)
+
+
+def another_digit(path: Path) -> None:
+    """Changes one digit of a snapshot's run state; it is JSON."""
+    data = path.read_bytes()
+    assert b'"next_step": ' in data
+    path.write_bytes(data.replace(b'"next_step": ', b'"next_step": 1', 1))
+
+
+@pytest.mark.parametrize("name", [snapshot_name(7), rates_name(7)])
+@pytest.mark.parametrize("damage", [cut, another_digit, Path.unlink])
+def test_a_damaged_snapshot_names_the_checkpoint_to_move(
+    killed: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    async def save() -> None:
+        run = Harness(killed, step=3)
+        recovery = await run.start()
+        for step in range(4, 8):
+            assert recovery.holds(step)
+            await run.flow.batch(step)
+            run.publish(step)
+        await run.checkpoint(7)
+        run.recorder.close()
+
+    asyncio.run(save())
+    (cut if damage is another_digit and name != snapshot_name(7) else damage)(killed / name)
+    with pytest.raises(TrainingError) as caught:
+        resumed(killed, until=9, after=7)
+    assert str(killed / name) in str(caught.value)
+    assert f"move {killed}/checkpoints/7.npz out of that directory" in str(caught.value)
+    assert str(caught.value).endswith("the same command continues from the checkpoint of step 3")
+    if name == snapshot_name(7) and damage is not Path.unlink:
+        report = audit(RunFiles(killed))
+        assert report.violation is not None and f"{name} is damaged" in report.violation.message
+    assert resumed(killed, until=9) == 7  # as it does once the checkpoint is moved
+    (killed / name).unlink(missing_ok=True)
+    (killed / snapshot_name(7)).unlink(missing_ok=True)
+    assert audit(RunFiles(killed)).clean
+
+
+def test_without_an_older_checkpoint_a_run_begins_again(killed: Path) -> None:
+    cut(killed / snapshot_name(3))
+    with pytest.raises(TrainingError, match=r"continues from its first weights$"):
+        resumed(killed)
+    (killed / snapshot_name(3)).unlink()
+    assert resumed(killed, after=0) == 7  # all its batches are recorded
+    assert audit(RunFiles(killed)).clean
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

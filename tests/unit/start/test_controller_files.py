@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import fsspec
+import yaml
 from pytest import fixture, mark, raises
 
 from rlax_plugin.commands.evaluate.command import write_result
 from rlax_plugin.commands.replay import replay
 from rlax_plugin.commands.target import checkpoint_name, find_target
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.config.identity import config_hash
+from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
 from rlax_plugin.evaluation.statistics import Estimate
 from rlax_plugin.metrics.dashboard import reward_errors
@@ -94,6 +96,25 @@ def test_another_config_is_rejected_by_the_keys_that_differ(tmp_path: Path) -> N
     assert "1 more key differs" in rejected.value.reason and "steps" not in rejected.value.reason
     with raises(ConfigError, match=r"\(rlax\.seed is 0 there and 7 here\)"):
         check_same_run(files, "xyz", {"a": 1, "b": 1, "c": 1, "d": 1, "rlax": {"seed": 7}}, ())
+
+
+@mark.parametrize("damage", [b"", b'{"config_ha', b"[]", b"{}", b"\xff"])
+def test_a_damaged_record_of_the_config_is_replaced_by_the_config(
+    tmp_path: Path, damage: bytes
+) -> None:
+    files, config = RunFiles(tmp_path), {"steps": 1, "a": 1e-4, "rlax": {"seed": 0}}
+    files.put("config.json", damage)
+    check_same_run(files, config_hash(config), config, ())  # there are no results yet
+    files.put("journal/1", b"")
+    files.put("config.yml", yaml.safe_dump(config).encode())
+    check_same_run(files, config_hash(config | {"steps": 9}), config | {"steps": 9}, ())
+    other = config | {"a": 2}
+    with raises(ConfigError, match=r"a run of another config \(a is 0\.0001 there and 2 here"):
+        check_same_run(files, config_hash(other), other, ())
+    for broken in (b"", b"{a: [", b"\xff"):
+        files.put("config.yml", broken)
+        with raises(RlaxError, match=r"config\.json and config\.yml are damaged .*: bring one of"):
+            check_same_run(files, config_hash(config), config, ())
 
 
 @mark.parametrize("made", ["prepared/x", "evaluation/x", "checkpoints/0/x"])

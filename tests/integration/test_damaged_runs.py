@@ -1,0 +1,36 @@
+"""A run whose records were damaged while it did not run: it goes on, or says how it can."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from finished_run import SETTINGS, FinishedRun
+from runs import Run
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.records.files import RunFiles
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_snapshot(
+    tmp_path: Path, finished_run: FinishedRun
+) -> None:
+    run = finished_run.copied_to(tmp_path).dir
+    (run / "config.json").write_text('{"config": "tes')  # config.yml has the config
+    snapshot = run / "controller/00000020.json"
+    snapshot.write_bytes(snapshot.read_bytes()[:-30])
+    longer = (*SETTINGS, "steps=22")
+    status, out = Run(tmp_path, *longer).end()
+    said = " ".join(out.split())
+    assert status == 1 and f"{snapshot} is damaged: " in said
+    remedy = re.search(r"move (\S+) out of that directory, .* the checkpoint of step 18", said)
+    assert remedy is not None, out
+    checkpoint = Path(remedy[1])
+    assert checkpoint == run / "checkpoints/20.npz"
+    checkpoint.rename(tmp_path / checkpoint.name)
+    status, out = Run(tmp_path, *longer).end()
+    assert status == 0 and "steps 19 to 20 are trained again" in " ".join(out.split()), out
+    report = audit(RunFiles(run))
+    assert report.clean and report.figures.steps == 22
