@@ -6,12 +6,12 @@ import codecs
 import os
 import threading
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.text.secrets import hidden
 
-_FULL = b"\nthis file is full: what is printed from here on is not kept\n"
 _READ = 1 << 15  # bytes at once; a line that is longer is written in parts
 _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray process is left
 
@@ -19,29 +19,30 @@ _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray pr
 class RewardOutput:
     """Appends output written to ``descriptor`` to a file, on a separate thread.
 
+    A file that has reached its largest size becomes ``<name>.1``, in place of an earlier one.
+
     Args:
       path: the file.
-      most_bytes: largest size of the file; a tool may print a megabyte in each episode.
+      most_bytes: largest size of each of the two; a tool may print a megabyte in each episode.
 
     Attributes:
       descriptor: the pipe's end for reward processes.
       path: the file.
     """
 
-    def __init__(self, path: Path, most_bytes: int = 256 << 20):
+    def __init__(self, path: Path, most_bytes: int = 128 << 20):
         self.path, self._most_bytes = path, most_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab", buffering=0)
+        file = FileIO(path, "a")
         source, self.descriptor = os.pipe()
         self._thread = threading.Thread(
             target=self._copy, args=(source, file), name="reward output", daemon=True
         )
         self._thread.start()
 
-    def _copy(self, source: int, file) -> None:
+    def _copy(self, source: int, file: FileIO) -> None:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        room = self._most_bytes - os.fstat(file.fileno()).st_size
-        with file, open(source, "rb", buffering=0) as pipe:
+        with open(source, "rb", buffering=0) as pipe:
             waiting = ""  # the beginning of a line, as a secret is recognised only if it is whole
             while (data := pipe.read(_READ)) or waiting:
                 waiting += decode(data)
@@ -49,14 +50,22 @@ class RewardOutput:
                 if len(waiting) - whole > _READ:
                     whole = len(waiting)
                 text, waiting = hidden(harmless(waiting[:whole])).encode(), waiting[whole:]
-                if room > 0 and len(text) > room:
-                    text += _FULL
-                elif room <= 0:
-                    continue
-                room -= len(text)
                 # A full disk ends the run elsewhere; here it must not stop the rewards.
                 with suppress(OSError):
+                    file = self._with_room(file, len(text))
                     file.write(text)
+        file.close()
+
+    def _with_room(self, file: FileIO, size: int) -> FileIO:
+        """Returns the file, or a new one if it has no room for ``size`` more bytes."""
+        written = os.fstat(file.fileno()).st_size
+        if not written or written + size <= self._most_bytes:
+            return file
+        with suppress(FileNotFoundError):  # after a try that made no new one
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        new = FileIO(self.path, "a")
+        file.close()
+        return new
 
     def close(self) -> None:
         """Waits until all output is in the file, for at most 2 s."""

@@ -8,14 +8,26 @@ from pathlib import Path
 from rlax_plugin.rewards.output import RewardOutput
 
 
-def test_a_log_that_is_full_gets_no_more(tmp_path: Path) -> None:
+def test_a_full_log_is_followed_by_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "logs/rewards.log"
-    for _ in range(2):  # the next process of the run goes on with the file
+    older = path.with_name("rewards.log.1")
+    for process in range(3):  # the next process of the run goes on with the file
         one = RewardOutput(path, most_bytes=100_000)
-        for _ in range(10):
-            os.write(one.descriptor, b"x" * 30_000)
+        for line in range(10):
+            os.write(one.descriptor, f"{process}.{line} ".encode() + b"x" * 29_995 + b"\n")
         one.close()
-    written = path.read_bytes()
-    assert written.endswith(b"what is printed from here on is not kept\n")
-    assert written.count(b"not kept") == 1
-    assert 100_000 <= len(written) <= 100_000 + (1 << 16) + 100
+    assert sorted(file.name for file in path.parent.iterdir()) == ["rewards.log", "rewards.log.1"]
+    kept = [line.split()[0] for file in (older, path) for line in file.read_text().splitlines()]
+    # Each file has 3 lines of 30 kB, so that the last of 30 begin none.
+    assert kept == ["2.4", "2.5", "2.6", "2.7", "2.8", "2.9"]
+    assert older.stat().st_size <= 100_000 and path.stat().st_size <= 100_000
+
+
+def test_a_log_that_cannot_be_renamed_gets_no_larger(tmp_path: Path) -> None:
+    path = tmp_path / "rewards.log"
+    path.with_name("rewards.log.1").mkdir()
+    one = RewardOutput(path, most_bytes=50_000)
+    for _ in range(10):
+        os.write(one.descriptor, b"x" * 29_999 + b"\n")
+    one.close()
+    assert path.stat().st_size == 30_000
