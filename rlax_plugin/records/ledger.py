@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+import shlex
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +28,8 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.journal import Segment
 from rlax_plugin.records.unfinished_turns import RecordedTurn
 from rlax_plugin.types import Key
+
+log = logging.getLogger("rlax.controller")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (config_hash TEXT NOT NULL);
@@ -70,6 +74,11 @@ CREATE VIEW IF NOT EXISTS groups AS
 """
 
 
+_LOCKED_S = 300.0
+"""Seconds for another process that has the ledger locked: a person who writes with ``sqlite3``.
+
+Nothing is lost meanwhile, as the recorder's queue is longer.
+"""
 _ORPHANS = "DELETE FROM turns WHERE event_id NOT IN (SELECT id FROM events)"
 
 
@@ -79,13 +88,22 @@ class Ledger:
     Args:
       path: path on a local disk, as SQLite's locks do not work on NFS.
       run: hash of the run's config; a ledger of another run is emptied.
+      note: called with a line when a method begins to wait for another process's transaction, for
+        at most ``locked_s``, and when it ends.
 
     Raises:
       RlaxError: the file cannot be opened, or is not a ledger.
     """
 
-    def __init__(self, path: Path, run: str):
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        run: str,
+        *,
+        note: Callable[[str], object] = log.warning,
+        locked_s: float = _LOCKED_S,
+    ):
+        self._path, self._note, self._locked_s = path, note, locked_s
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -267,20 +285,58 @@ class Ledger:
         return last
 
     def _transaction(self) -> _Transaction:
-        return _Transaction(self._db, self._path)
+        return _Transaction(self._db, self._path, self._note, self._locked_s)
 
 
 class _Transaction:
     """A transaction of the database; errors such as a full disk name the ledger's path."""
 
-    def __init__(self, db: sqlite3.Connection, path: Path):
-        self._db, self._path = db, path
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        path: Path,
+        note: Callable[[str], object],
+        locked_s: float,
+    ):
+        self._db, self._path, self._note, self._locked_s = db, path, note, locked_s
 
     def __enter__(self) -> None:
+        end_s, waited = time.monotonic() + self._locked_s, False
+        while (error := self._begin()) is not None:  # SQLite itself has waited for 5 s
+            if time.monotonic() >= end_s:
+                raise RlaxError(
+                    f"{self._unwritable(error)} for {self._locked_s:g} s: end the process that has "
+                    f"a transaction open ({self._holders})"
+                ) from error
+            if not waited:
+                self._note(
+                    f"the ledger {self._path} is locked by another process, such as sqlite3 with "
+                    f"an open transaction; the run waits for it, for at most {self._locked_s:g} s "
+                    f"({self._holders})"
+                )
+            waited = True
+        if waited:
+            self._note("the ledger is not locked any more, and the run goes on")
+
+    def _begin(self) -> sqlite3.Error | None:
+        """Begins; returns the error if another process has the database locked.
+
+        Raises:
+          RlaxError: it failed otherwise.
+        """
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise self._unwritable(error) from error
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says why
+            if code != sqlite3.SQLITE_BUSY:
+                raise self._unwritable(error) from error
+            return error
+        return None
+
+    @property
+    def _holders(self) -> str:
+        command = shlex.join(("fuser", "-v", str(self._path.absolute())))
+        return f"{command} lists the processes that use it"
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:

@@ -7,6 +7,7 @@ import functools
 import os
 from dataclasses import dataclass
 
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config.identity import host_hash
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
@@ -116,7 +117,7 @@ class _Assembly:
             Chosen.build(builder, "sampler", s.curation.sampler, "rlax.curation.sampler")
         )
         slots: ObjectiveSlots = builder.registry.slots(builder.context)
-        records = self._records(about)
+        records = await self._records(about)
         parameters = await self._parameter_server(store)
 
         run_state = RunState(s, train, sampler, rates)
@@ -251,7 +252,7 @@ class _Assembly:
         leader.writes = SharedWrites(shared, leader.place.count, loop, deadline_s)
         return leader.writes.write
 
-    def _records(self, about: About) -> Records:
+    async def _records(self, about: About) -> Records:
         setup, closing = self._setup, self._closing
         state_dir = self._builder.context.run_dir
         trackers: list[Tracker] = []
@@ -259,7 +260,11 @@ class _Assembly:
         # One by one: those before the one that cannot be built are closed.
         for i, choice in enumerate(self._section.trackers):
             trackers.append(self._builder.part("tracker", choice, f"rlax.trackers.{i}"))
-        ledger = Ledger(state_dir / "ledger.sqlite", run=setup.computes)
+        open_ledger = functools.partial(
+            Ledger, state_dir / "ledger.sqlite", setup.computes, note=setup.dashboard.message
+        )
+        # It may be locked for minutes, and the loop serves workers and the terminal.
+        ledger = await asyncio.wrap_future(on_daemon(open_ledger, "opening the ledger"))
         recorder = Recorder(setup.files, ledger, self._supervision.fail_from_thread)
         closing.part().callback(recorder.close)
         metrics = MetricsFile(setup.files, state_dir)
