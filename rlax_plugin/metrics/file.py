@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -57,6 +57,18 @@ def read(content: bytes) -> Recorded:
     return found
 
 
+def lacking(steps: Iterable[int], last: int) -> str:
+    """Returns a sentence about the steps from 1 to ``last`` that have no line; empty: all have one.
+
+    A run goes on without them: they are gone from charts and means, and from nothing else.
+    """
+    gaps = sorted(set(range(1, last + 1)).difference(steps))
+    if not gaps:
+        return ""
+    shown = ", ".join(map(str, gaps[:_SHOWN])) + ", ..." * (len(gaps) > _SHOWN)
+    return f"{NAME}: {len(gaps)} of {last} steps have no line (step {shown})"
+
+
 def _line(metrics: Mapping[str, float]) -> bytes:
     return json.dumps(metrics).encode() + b"\n"
 
@@ -104,6 +116,9 @@ class MetricsFile:
           RlaxError: it cannot be written.
         """
         kept = {n: metrics for n, metrics in sorted(self._known().items()) if n <= step}
+        # The line of the step itself may have been about to be written.
+        if gaps := lacking(kept, step - 1):
+            log.warning("%s", gaps)
         lines = [_line(metrics) for metrics in kept.values()]
         temporary = self._path.with_suffix(".tmp")
         with self._writing():

@@ -257,6 +257,8 @@ class History:
     def write(self, files: RunFiles) -> None:
         """Puts it all into a run's directory, as the controller would."""
         files.put_json("config.yml", {"steps": 3, "rlax": self.config})  # JSON is YAML
+        trained = [draft.step for draft in self.segments if draft.step]
+        files.put("metrics.jsonl", b"".join(b'{"step": %d}\n' % step for step in trained))
         checksum = journal.START
         for number, draft in enumerate(self.segments, 1):
             checksum = journal.write(

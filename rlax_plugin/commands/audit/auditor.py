@@ -10,9 +10,11 @@ from rlax_plugin.commands.audit.record_limits import read_limits
 from rlax_plugin.commands.audit.report import Findings, Report, Rule
 from rlax_plugin.commands.audit.snapshots import Snapshots
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.metrics import file as metrics_file
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError
+from rlax_plugin.resume.snapshots import snapshot_steps
 
 
 def audit(
@@ -59,4 +61,20 @@ def audit(
         snapshots.end(last)
     history.end()
     contents.end()
+    if gaps := _without_metrics(files):
+        findings.warning(gaps)
     return report
+
+
+def _without_metrics(files: RunFiles) -> str:
+    """Returns a sentence about trained steps without a line of metrics; empty: there are none.
+
+    A step ends before the next one's checkpoint, so that only those after the newest snapshot may
+    still be without a line.
+    """
+    newest = max(snapshot_steps(files), default=1) - 1
+    try:
+        steps = metrics_file.read(files.get(metrics_file.NAME)).by_step
+    except FileNotFoundError:
+        steps = {}
+    return metrics_file.lacking(steps, max(newest, *steps, 0))

@@ -16,6 +16,7 @@ from rlax_plugin.commands.report.evaluations import Measured, read_evaluations, 
 from rlax_plugin.commands.report.history import History, HistoryReader
 from rlax_plugin.commands.report.recorded_metrics import MetricsReader
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.metrics.file import lacking
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start import descent
 from rlax_plugin.start.holder import holder
@@ -135,6 +136,10 @@ def read_run(
         run.summary = files.get_json("summary.json") or {}
         if not run.summary:
             raise RlaxError("summary.json does not exist: the run is unfinished")
+    ended = int(run.summary.get("steps", 0)) if run.summary.get("complete") else 0
+    last = max(ended, *map(int, run.steps[-1:]), 0)
+    if gaps := lacking(map(int, run.steps), last):
+        run.missing.append(gaps)
     main_set = str(run.setting("evaluation", "split", "test"))
     with run.noting():
         run.measured, others = set_apart(read_evaluations(files, main_set))

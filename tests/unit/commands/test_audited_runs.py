@@ -122,6 +122,21 @@ def test_a_journal_without_its_end(run: Path) -> None:
     assert "expected a journal up to segment 5, found 4" in report.violation.message
 
 
+def test_trained_steps_without_metrics_are_a_warning(run: Path) -> None:
+    """The newest snapshot is of step 3, whose own line may be yet to come."""
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    for kept, sentence in (
+        (lines[:2], []),
+        (lines[:1], ["metrics.jsonl: 1 of 2 steps have no line (step 2)"]),
+        (lines[1:], ["metrics.jsonl: 1 of 3 steps have no line (step 1)"]),
+    ):
+        metrics.write_text("".join(kept))
+        assert (audit(RunFiles(run)).warnings, audit(RunFiles(run)).clean) == (sentence, True)
+    metrics.unlink()
+    assert audit(RunFiles(run)).warnings == ["metrics.jsonl: 2 of 2 steps have no line (step 1, 2)"]
+
+
 def test_snapshots_that_were_exchanged_or_damaged(run: Path) -> None:
     newer = run / "controller/00000003.json"
     document = json.loads(newer.read_text())

@@ -52,6 +52,7 @@ def test_the_journal_is_told_step_by_step(files):
 
 
 def test_what_is_missing_is_said(files):
+    files.delete("metrics.jsonl")
     run = read_run(files)
     rollouts = read_rollouts(files, run, no_progress)
     said = "\n".join(run.missing)
@@ -80,6 +81,16 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be(files, tmp_path):
         "summary.json is dam",
     ):
         assert part in said
+
+
+def test_steps_without_metrics_are_named(files):
+    files.put("metrics.jsonl", b'{"step": 1}\n{"step": 3}\n{"step": 4}\n{"step": 7}\n')
+    sentence = "metrics.jsonl: 3 of 7 steps have no line (step 2, 5, 6)"
+    assert [one for one in read_run(files).missing if "metrics" in one] == [sentence]
+    files.put_json("summary.json", {"complete": True, "steps": 9})
+    assert (
+        "metrics.jsonl: 5 of 9 steps have no line (step 2, 5, 6, 8, 9)" in read_run(files).missing
+    )
 
 
 def test_what_is_not_kept_is_said(files):

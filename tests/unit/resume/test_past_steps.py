@@ -205,3 +205,15 @@ def test_a_snapshot_after_the_end_of_its_step_counts_this_step_once(tmp_path: Pa
     run = Run(tmp_path, 20)
     stats = run.resumed(20, json.loads(json.dumps(saved(run.stats, run.file))))
     assert len(run.lines) == 20 and same(stats, whole(20))
+
+
+def test_steps_without_a_line_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path, 20)
+    (tmp_path / "metrics.jsonl").write_text("\n".join(run.lines[:4] + run.lines[11:19]) + "\n")
+    run.resumed(20)
+    assert caplog.messages == [
+        "metrics.jsonl: 7 of 19 steps have no line (step 5, 6, 7, 8, 9, ...)"
+    ]
+    run.file.close()
