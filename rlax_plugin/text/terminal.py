@@ -27,6 +27,9 @@ class HarmlessConsole(Console):
 
     Control codes that rich itself sends, such as colours, are not part of the text. Square brackets
     in it are plain square brackets.
+
+    It looks for secrets itself although ``secrets.hide_in`` does so on standard output: that cannot
+    see a secret between colours, and a segment here may be only a part of one.
     """
 
     def __init__(self, **options: Any):

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from rlax_plugin.errors import ConfigError, UnknownKeyError
 from rlax_plugin.text import secrets
@@ -23,6 +25,7 @@ from rlax_plugin.text.secrets import (
     shown_value,
     stripped,
 )
+from rlax_plugin.text.terminal import HarmlessConsole
 
 KEY = 'sk-"quoted"\\and/7!'  # which repr, JSON and URLs write in three ways
 
@@ -180,6 +183,29 @@ def test_a_stream_hides_secrets_of_prints_logs_and_tracebacks(
     text = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert "a-secret-token" not in text
     assert text.count(f"ValueError: {MARK}") == 2 and text.count(MARK) == 6  # also of lines of code
+
+
+@pytest.mark.parametrize(
+    ("colours", "shown"),
+    [(True, "api_key=q7w8e9r0t1y2"), (False, Text.assemble("api_key=", ("q7w8e9r0t1y2", "bold")))],
+)
+def test_a_console_on_a_hidden_stream_needs_both_searches(colours: bool, shown: str | Text) -> None:
+    """Colours separate a secret from its name for the stream, and styles do for the console."""
+    printed = {}
+    for console in (Console, HarmlessConsole):
+        for hides in (True, False):
+            out = io.StringIO()
+            if hides:
+                hide_in(out)
+            system = "standard" if colours else None
+            console(file=out, force_terminal=colours, color_system=system).print(shown)
+            printed[console, hides] = "q7w8e9r0t1y2" not in out.getvalue()
+    assert printed == {
+        (Console, True): not colours,
+        (Console, False): False,
+        (HarmlessConsole, True): True,
+        (HarmlessConsole, False): colours,
+    }
 
 
 @pytest.mark.parametrize(
