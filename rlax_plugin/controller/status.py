@@ -178,6 +178,8 @@ class StatusCollector(FleetListener):
             state = "drains"
         elif worker.keep >= 0:
             state = f"pinned to version {worker.keep}"
+        elif worker.rests:
+            state = f"rests: lost {self.controller.fleet.losses.count(worker.name)} times"
         else:
             state = "generates" if worker.assigned else "idle"
         return WorkerStatus(

@@ -159,9 +159,8 @@ class Dispatcher(FleetListener):
 
     def _assign(self) -> None:
         self._scheduled = False
-        workers = self._fleet.workers.values()
         for exactly, queue in list(self._waiting.items()):
-            self._assign_from(queue, [w for w in workers if w.serves(exactly)])
+            self._assign_from(queue, self._fleet.serving(exactly))
             if all(ticket.done.done() for ticket in queue):
                 del self._waiting[exactly]
         self._missing.look()
@@ -231,7 +230,7 @@ class Dispatcher(FleetListener):
             its_fault = not gone(failure)
             # One that drains ends its calls and then leaves; others of its calls are still read.
             if not rejected and not worker.draining:
-                self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew
+                self._fleet.fail(worker, error)  # if it lives, its next heartbeat registers it anew
         except asyncio.CancelledError:
             if requests.error is not None:
                 raise requests.error from None
@@ -367,6 +366,7 @@ class Dispatcher(FleetListener):
         new = (n - begun for n, begun in zip(told.lengths, before, strict=True))
         worker.progress.answered(ticket.attempt, max(new))
         worker.suspicion.pop(_OVERDUE, None)
+        self._fleet.answered(worker)
         self._release(worker, request)
         self._earlier_turns.generated(key, worker.name)
         if not trusted(workers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet.capabilities import Needs, of_proto
 from rlax_plugin.fleet.fencing import Fence, fences, taken
 from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed
+from rlax_plugin.fleet.losses import Losses
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.progress import Answers, Progress, moves_of, unfinished_of
 from rlax_plugin.fleet.starting import Starting
@@ -60,7 +62,7 @@ class Fleet(rpc.FleetServicer):
       parameter_server: host:port, which workers receive when they register.
       config: sent to workers that request it, see ``config/handing.py``.
       needs: workers that lack any of it are rejected.
-      note: shows the user one line: the reason a worker was rejected.
+      note: shows the user one line: the reason a worker was rejected, or gets no groups.
       newest: see the attribute; None: the fleet makes one.
       clock: measures the silence of workers.
 
@@ -69,6 +71,7 @@ class Fleet(rpc.FleetServicer):
       listeners: each learns of the events of workers, in this order.
       workers: name -> live worker.
       identities: the processes that have registered, also those that have gone.
+      losses: of workers by name, see there.
       incarnation: identifies this trainer process; weights of another one are not accepted.
       training: True if at least one worker must follow the newest weights.
       starting: notes what the workers do before they register.
@@ -88,6 +91,7 @@ class Fleet(rpc.FleetServicer):
     ):
         self.workers: dict[str, Worker] = {}
         self.identities = Identities[Worker]()
+        self.losses = Losses()
         self.incarnation = uuid.uuid4().hex
         self.stopping, self.training, self._pin = False, True, -1
         self._closing: set[asyncio.Future[None]] = set()
@@ -159,6 +163,7 @@ class Fleet(rpc.FleetServicer):
             stub=rpc.RolloutStub(connection),
             last_seen=now,
             incarnation=request.incarnation,
+            rests=self.losses.rest_s(request.worker, now) > 0,
             progress=Progress(
                 self._deadlines.group_s,
                 self._deadlines.heartbeat_s,
@@ -195,10 +200,11 @@ class Fleet(rpc.FleetServicer):
                 self.lose(worker, why)
                 return pb.HeartbeatReply(known=False)
             worker.capabilities = capabilities
-        before, now = (worker.ready, worker.kept), self._clock.now_s()
+        before, now = (worker.ready, worker.kept, worker.rests), self._clock.now_s()
         elapsed_s, worker.last_seen = now - worker.last_seen, now
         worker.version = request.version
         worker.draining = request.draining
+        worker.rests = worker.rests and self.losses.rest_s(worker.name, now) > 0
         worker.kept = request.pin if request.HasField("pin") else -1
         worker.figures = figures(request.figures)
         worker.progress.heard(
@@ -206,7 +212,7 @@ class Fleet(rpc.FleetServicer):
         )
         worker.heard_unfinished(unfinished)
         self._appoint()
-        if worker.ready and (worker.ready, worker.kept) != before:
+        if worker.ready and (worker.ready, worker.kept, worker.rests) != before:
             self._tell_ready(worker)
         for listener in self.listeners:
             listener.worker_heard(worker)
@@ -257,10 +263,11 @@ class Fleet(rpc.FleetServicer):
         if self._pin < 0 or self.stopping:
             return
         keeping = [w for w in self.workers.values() if w.keep >= 0]
-        others = [w for w in self.workers.values() if w.serves(None)]
+        others = self.serving(None)
         if not keeping and len(others) > self.training:
-            min(others, key=lambda w: w.assigned / w.slots).keep = self._pin
-        elif keeping and self.training and not others and keeping[0].ready:
+            lost = self.losses.count  # one that was lost often would hold the evaluation up
+            min(others, key=lambda w: (lost(w.name), w.assigned / w.slots)).keep = self._pin
+        elif keeping and self.training and all(w.rests for w in others) and keeping[0].ready:
             keeping[0].keep = -1  # its open groups are issued again; it registers anew, and trains
             self.lose(keeping[0], "training needs it: no other worker is ready")
 
@@ -308,6 +315,32 @@ class Fleet(rpc.FleetServicer):
         for one in registered:
             self.lose(one, reason)
 
+    def serving(self, exactly: int | None) -> list[Worker]:
+        """Returns the workers that get groups, see ``Worker.serves``.
+
+        One that rests is among them only if all others are gone.
+        """
+        serving = [worker for worker in self.workers.values() if worker.serves(exactly)]
+        return [worker for worker in serving if not worker.rests] or serving
+
+    def answered(self, worker: Worker) -> None:
+        """Notes a valid answer, which makes up for an earlier loss."""
+        self.losses.answered(worker.name, self._clock.now_s())
+        worker.rests = False
+
+    def fail(self, worker: Worker, reason: str) -> None:
+        """Loses a worker that has failed; if that happens again and again, it rests afterwards."""
+        if self.workers.get(worker.name) is not worker:
+            return  # its other calls have failed, too
+        if rest_s := self.losses.lost(worker.name, self._clock.now_s()):
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + rest_s))
+            self._note(
+                f"worker {worker.name} was lost {self.losses.count(worker.name)} times, and has "
+                f"answered too little in between: it gets no groups until {until} while others "
+                f"can take them ({one_line(reason)})"
+            )
+        self.lose(worker, reason)
+
     def lose(self, worker: Worker, reason: str, grace_s: float | None = None) -> None:
         """Forgets a worker; after ``grace_s`` its open calls end, and are issued again."""
         if self.workers.get(worker.name) is worker:
@@ -327,7 +360,7 @@ class Fleet(rpc.FleetServicer):
             now = self._clock.now_s()
             for worker in list(self.workers.values()):
                 if now - worker.last_seen > limit_s:
-                    self.lose(worker, f"no heartbeat for {limit_s:g} s")
+                    self.fail(worker, f"no heartbeat for {limit_s:g} s")
             oldest = min((w.last_seen for w in self.workers.values()), default=now)
             sleep_s = max(0.05, oldest + limit_s - now)
             await self._clock.sleep(sleep_s)

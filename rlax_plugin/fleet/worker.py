@@ -28,6 +28,7 @@ class Worker:
       capabilities: of its engine.
       lost: the reason of its loss; empty while it is a member.
       trusted: False once its weights were wrong, or a reply was invalid.
+      rests: True while it gets no groups because it was lost again and again, see ``losses``.
       incarnation: number of its start among those of its name, see ``fencing``; 0: not numbered.
       suspicion: rule that it breaks -> how, in words, without ending its membership.
       fenced: True once a later start of it has registered; what is still read from it is void.
@@ -49,6 +50,7 @@ class Worker:
     kept: int = -1
     lost: str = ""
     trusted: bool = True
+    rests: bool = False
     incarnation: int = 0
     fenced: bool = False
     figures: dict[str, float] = field(default_factory=dict)

@@ -65,7 +65,8 @@ class WorkerStatus(_Part):
       tokens_per_s: generated since the status before; None: unknown.
       silent_s: seconds since its last heartbeat.
       clock_s: seconds by which its clock is ahead of the trainer's; None: unknown.
-      state: ``generates``, ``idle``, ``loads weights``, ``drains``, or ``pinned to version 3``.
+      state: ``generates``, ``idle``, ``loads weights``, ``drains``, ``pinned to version 3``, or
+        ``rests: lost 3 times``.
       loading_s: seconds for which it has been loading a version; None: it loads none.
       load_failures: number of times in the last minute that it could not read a version.
       suspicion: a sentence on answers that cannot be right; empty: there are none.

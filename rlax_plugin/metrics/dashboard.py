@@ -184,6 +184,8 @@ class Dashboard:
             table.add_column(column, style="dim")
         for w in list(self.workers.values()):
             state = "draining" if w.draining else "ready" if w.ready else "loading weights"
+            if w.rests:
+                state = "rests: it was lost again and again"
             if w.keep >= 0:
                 state = f"evaluating version {w.keep}"
             table.add_row(w.name, str(w.version), str(w.assigned), str(w.slots), state)

@@ -11,6 +11,7 @@ import pytest
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller import status as module
 from rlax_plugin.controller.status import StatusCollector
+from rlax_plugin.fleet.losses import Losses
 from rlax_plugin.metrics.run_stats import RunStats
 
 
@@ -73,7 +74,7 @@ def member(name: str, **figures: float) -> Any:
     """A fake: of a worker, what a status asks for."""
     return SimpleNamespace(
         name=name, identity=(name, "p"), figures=figures, version=3, draining=False, keep=-1,
-        assigned=4, slots=8, serves=lambda exactly: True, suspicion={},
+        assigned=4, slots=8, serves=lambda exactly: True, suspicion={}, rests=False,
     )  # fmt: skip
 
 
@@ -125,3 +126,12 @@ def test_a_worker_that_is_not_to_be_trusted() -> None:
     assert asyncio.run(collector.status()).workers[0].suspicion == ""
     one.suspicion |= {"x": "its numbers are odd", "y": "it is late"}
     assert asyncio.run(collector.status()).workers[0].suspicion == "its numbers are odd; it is late"
+
+
+def test_a_worker_that_rests_is_shown_with_its_losses() -> None:
+    run, one = controller(RunStats()), member("a")
+    run.fleet.workers, run.fleet.losses = {"a": one}, Losses()
+    for _ in range(2):
+        run.fleet.losses.lost("a", 0.0)
+    one.rests = True
+    assert asyncio.run(StatusCollector(run, 10).status()).workers[0].state == "rests: lost 2 times"
