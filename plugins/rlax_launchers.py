@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 
 import psutil
@@ -29,7 +30,9 @@ from rlax_plugin.api import (
 log = logging.getLogger("rlax.launcher")
 
 _REAPED_S = 10.0  # for processes that were killed to be gone
-_BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again would not help
+_BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again at once would not help
+_WORKS_S = 60.0  # a worker that has lived so long did not fail at its start
+_LONGEST_PAUSE_S = 600.0  # before a worker that fails again and again is started
 
 
 class LocalConfig(Section):
@@ -38,8 +41,9 @@ class LocalConfig(Section):
     workers: Processes = Field(default=1, description="number of worker processes")
     max_restarts: NonNegativeInt = Field(
         default=5,
-        description="limit for restarting a worker that ends within 60 s of its start: the number "
-        "of such restarts in a row",
+        description="limit for restarting a worker at once that ends within 60 s of its start: the "
+        "number of such restarts in a row. Then it is tried again after pauses of 10 s to 10 "
+        "minutes; the run ends if that is so for all workers and none has lived for 60 s",
     )
     stop_s: Seconds = Field(
         default=5.0, description="time between SIGTERM and SIGKILL when the run ends"
@@ -57,13 +61,19 @@ class LocalConfig(Section):
 
 
 class Local(Launcher):
-    """Starts ``rlax serve`` processes on this machine and starts them again when they end."""
+    """Starts ``rlax serve`` processes on this machine and starts them again when they end.
+
+    Attributes:
+      failing: see ``FailingLauncher``.
+    """
 
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
         self._watchers: list[asyncio.Task[None]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._restarts = 0
+        self._restarts, self._worked = 0, False  # True once a worker has lived for _WORKS_S
+        self._given_up: set[str] = set()  # those that are only tried now and then
+        self.failing: dict[str, str] = {}
         self._cores: list[int] = []  # of the workers; none: they may use all
 
     @property
@@ -83,7 +93,7 @@ class Local(Launcher):
             command = python_command("-m", "rlax_plugin", "serve", "--controller", controller)
             command += ["--token-file", str(token_file), "--name", name, "--with-parent"]
             watcher = asyncio.ensure_future(self._keep(name, index, command, logs / f"{name}.log"))
-            watcher.add_done_callback(self._given_up)
+            watcher.add_done_callback(self._ended)
             self._watchers.append(watcher)
 
     def _divide_cores(self) -> None:
@@ -109,47 +119,73 @@ class Local(Launcher):
                 os.sched_setaffinity(pid, chosen)
 
     async def _keep(self, name: str, index: int, command: list[str], log_path: Path) -> None:
-        """Keeps one worker alive until this is cancelled or the worker fails too often."""
-        loop = asyncio.get_running_loop()
-        failures = 0
-        environment = {
-            **os.environ,
-            "RLAX_PARENT_PID": str(os.getpid()),
-            "RLAX_STATE_DIR": str(log_path.parent.parent),  # there rlax doctor finds the worker
-        }
-        while True:
-            started = loop.time()
-            with log_path.open("ab") as out:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env=environment,
-                    # Its own session: a Ctrl-C is for the trainer, which then ends its workers.
-                    start_new_session=True,
-                )
-            self._processes[name] = process
-            self._pin(process.pid, index)
-            status = await process.wait()
-            failures = 0 if loop.time() - started > 60 else failures + 1
-            log.warning("worker %s ended with status %d; see %s", name, status, log_path)
-            if failures > self._config.max_restarts or status == _BAD_CONFIG:
-                raise WorkerError(
-                    f"worker {name} ended {failures} times in a row, the last time with status "
-                    f"{status}: {_last_line(log_path)} (see {log_path})"
-                )
-            self._restarts += 1
-            await asyncio.sleep(min(5.0, 0.1 * 2**failures))
+        """Keeps one worker alive until this is cancelled, however often it fails.
 
-    def _given_up(self, watcher: asyncio.Task[None]) -> None:
-        """Logs the loss of one worker; the loss of the last one stops the run."""
+        Raises:
+          WorkerError: no worker has ever worked, and none is to be started again at once.
+        """
+        failures = pauses = 0
+        while True:
+            self.failing.pop(name, None)
+            try:
+                process = await self._begin(name, index, command, log_path)
+                if not await _ends_within(process, _WORKS_S):
+                    failures = pauses = 0
+                    self._worked = True
+                    self._given_up.discard(name)
+                    await process.wait()
+                failures += 1
+                status = process.returncode
+                text = f"with status {status}: {_last_line(log_path)}"
+            except OSError as error:  # such as too many processes, or no space for its log
+                failures, status, text = failures + 1, None, f"as it could not start: {error}"
+            log.warning("worker %s ended %s (see %s)", name, text, log_path)
+            times = f"{failures} times in a row, the last time {text} (see {log_path})"
+            # A wrong config is wrong at the first start; later it may be a file, and for a while.
+            wrong_config = status == _BAD_CONFIG and failures == 1 and not self._worked
+            if wrong_config or failures > self._config.max_restarts:
+                self._given_up.add(name)
+            elif name not in self._given_up:
+                self._restarts += 1
+                await asyncio.sleep(min(5.0, 0.1 * 2**failures))
+                continue
+            if len(self._given_up) == self._config.workers and not self._worked:
+                raise WorkerError(f"worker {name} ended {times}")
+            pauses += 1
+            pause_s = min(_LONGEST_PAUSE_S, 5.0 * 2**pauses)
+            again = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
+            self.failing[name] = f"worker {name} is started again at {again}: it ended {times}"
+            await asyncio.sleep(pause_s)
+            self._restarts += 1
+
+    async def _begin(
+        self, name: str, index: int, command: list[str], log_path: Path
+    ) -> asyncio.subprocess.Process:
+        with log_path.open("ab") as out:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={
+                    **os.environ,
+                    "RLAX_PARENT_PID": str(os.getpid()),
+                    "RLAX_STATE_DIR": str(log_path.parent.parent),  # there doctor finds the worker
+                },
+                # Its own session: a Ctrl-C is for the trainer, which then ends its workers.
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        self._pin(process.pid, index)
+        return process
+
+    def _ended(self, watcher: asyncio.Task[None]) -> None:
+        """Stops the run if no worker could be started."""
         if watcher.cancelled() or (error := watcher.exception()) is None:
             return
         log.error("%s", error)
-        if all(k.done() for k in self._watchers):
-            # The event loop is the controller's: an error that no code waits for stops the run.
-            watcher.get_loop().call_exception_handler({"message": str(error), "exception": error})
+        # The event loop is the controller's: an error that no code waits for stops the run.
+        watcher.get_loop().call_exception_handler({"message": str(error), "exception": error})
 
     async def stop(self) -> None:
         for watcher in self._watchers:
@@ -166,6 +202,14 @@ class Local(Launcher):
             living = [p for p in living if p.returncode is None]
         for wait in waits:
             wait.cancel()
+
+
+async def _ends_within(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(process.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _last_line(path: Path, most: int = 4096) -> str:

@@ -23,6 +23,7 @@ from rlax_plugin.liveness.run_status import (
     shown,
 )
 from rlax_plugin.liveness.status_file import EVERY_S
+from rlax_plugin.ports.protocols import FailingLauncher
 from rlax_plugin.weights.taking import LOAD_FAILURES, LOADING
 
 _SAMPLES = 30  # heartbeats, or statuses, over which the load is averaged
@@ -154,9 +155,15 @@ class StatusCollector(FleetListener):
             wanted=None if scaler is None else scaler.wanted,
             workers=tuple(map(self._worker, run.fleet.workers.values())),
             lost=self._missed(),
+            failing=self._failing(),
             groups=tuple(map(self._group, self._slowest())),
             jobs=self._jobs(),
         )
+
+    def _failing(self) -> tuple[str, ...]:
+        launcher = self._generation.launcher
+        sentences = launcher.failing.values() if isinstance(launcher, FailingLauncher) else ()
+        return tuple(shown(sentence) for sentence in list(sentences)[:MOST_SHOWN])
 
     def _missed(self) -> tuple[LostStatus, ...]:
         now_s = time.monotonic()

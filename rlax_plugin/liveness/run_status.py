@@ -149,6 +149,7 @@ class ControllerStatus(_Part):
       slots_used: share of the workers' slots that are in use, averaged over the last heartbeats;
         ``rewards_used``: that of the reward processes. None: unknown.
       wanted: number of workers that the launcher keeps; None: unknown.
+      failing: a sentence for each worker that the launcher cannot keep running at present.
     """
 
     seen: Moment
@@ -173,6 +174,7 @@ class ControllerStatus(_Part):
     wanted: Count | None = None
     workers: tuple[WorkerStatus, ...] = ()
     lost: tuple[LostStatus, ...] = ()
+    failing: tuple[Text, ...] = ()
     groups: tuple[GroupStatus, ...] = ()
     jobs: tuple[JobStatus, ...] = ()
 

@@ -13,7 +13,13 @@ from typing import Any
 from rlax_plugin.ports.abilities import Ability
 from rlax_plugin.ports.engine_abilities import ENGINE_ABILITIES
 from rlax_plugin.ports.environment import DeterministicEnvironment
-from rlax_plugin.ports.protocols import EpisodeReward, GroupReward, Reward, TimedLauncher
+from rlax_plugin.ports.protocols import (
+    EpisodeReward,
+    FailingLauncher,
+    GroupReward,
+    Reward,
+    TimedLauncher,
+)
 from rlax_plugin.ports.scaling import ScalingLauncher
 from rlax_plugin.ports.source_abilities import SOURCE_ABILITIES
 from rlax_plugin.ports.store_abilities import STORE_ABILITIES
@@ -196,7 +202,7 @@ ALL = (
         process=_CONTROLLER,
         places=("launcher",),
         contract="launcher",
-        abilities=(TimedLauncher, ScalingLauncher),
+        abilities=(TimedLauncher, ScalingLauncher, FailingLauncher),
     ),
     Kind(
         name="tracker",

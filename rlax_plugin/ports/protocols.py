@@ -334,7 +334,8 @@ class WeightStore(Protocol):
 class Launcher(Protocol):
     """Starts worker processes. Called on the controller's event loop.
 
-    It may be a ``TimedLauncher``; otherwise ``stop`` may take 60 seconds.
+    It may be a ``TimedLauncher``; otherwise ``stop`` may take 60 seconds. It may be a
+    ``FailingLauncher``, if it goes on trying to start workers that fail.
     """
 
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
@@ -370,6 +371,19 @@ class TimedLauncher(Protocol):
 
     @property
     def stop_s(self) -> float: ...
+
+
+@runtime_checkable
+class FailingLauncher(Protocol):
+    """A launcher that says which workers it cannot keep running at present.
+
+    Attributes:
+      failing: worker -> how often and how it ended, the last line of its log, and when it is tried
+        again. The run shows each sentence once, and in its status.
+    """
+
+    @property
+    def failing(self) -> Mapping[str, str]: ...
 
 
 class Tracker(Protocol):

@@ -30,7 +30,7 @@ from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.fleet.scaling import Decision, Scaler
 from rlax_plugin.hosts.leading import HostsService, Leader
 from rlax_plugin.ports.environment import Environment
-from rlax_plugin.ports.protocols import Launcher, TimedLauncher
+from rlax_plugin.ports.protocols import FailingLauncher, Launcher, TimedLauncher
 from rlax_plugin.ports.scaling import ScalingLauncher
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.rewards.pool import RewardPool
@@ -44,9 +44,12 @@ from rlax_plugin.rpc.upkeep import Upkeep
 from rlax_plugin.start.closing import PART_S
 from rlax_plugin.start.observed import ObservedRun, StatusService
 from rlax_plugin.start.running import Running
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.weights.parameter_server import ParameterServer
 
 log = logging.getLogger("rlax.controller")
+
+_LONGEST_FAILING = 600  # characters of a sentence with a line of a worker's log
 
 
 class GenerationStart:
@@ -213,6 +216,8 @@ class GenerationStart:
             seen = made.dispatcher.backlog, made.fleet.workers
             spawn(scale(launcher, made.scaler, *seen, deadlines.heartbeat_s, self._decided))
         spawn(self._upkeep.run(deadlines.heartbeat_s))
+        if isinstance(launcher, FailingLauncher):
+            spawn(show_failing(launcher, self._note, deadlines.heartbeat_s))
 
     def _decided(self, before: int, decision: Decision) -> None:
         said = f"from {before} to {decision.workers} workers: {decision.reason}"
@@ -226,3 +231,16 @@ class GenerationStart:
                 secrets.of_worker.write(self._ring)
             except OSError as error:
                 log.warning("%s cannot be written: %s", self._ring, error.strerror)
+
+
+async def show_failing(
+    launcher: FailingLauncher, note: Callable[[str], None], every_s: float
+) -> None:
+    """Shows each sentence about a worker that cannot be kept running once; runs until cancelled."""
+    shown: set[str] = set()
+    while True:
+        failing = set(launcher.failing.values())
+        for sentence in sorted(failing - shown):
+            note(one_line(sentence, _LONGEST_FAILING))
+        shown = failing
+        await asyncio.sleep(every_s)

@@ -67,6 +67,8 @@ def _workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
     for lost in status.lost:
         if lost.silent_s > SLOW_S and not _is_stopped_or_killed(evidence, lost.name):
             yield _lost(evidence, lost)
+    for sentence in status.failing:
+        yield Finding(sentence, try_="its log in logs/ has the reason; the launcher tries on")
     if not status.workers and status.samples:
         yield Finding(
             f"no worker is there for {status.samples} samples",

@@ -16,6 +16,7 @@ from rlax_plugin.commands.doctor.evidence import Disk, Evidence, Process, gather
 from rlax_plugin.commands.doctor.findings import findings
 from rlax_plugin.commands.doctor.stacks_shown import shortened
 from rlax_plugin.commands.status.outcome import Outcome
+from rlax_plugin.commands.status.show import lines_of
 from rlax_plugin.commands.status.source import Seen
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Deadlines
@@ -345,3 +346,9 @@ def test_the_threads_that_matter_are_shown() -> None:
         *("MainThread:", '  File "lib/threading.py", line 3 in wait'),
     ]
     assert shortened(STACKS, {})[0] == "0x00000002:"
+
+
+def test_a_worker_that_the_launcher_cannot_keep_running() -> None:
+    sentence = "worker a is started again at 12:00:00: it ended 2 times in a row"
+    ((what, _),) = said(seen=Seen(status(0.05, failing=(sentence,))))
+    assert what == sentence and sentence in lines_of(Seen(status(failing=(sentence,))))

@@ -31,7 +31,7 @@ def controller(stats: RunStats) -> Any:
     under_way = SimpleNamespace(slowest=lambda most: [])
     dispatcher = SimpleNamespace(under_way=under_way, backlog=SimpleNamespace(samples=0))
     rewards = SimpleNamespace(busy=1, replaced=0, slowest=lambda most: [])
-    made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None)
+    made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None, launcher=None)
     state = SimpleNamespace(next_step=8, totals=SimpleNamespace(reissued=0), open={})
     section = RlaxSection.model_validate(
         {"prompt_source": {"name": "p"}, "rewards": [{"name": "r"}], "reward_processes": 2}
@@ -135,3 +135,10 @@ def test_a_worker_that_rests_is_shown_with_its_losses() -> None:
         run.fleet.losses.lost("a", 0.0)
     one.rests = True
     assert asyncio.run(StatusCollector(run, 10).status()).workers[0].state == "rests: lost 2 times"
+
+
+def test_workers_that_the_launcher_cannot_keep_running_are_in_the_status() -> None:
+    run = controller(RunStats())
+    run.generation.launcher = SimpleNamespace(failing={"a": "worker a ended\x1b[2J"})
+    (sentence,) = asyncio.run(StatusCollector(run, 10).status()).failing
+    assert sentence.startswith("worker a ended") and "\x1b" not in sentence
