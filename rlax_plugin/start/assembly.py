@@ -224,6 +224,7 @@ class _Assembly:
             on_visible=controller.visible,
             on_published=controller.published,
         )
+        self._supervision.spawn(publisher.show_slow(setup.dashboard.message))
         return Assembled(controller, publisher, leader)
 
     def _trained_vocabulary(self) -> int:

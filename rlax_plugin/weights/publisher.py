@@ -25,6 +25,7 @@ from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import BASE, DELTA, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.memory_copies import MemoryCopies
@@ -33,6 +34,10 @@ from rlax_plugin.weights.newest_parts import NewestParts
 log = logging.getLogger("rlax.controller")
 
 _LATE_S = 1.0  # after the deadline, for a store that has deadlines and says more
+_SLOW_S = 10.0  # after which a publication is slow, unless the one before took long
+_LESS_OFTEN = 4.0  # times as long until it is said again, and as the publication before
+_LOOK_S = 1.0
+_LONGEST = 600  # characters of a line about it
 
 _Prints = Mapping[str, Mapping[str, Any]]
 
@@ -140,6 +145,7 @@ class Publisher:
         self._copies, self._near = copies, near
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
+        self._slow = 0.0, 0.0  # beginning of the publication, seconds until it is said to be slow
         self._closed, self._hung = threading.Event(), False
         self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
@@ -342,6 +348,37 @@ class Publisher:
     def _late(self) -> DeadlineError:
         needed_s = self._pace and self._pace.needed_s("weights_s")
         return DeadlineError(self._doing, self._deadline_s, "rlax.deadlines.weights_s", needed_s)
+
+    def slow(self, now: float) -> str:
+        """Returns a line about a publication that takes long, now and then; empty otherwise.
+
+        Args:
+          now: Unix time.
+        """
+        if (doing := self.activity.doing) is None:
+            return ""
+        since, next_s = self._slow
+        if since != doing.since:
+            since, next_s = doing.since, max(_SLOW_S, _LESS_OFTEN * self.last_s)
+        took_s = now - since
+        late = took_s >= next_s
+        self._slow = since, _LESS_OFTEN * took_s if late else next_s
+        if not late:
+            return ""
+        what, failed = self._doing, self.unwritten.recent
+        if failed is not None and "failed attempts" not in what:  # it is being tried again just now
+            what += f" ({failed.count} failed attempts, the last with: {failed.what})"
+        return f"{doing.what} takes {took_s:.0f} s so far: {what}; {doing.ends}"
+
+    async def show_slow(self, note: Callable[[str], None]) -> None:
+        """Shows a publication that takes long, such as of weights that cannot be written.
+
+        Runs until cancelled. The trainer waits for a batch meanwhile, and would not say it.
+        """
+        while True:
+            if line := self.slow(time.time()):
+                note(one_line(line, _LONGEST))
+            await asyncio.sleep(_LOOK_S)
 
     def wait(self) -> None:
         """Returns once all versions handed over are visible; raises the error if one failed."""

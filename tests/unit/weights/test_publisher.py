@@ -7,11 +7,12 @@ import errno
 import functools
 import re
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
-from waiting import wait_until
+from waiting import eventually, wait_until
 
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.errors import (
@@ -321,6 +322,66 @@ def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(make):
     with pytest.raises(TimeoutError, match="the list of versions"):
         publisher.wait()
     assert told.wait(60) and not seen and [str(one) for one in errors] == [str(error)]
+
+
+def test_a_publication_that_takes_long_is_shown_with_its_reason_and_rarely_again(make):
+    listed = threading.Event()
+
+    async def frozen(version, restart):
+        listed.set()
+        await asyncio.to_thread(gate.wait, 60)
+
+    gate = threading.Event()
+    publisher, *_ = make(Store(), frozen, deadline_s=600.0)
+    assert publisher.slow(time.time() + 1e6) == ""  # nothing is being published
+    publisher.publish(weights(3))
+    assert listed.wait(60)
+    began = publisher.activity.doing.since
+    times = {
+        s: line for s in (9.9, 10.0, 11.0, 39.0, 40.0, 159.0) if (line := publisher.slow(began + s))
+    }
+    assert times == {
+        s: f"publishing version 3 takes {s:.0f} s so far: announcing to the parameter server "
+        "version 3; rlax.deadlines.weights_s = 600 s ends this wait"
+        for s in (10.0, 40.0)
+    }
+    gate.set()
+    publisher.wait()
+    assert publisher.slow(time.time() + 1e6) == ""
+    gate.clear(), listed.clear()
+    publisher.last_s = 30.0  # such versions take so long
+    publisher.publish(weights(4))
+    assert listed.wait(60)
+    began = publisher.activity.doing.since
+    assert publisher.slow(began + 119.0) == "" and "takes 120 s" in publisher.slow(began + 120.0)
+    gate.set()
+    publisher.wait()
+
+
+def test_weights_that_cannot_be_written_are_shown_with_the_error(make):
+    store = Store(error=OSError(errno.ENOSPC, "No space left on device"))
+    publisher, *_ = make(store, deadline_s=600.0)
+    publisher.publish(weights(0))
+    wait_until(lambda: publisher.unwritten.count, "a failed attempt")
+    store.gate = threading.Event()  # of the next attempt
+
+    async def show() -> str:
+        said: list[str] = []
+        publisher._slow = publisher.activity.doing.since, 0.0  # it is slow already
+        showing = asyncio.ensure_future(publisher.show_slow(said.append))
+        await eventually(lambda: said)
+        showing.cancel()
+        return said[0]
+
+    line = asyncio.run(show())
+    assert re.fullmatch(
+        r"publishing version 0 takes \d+ s so far: writing version 0 .*\d+ failed attempts, the "
+        r"last with: .*No space left on device\); rlax.deadlines.weights_s = 600 s ends this wait",
+        line,
+    ), line
+    store.error = None
+    store.gate.set()
+    publisher.wait()
 
 
 def test_closing_repeats_no_save(make, monkeypatch):
