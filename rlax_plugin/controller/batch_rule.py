@@ -69,12 +69,18 @@ class BatchRule:
           ready: accepted groups.
           before: id of the oldest group that is not scored yet; None: all are.
         """
+        if (last := self.last_due(ready, before)) is None:
+            return None
+        due = sorted(group_id for group_id in ready if group_id <= last)
+        shared = tuple(branches(ready[one]) for one in due) if self.shared_prompts else ()
+        return Due(tuple(due), tuple(map(ready.sizes, due)), shared)
+
+    def last_due(self, ready: ReadyGroups, before: int | None = None) -> int | None:
+        """Returns the last of the groups that ``due`` returns, in less time."""
         found = ready.reaching(self._limits)
         if found is None or (before is not None and found[0] >= before):
             return None
-        due = sorted(group_id for group_id in ready if group_id <= found[0])
-        shared = tuple(branches(ready[one]) for one in due) if self.shared_prompts else ()
-        return Due(tuple(due), tuple(map(ready.sizes, due)), shared)
+        return found[0]
 
     def fitting(self, due: Due) -> int:
         """Returns how many of the groups that are due can be laid out, from the first. Any thread.

@@ -41,6 +41,18 @@ class Buffer:
         """The part of a batch that the accepted groups fill, such as ``3 of 8 groups``."""
         return self.rule.shortfall(self.groups) + ("" if self.rule.tokens else " groups")
 
+    @property
+    def complete(self) -> bool:
+        """True if the accepted groups make a batch."""
+        return not self._waits_for_all and (
+            self.rule.last_due(self.groups, self._history.oldest_open) is not None
+        )
+
+    @property
+    def _waits_for_all(self) -> bool:
+        # A batch may need fewer groups than were issued: see what becomes of all.
+        return self._deterministic and bool(self._history.open)
+
     async def batch(self) -> tuple[ScoredGroup, ...] | None:
         """Returns the first batch in issue order; None while an older group is unfinished.
 
@@ -58,8 +70,8 @@ class Buffer:
         return None
 
     def _due(self) -> Due | None:
-        if self._deterministic and self._history.open:
-            return None  # a batch may need fewer groups than were issued: see what becomes of all
+        if self._waits_for_all:
+            return None
         return self.rule.due(self.groups, self._history.oldest_open)
 
     def drop_stale(self, step: int) -> bool:

@@ -75,6 +75,7 @@ class Flow:
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
         self.live, self._ended = False, False
+        self._making = False  # True while a batch is asked for, and not there yet
         self.show_first: Callable[[str], None] | None = None
         self._early: list[ev.Published | ev.Resized] = []  # before this was live
         self._distrusted: set[str] = set()  # workers that were quarantined before this was live
@@ -87,7 +88,9 @@ class Flow:
     @property
     def ready(self) -> str:
         """The part of the next batch that is ready, such as ``3 of 8 groups``."""
-        return self._buffer.ready
+        # A large batch is laid out, and its advantages computed, beside the event loop.
+        made = ", of which the batch is being made" * (self._making and self._buffer.complete)
+        return self._buffer.ready + made
 
     async def start(self, recovery: Recovery) -> None:
         """Begins to hand out batches; recorded ones first, unchanged."""
@@ -211,11 +214,10 @@ class Flow:
             return batch, stats
         if step != self._history.next_step:
             raise TrainingError(f"asked for step {step}, next is {self._history.next_step}")
-        while (batch := await self._complete(step)) is None:
-            if self.show_first is not None:
-                self.show_first(self._buffer.ready)
+        self._making = True
+        while (batch := await self._shown(step)) is None:
             await self._changed.wait()
-        self.show_first = None
+        self._making, self.show_first = False, None
         ids = tuple(group.id for group in batch.groups)
         staleness = step - self._buffer.groups.oldest_version(ids)
         self._history.note(ev.Trained(step, ids, staleness))
@@ -231,6 +233,11 @@ class Flow:
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
+
+    async def _shown(self, step: int) -> TrainBatch | None:
+        if self.show_first is not None:
+            self.show_first(self.ready)
+        return await self._complete(step)
 
     async def _complete(self, step: int) -> TrainBatch | None:
         """Returns the batch of ``step`` with its advantages; None while groups of it are missing.

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flow_harness import Harness, MixedOnly, settle
+from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller import flow, issuing
@@ -53,6 +54,45 @@ def test_advantages_of_a_large_batch(
         return [group.id for group in batch.groups]
 
     assert asyncio.run(run()) == ([0, 2] if beside else [0, 1])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_complete_batch_that_is_being_made_is_not_shown_as_incomplete(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "_MOST_AT_ONCE", 3)
+    shown: list[str] = []
+
+    async def run() -> None:
+        harness = Harness(tmp_path, deterministic=deterministic)
+        made, go_on = threading.Event(), threading.Event()
+
+        def slot(outcomes):
+            made.set()
+            assert go_on.wait(60)
+            return outcomes.rewards_n
+
+        harness.flow._advantage_slot, harness.flow.show_first = slot, shown.append
+        await harness.start()
+        await settle()
+        for group in list(harness.answers.open)[:1]:
+            harness.answers.generate(group, harness.latest)
+        await settle()
+        assert harness.flow.ready == "1 of 2 groups"
+        batch = asyncio.ensure_future(harness.flow.batch(1))
+        await settle()
+        for group in list(harness.answers.open):
+            harness.answers.generate(group, harness.latest)
+        await eventually(made.is_set)
+        assert shown[0] == "1 of 2 groups" and shown[-1] == harness.flow.ready
+        assert harness.flow.ready == "2 of 2 groups, of which the batch is being made"
+        go_on.set()
+        await asyncio.wait_for(batch, 60)
+        assert harness.flow.ready == "0 of 2 groups"
+        harness.flow.end()
+        harness.recorder.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
