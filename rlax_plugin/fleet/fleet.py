@@ -11,7 +11,7 @@ from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet.capabilities import Needs, of_proto
 from rlax_plugin.fleet.fencing import Fence, fences, taken
-from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed
+from rlax_plugin.fleet.identities import LONGEST_NAME, Identities, Identity, figures, malformed
 from rlax_plugin.fleet.losses import Losses
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.progress import Answers, Progress, moves_of, unfinished_of
@@ -126,18 +126,25 @@ class Fleet(rpc.FleetServicer):
         """Returns the capabilities that a worker declares, or None and the reason to reject it."""
         try:
             found = of_proto(message)
+            why = self._needs.lacking(found)
         except ValueError as error:
-            return None, str(error)
-        if (lacking := self._needs.lacking(found)) is None:
+            found, why = None, str(error)
+        if why is None:
             return found, ""
-        line = f"worker {name} was rejected: {lacking}"
+        self.rejected(name, why)
+        return None, why
+
+    def rejected(self, name: str, reason: str) -> None:
+        """Shows once why a worker was rejected, and that it does not start."""
+        self.starting.note(name, "rejected")
+        line = f"worker {one_line(name, LONGEST_NAME)} was rejected: {one_line(reason)}"
         if line not in self._noted and len(self._noted) < _MOST_NOTED:
             self._noted.add(line)
             self._note(line)
-        return None, lacking
 
     async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
         if why := self._rejection(request):
+            self.rejected(request.worker, why)
             return pb.RegisterReply(accepted=False, reason=why)
         capabilities, why = self._unfit(request.worker, request.capabilities)
         if capabilities is None:

@@ -44,13 +44,14 @@ class FleetService(rpc.FleetServicer):
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         if (why := Secret(request.token, request.certificate).problem) is not None:
-            return pb.RegisterReply(accepted=False, reason=f"its registration is no secret: {why}")
+            return self._rejected(request, f"its registration is no secret: {why}")
         process = request.worker, request.process
         before = self._tokens.get(process, "")
         if request.token in self._callers and request.token != before:
             # Such as the run's worker token, which it knows: it would go when this process goes.
-            return pb.RegisterReply(accepted=False, reason="its token is in use already")
+            return self._rejected(request, "its token is in use already")
         if self._versions and (why := self._versions.rejection(request.worker, request.versions)):
+            self._fleet.starting.note(request.worker, "rejected")  # it has said why
             return pb.RegisterReply(accepted=False, reason=why, other_versions=True)
         reply = await self._fleet.Register(request, context)
         if reply.accepted:
@@ -59,6 +60,10 @@ class FleetService(rpc.FleetServicer):
             self._tokens[process] = request.token
             self._forget()
         return reply
+
+    def _rejected(self, request: pb.RegisterRequest, reason: str) -> pb.RegisterReply:
+        self._fleet.rejected(request.worker, reason)
+        return pb.RegisterReply(accepted=False, reason=reason)
 
     def _forget(self) -> None:
         """Drops the tokens of processes that the fleet has forgotten."""

@@ -34,7 +34,7 @@ class Starting:
         return len(self._doing)
 
     def note(self, name: str, doing: str) -> None:
-        """Notes the activity of a worker; empty: it has not begun to build its engine."""
+        """Notes the activity of a worker, or that it was rejected; empty: it builds its engine."""
         known = name in self._doing or len(self._doing) < _MOST_STARTING
         if name and known and is_one_line(name, LONGEST_NAME):
             self._doing[name] = one_line(doing, _LONGEST_DOING)

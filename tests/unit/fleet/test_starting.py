@@ -9,9 +9,14 @@ from typing import Any
 from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.fleet_service import FleetService
+from rlax_plugin.fleet.package_versions import PackageVersions
 from rlax_plugin.fleet.starting import Starting
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.callers import Callers
+from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.secret import new_token
+
+CERTIFICATE = new_identity().certificate
 
 
 def worker(name: str, version: int = -1) -> Any:
@@ -77,3 +82,41 @@ def test_a_worker_that_requests_the_config_is_starting() -> None:
         return fleet.starting.described([], 1)
 
     assert asyncio.run(main()) == "workers: 0 of 1 registered (local-0 compiling)"
+
+
+def test_a_worker_that_was_rejected_is_not_said_to_build_its_engine() -> None:
+    said: list[str] = []
+    needed = {"address": "127.0.0.1:1", "process": "p", "version": -1}
+
+    async def main() -> None:
+        fleet = Fleet(
+            deadlines=Deadlines(), config_hash="abc", parameter_server="", note=said.append
+        )
+        versions = PackageVersions({"jax": "0.7.2"}, note=said.append)
+        service = FleetService(fleet, Callers(), versions)
+
+        async def rejected(worker: str, **fields: Any) -> None:
+            await service.Config(pb.ConfigRequest(worker=worker), None)
+            assert f"{worker} building the engine" in fleet.starting.described([], None)
+            for _ in range(2):  # its launcher starts it again
+                secret = {"token": new_token(), "certificate": CERTIFICATE}
+                request = pb.RegisterRequest(worker=worker, **(needed | secret | fields))
+                assert not (await service.Register(request, None)).accepted
+            doing = fleet.starting.described([], None)
+            assert f"{worker} rejected" in doing and "building" not in doing
+            fleet.starting.described([SimpleNamespace(name=worker, version=0)], None)  # another one
+
+        await rejected("a", config_hash="xyz")
+        await rejected("b", token="no secret")
+        await rejected("c", config_hash="abc", versions={"jax": "0.6.0"})
+        await rejected("d", config_hash="abc", capabilities=pb.Capabilities(slots=0))
+
+    asyncio.run(main())
+    assert [line.partition(":")[0] for line in said] == [
+        "worker a was rejected",
+        "worker b was rejected",
+        "worker c has other packages than this run",
+        "worker d was rejected",
+    ]
+    assert "started from another config (xyz; this run has abc)" in said[0]
+    assert "slots" in said[3]
