@@ -295,6 +295,8 @@ class Dispatcher(FleetListener):
             return  # it is yet to be answered
         request = call.expired.pop(key)
         overdue = call.worker.progress.overdue((key, request.attempt))
+        if not reply.given_up:
+            call.worker.progress.answered_late((key, request.attempt))
         needed_s = self._release(call.worker, request)
         if reply.given_up:
             return

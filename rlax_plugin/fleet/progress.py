@@ -3,7 +3,9 @@
 A request may take any time while it makes progress: it may wait for a slot, for weights, or for a
 swap of weights. It expires once it has stood still for ``rlax.deadlines.group_s``. As a worker may
 say that a request progresses for ever, it expires, too, if it takes much longer than its tokens may
-take at the pace of the answers that did come; the time begins again when tokens arrive.
+take at the pace of the answers that did come; the time begins again when tokens arrive. A worker
+that is slower than the others is judged by its own pace, which such a request shows, too: it is
+allowed to be ``_SLACK`` times as slow as they are, and no more unless it answers.
 """
 
 from __future__ import annotations
@@ -120,6 +122,7 @@ class Progress:
     ):
         self._group_s, self._most_s, self._weights_s = group_s, 2 * heartbeat_s, weights_s
         self._own, self._all = Answers(), answers or Answers()
+        self._at_least_s = 0.0  # a token, as requests show that it answered too late or not at all
         self._watched: dict[Attempt, _Watched] = {}
         self._busy: deque[tuple[float, float]] = deque(maxlen=_MOST_BUSY)
         self._busy_since_s = 0.0  # if it has requests
@@ -158,6 +161,16 @@ class Progress:
         if (one := self._watched.get(attempt)) is not None and tokens:
             for answers in (self._own, self._all):
                 answers.note(time.perf_counter() - one.sent_s, tokens)
+
+    def answered_late(self, attempt: Attempt) -> None:
+        """Notes that a request was answered that had expired, before it is forgotten."""
+        if (one := self._watched.get(attempt)) is not None:
+            self._took(time.perf_counter() - one.sent_s, one)
+
+    def _took(self, at_least_s: float, one: _Watched) -> None:
+        """Learns from a request that took so long, of whose tokens the number is not known."""
+        if one.tokens:
+            self._at_least_s = max(self._at_least_s, at_least_s / one.tokens)
 
     def overdue(self, attempt: Attempt) -> tuple[float, float] | None:
         """Returns the seconds that a request took and may take; None: it has not taken longer."""
@@ -224,12 +237,15 @@ class Progress:
             one.expired = True
             if one.still_s <= self._group_s:
                 one.limit_s = limit_s
+                self._took(one.open_s, one)
             one.on_expiry(one.still_s)
 
     def _limit_s(self) -> float:
         """Returns the longest time that any open request may take; infinite: it is not known."""
-        paces = [pace for one in (self._own, self._all) if (pace := one.token_s) is not None]
-        if not paces:
+        if (all_s := self._all.token_s) is None:
             return math.inf
+        # Not more: one that never answers would be given more and more time.
+        at_least_s = min(self._at_least_s, _SLACK * all_s)
+        token_s = max(all_s, self._own.token_s or 0.0, at_least_s)
         longest = max((one.tokens for one in self._watched.values()), default=0)
-        return _PAUSES * self._group_s + _SLACK * longest * max(paces)
+        return _PAUSES * self._group_s + _SLACK * longest * token_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -141,6 +142,39 @@ def test_the_slower_pace_counts_and_without_answers_there_is_none():
     assert expired == []
 
 
+def seconds_until_overdue(progress: Progress, group: int, tokens: int = 5) -> float:
+    expired: list[float] = []
+    progress.watch(one(group), expired.append, tokens=tokens)
+    beat = 0
+    while not expired and beat < 2000:
+        beat += 1
+        progress.heard({one(group): beat}, 2.0)
+    found = progress.overdue(one(group))
+    progress.forget(one(group))
+    return found[1] if found else math.inf
+
+
+def test_a_slow_worker_is_judged_by_its_own_pace_once_a_request_was_overdue():
+    progress = Progress(GROUP_S, 2.0, 8.0, answers_of(30.0, 30))
+    assert seconds_until_overdue(progress, 0) == 3 * GROUP_S + 8 * 5 * 1.0
+    # It may be eight times as slow as the others, and one that never answers gets no more.
+    assert [seconds_until_overdue(progress, group) for group in (1, 2)] == [30.0 + 8 * 5 * 8.0] * 2
+    other = Progress(GROUP_S, 2.0, 8.0, progress._all)
+    assert seconds_until_overdue(other, 0) == 70.0  # the pace of the fleet is that of answers
+
+
+def test_an_answer_that_comes_too_late_shows_the_pace():
+    progress, expired = limited()
+    for _ in range(7):
+        progress.heard({one(0): 3}, 2.0)
+    assert expired == [12.0]  # it stood still
+    progress._watched[one(0)].sent_s -= 15.0
+    progress.answered_late(one(0))
+    progress.forget(one(0))
+    assert seconds_until_overdue(progress, 1) == pytest.approx(30.0 + 8 * 5 * 3.0, rel=0.01)
+    progress.answered_late(one(9))  # it is not known
+
+
 # --- what the dispatcher makes of it -------------------------------------------------------------
 
 
@@ -216,6 +250,7 @@ def test_only_the_group_that_stands_still_is_issued_again():
             held.go[i].set()
         await tickets[0]
         await eventually(lambda: dispatcher.late)
+        assert fleet.workers["a"].progress._at_least_s > 0.0  # it shows how slow the worker is
         held.go[2].set()
         await tickets[2]
         await eventually(lambda: held.ended)
