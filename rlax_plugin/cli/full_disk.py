@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sqlite3
 
@@ -29,11 +30,14 @@ def full_disk(error: BaseException) -> str:
       error: counts if it, or a cause that it names (``raise ... from``), is a full disk. A group
         counts if all of its members do.
     """
-    if not (said := _found(error)):
+    if (full := _found(error)) is None:
         return ""
+    what, remedy = "a disk is full", "free some space"
+    if isinstance(full, OSError) and _lacks_inodes(full):
+        what, remedy = "a disk has space, but no inodes for further files", "remove some files"
     return (
-        f"a disk is full ({one_line(said, _LONGEST)}): free some space, then repeat the command; "
-        "rlax train continues a run where it ended"
+        f"{what} ({one_line(str(full) or type(full).__name__, _LONGEST)}): {remedy}, then repeat "
+        "the command; rlax train continues a run where it ended"
     )
 
 
@@ -49,17 +53,26 @@ def may_pass(error: BaseException) -> bool:
     return False
 
 
-def _found(error: BaseException) -> str:
+def _lacks_inodes(full: OSError) -> bool:
+    """True if the file system of the file that could not be made has free bytes, but no inodes."""
+    try:
+        place = os.statvfs(os.path.dirname(os.path.abspath(os.fsdecode(full.filename))))
+    except (OSError, TypeError):  # the error names no file
+        return False
+    return place.f_files > 0 and place.f_favail == 0 and place.f_bavail > 0
+
+
+def _found(error: BaseException) -> BaseException | None:
     if isinstance(error, BaseExceptionGroup):
         found = [_found(one) for one in error.exceptions]
-        return found[0] if all(found) else ""
+        return found[0] if None not in found else None
     one: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if one is None:
-            return ""
+            return None
         full = isinstance(one, OSError) and one.errno in _FULL
         full = full or getattr(one, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
         if full or _QUOTED.search(str(one)):
-            return str(one) or type(one).__name__
+            return one
         one = one.__cause__
-    return ""
+    return None

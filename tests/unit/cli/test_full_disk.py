@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -47,6 +48,37 @@ def test_a_full_disk_is_recognized(error: Exception, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert ended.value.exit_code == 1 and said.startswith("error: a disk is full (")
     assert said.endswith("repeat the command; rlax train continues a run where it ended\n")
+
+
+@pytest.mark.parametrize(
+    ("inodes", "free_bytes", "said"),
+    [
+        (0, 4096, "a disk has space, but no inodes for further files ([Errno 28] "),
+        (0, 0, "a disk is full ([Errno 28] "),
+        (9, 4096, "a disk is full ([Errno 28] "),
+    ],
+)
+@pytest.mark.parametrize("filename", ["new.json", b"new.json"])
+def test_a_disk_without_inodes_is_not_called_full(
+    inodes: int,
+    free_bytes: int,
+    said: str,
+    filename: str | bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def statvfs(path: str) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(f_files=100, f_favail=inodes, f_bavail=free_bytes)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.chdir(tmp_path)
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), filename)
+    assert full_disk(error).startswith(said) and asked == [str(tmp_path)]
+    assert ("remove some files" in full_disk(error)) == ("inodes" in said)
+    assert full_disk(OSError(errno.ENOSPC, "full")).startswith("a disk is full (")
 
 
 def test_another_error_is_none() -> None:
