@@ -32,7 +32,7 @@ def record_ending(state_dir: Path, error: BaseException | None) -> None:
         kind = "" if isinstance(error, RlaxError) else f"{type(error).__name__}: "
         failure = one_line(" ".join(f"{kind}{error}".split()), _LONGEST)
     try:
-        RunFiles(state_dir).put_json(_NAME, {"failure": failure})
+        RunFiles(state_dir, makes_root=False).put_json(_NAME, {"failure": failure})
     except (RlaxError, OSError) as problem:
         log.warning("the end of the run cannot be recorded: %s", problem)
 

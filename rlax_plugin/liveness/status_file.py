@@ -31,7 +31,8 @@ class StatusFile:
     """
 
     def __init__(self, state_dir: Path, collect: Callable[[], RunStatus]):
-        self._files, self._collect = RunFiles(state_dir), collect
+        # A directory that is removed stays so: who looks for the run would find a part of it.
+        self._files, self._collect = RunFiles(state_dir, makes_root=False), collect
         self._ended = threading.Event()
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="rlax-status", daemon=True)

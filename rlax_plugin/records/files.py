@@ -11,7 +11,7 @@ import json
 import os
 import posixpath
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -34,12 +34,18 @@ class RunFiles:
     Args:
       url: a path, or an fsspec URL such as ``gs://bucket/runs/name``.
 
+    Attributes:
+      makes_root: False: a local directory that was removed is not made again by writing to it.
+      before_write: called before something is written or removed with the age in seconds of
+        knowledge that will do; raises an error if this process must not write any more.
+
     Raises:
       ConfigError: no file system for the URL is installed.
     """
 
-    def __init__(self, url: str | os.PathLike[str]):
-        self.url = os.fspath(url)
+    def __init__(self, url: str | os.PathLike[str], *, makes_root: bool = True):
+        self.url, self.makes_root = os.fspath(url), makes_root
+        self.before_write: Callable[[float], object] = lambda age_s: None
         try:
             self._fs, root = url_to_fs(self.url)
         except (ValueError, ImportError) as error:
@@ -63,6 +69,16 @@ class RunFiles:
         except Exception as error:
             raise RlaxError(f"{self.location(name)} cannot be {what}: {error}") from error
 
+    @contextmanager
+    def _writing(self, name: str, what: str = "written") -> Iterator[None]:
+        self.before_write(0.0)
+        try:
+            with self._doing(what, name):
+                yield
+        except FileNotFoundError:  # the directory was removed just now
+            self.before_write(0.0)
+            raise
+
     def put(self, name: str, data: bytes, *, private: bool = False) -> None:
         """Writes a file atomically: a reader sees the old or the new content, never a part.
 
@@ -73,19 +89,53 @@ class RunFiles:
           RlaxError: the file cannot be written.
         """
         path = self._path(name)
-        with self._doing("written", name):
+        with self._writing(name):
             if not self.is_local:
                 self._fs.pipe_file(path, data)
                 return
-            writer = f"{os.getpid()}-{threading.get_ident()}"
-            temporary = f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{writer}"
+            os.replace(self._temporary(path, data, private), path)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Writes a file that must not exist, atomically; of several processes one succeeds.
+
+        Returns:
+          False if the file exists with another content. With the same, an object store may have
+          repeated a request whose answer was lost.
+
+        Raises:
+          RlaxError: the file cannot be written.
+        """
+        path = self._path(name)
+        with self._writing(name):
+            try:
+                if self.is_local:
+                    _link(self._temporary(path, data), path)
+                else:
+                    self._fs.pipe_file(path, data, mode="create")
+                return True
+            except FileExistsError:
+                return self.get(name) == data
+
+    def _temporary(self, path: str, data: bytes, private: bool = False) -> str:
+        """Writes a local file beside the one that it will be; returns its path."""
+        writer = f"{os.getpid()}-{threading.get_ident()}"
+        temporary = f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{writer}"
+        if self.makes_root:
             os.makedirs(posixpath.dirname(path), exist_ok=True)
-            with suppress(FileNotFoundError):  # of a killed process with the same number
-                os.unlink(temporary)
-            # A new file: where others may write, they may have put a link there.
-            with open(temporary, "xb", opener=_of_owner if private else None) as file:
-                file.write(data)
-            os.replace(temporary, path)
+        else:
+            self._make_below_root(posixpath.dirname(path))
+        with suppress(FileNotFoundError):  # of a killed process with the same number
+            os.unlink(temporary)
+        # A new file: where others may write, they may have put a link there.
+        with open(temporary, "xb", opener=_of_owner if private else None) as file:
+            file.write(data)
+        return temporary
+
+    def _make_below_root(self, folder: str) -> None:
+        parts = posixpath.relpath(folder, self._root).split("/")
+        for count in range(1, len(parts) + 1):
+            with suppress(FileExistsError):
+                os.mkdir(posixpath.join(self._root, *parts[:count]))
 
     def get(self, name: str) -> bytes:
         """Reads a file.
@@ -178,13 +228,32 @@ class RunFiles:
           RlaxError: it cannot be removed.
         """
         try:
-            with self._doing("removed", name):
+            with self._writing(name, "removed"):
                 self._fs.rm(self._path(name), recursive=True)
         except FileNotFoundError:
             return
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._root, name)
+
+
+def _link(temporary: str, path: str) -> None:
+    """Gives a file its name, unless that is taken.
+
+    Raises:
+      FileExistsError: it is.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links, such as a bucket that is mounted
+        if os.path.lexists(path):
+            raise FileExistsError(path) from None
+        os.rename(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def _of_owner(path: str, flags: int) -> int:

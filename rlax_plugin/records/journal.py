@@ -267,9 +267,12 @@ def write(
       The segment's checksum.
 
     Raises:
+      JournalError: another process has written the segment.
       RlaxError: a file cannot be written.
     """
     reached(FaultPoint.COMMIT_BEGUN)
+    if _exists(files, number):  # its samples, too, must not be replaced
+        raise _written_by_another(number)
     head: dict[str, Any] = {"format": FORMAT, "segment": number, "previous": previous}
     head |= {"step": None if batch is None else step, "samples": []}
     if tables := [rows for rows in (batch, others) if rows is not None]:
@@ -280,6 +283,23 @@ def write(
         reached(FaultPoint.SAMPLES_WRITTEN)
     lines = ",\n".join(events)
     data = sealed(f'{json.dumps(head)[:-1]}, "events": [\n{lines}\n]}}')
-    files.put(segment_name(number), data)
+    if not files.create(segment_name(number), data):
+        raise _written_by_another(number)
     reached(FaultPoint.SEGMENT_WRITTEN)
     return checksum(data)
+
+
+def _exists(files: RunFiles, number: int) -> bool:
+    try:
+        files.get(segment_name(number))  # unlike a listing, no cache answers this
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _written_by_another(number: int) -> JournalError:
+    return JournalError(
+        number,
+        "was written by another process while this one trained, so that this one ends without "
+        "replacing it: find the other trainer of the run, and see with rlax audit what it recorded",
+    )

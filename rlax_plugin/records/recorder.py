@@ -46,6 +46,8 @@ class _Taken(NamedTuple):
 # At one flush in 50 ms: minutes of a disk that does not write. The run ends before memory does.
 _MOST_WAITING = 10_000
 _CLOSE_S = 20.0  # for what is still to be written when the run ends
+# The ledger may be in the run's directory, and belongs to the process that has that.
+_KNOWN_S = 20.0
 
 
 class Recorder:
@@ -185,6 +187,7 @@ class Recorder:
             raise
 
     def _add(self, taken: _Taken) -> None:
+        self._files.before_write(_KNOWN_S)
         rows = samples.to_table(taken.judged) if taken.judged else None
         encoded = [(event, ev.encode(event)) for event in taken.news]
         self._last_event = self._ledger.add(encoded, rows, taken.turns)

@@ -270,6 +270,11 @@ def _without_checkpoint(step: int, files: RunFiles, checkpoints: Mapping[int, st
 
 
 def _remove_uncommitted(files: RunFiles, number: int) -> None:
-    """Removes the samples that a killed process wrote without committing their segment."""
+    """Removes samples without a segment, as a killed process leaves, and a segment that is damaged.
+
+    Nothing replaces a segment that exists.
+    """
     for later in journal.numbers(files, journal.SAMPLES, above=number):
         files.delete(journal.samples_name(later))
+    for later in journal.numbers(files, journal.DIRECTORY, above=number):
+        files.delete(journal.segment_name(later))

@@ -42,6 +42,7 @@ from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
 from rlax_plugin.start.function_data import check_data
 from rlax_plugin.start.leading import check_hosts, led, wait_for_hosts
+from rlax_plugin.start.lease import Lease, held
 from rlax_plugin.start.observed import ObservedRun
 from rlax_plugin.start.preflight import check_start
 from rlax_plugin.start.results import print_results, summary, too_few_steps
@@ -49,7 +50,6 @@ from rlax_plugin.start.run_directory import (
     check_same_run,
     exposures,
     finished,
-    locked,
     make_directories,
     run_directory,
     state_directory,
@@ -112,7 +112,10 @@ def train(
         out.print(f"the run is complete: {document['steps']} steps")
         print_results(out, files, argv, document["steps"], updates)
         return 0
-    with locked(state_dir), quiet(state_dir / "logs" / "trainer.log") as out:
+    with (
+        held(files, state_dir, out.print) as lease,
+        quiet(state_dir / "logs" / "trainer.log") as out,
+    ):
         written = {
             "config": config_path,
             "overrides": list(map(hidden, overrides)),
@@ -147,11 +150,13 @@ def train(
             schedules=schedules_of(builder.registry, section),
         )
         observed = ObservedRun(state_dir, dashboard.waiting)
-        run = _Run(setup, out, began_s, observed)
+        run = _Run(setup, out, began_s, observed, lease)
         with run.signals, observed:
+            lease.on_lost = run.interrupt
             try:
                 return run.execute()
             except KeyboardInterrupt:
+                lease.check_known()
                 out.print("interrupted")
                 out.print(f"continue with:  {train_command(argv)}")
                 return INTERRUPTED
@@ -160,9 +165,16 @@ def train(
 class _Run:
     """One process's part of a run: the parts that it has started, and their end."""
 
-    def __init__(self, setup: RunSetup, console: Console, began_s: float, observed: ObservedRun):
+    def __init__(
+        self,
+        setup: RunSetup,
+        console: Console,
+        began_s: float,
+        observed: ObservedRun,
+        lease: Lease,
+    ):
         self._setup, self._console, self._began_s = setup, console, began_s
-        self._observed = observed
+        self._observed, self._lease = observed, lease
         self._dashboard, self._section = setup.dashboard, setup.section
         config = setup.builder.context.config
         self._maxtext = {} if config is None else config.maxtext
@@ -234,6 +246,7 @@ class _Run:
                 with old_objects_kept():
                     trainer.run(port)
             except KeyboardInterrupt:
+                self._lease.check_known()
                 running.supervision.check()  # another host's failure interrupts a start
                 raise
             except SystemExit as end:  # would end the command with a plug-in's code, such as 0
@@ -261,20 +274,24 @@ class _Run:
         Only the first signal during a step does this; any other interrupts at once.
         """
         port = self._port
-        if port is None or not port.training or port.stopping:
+        if port is None or not port.training or port.stopping or self._lease.lost:
             return False
         port.request_stop()
         self._dashboard.message("stopping after this step, with a checkpoint (again: at once)")
         return True
+
+    def interrupt(self) -> None:
+        """Interrupts the main thread as Ctrl-C does; any thread may call."""
+        os.kill(os.getpid(), signal.SIGINT)
 
     def _stopped_by_host(self, supervision: Supervision, host: int, failure: str) -> None:
         """Handles another host's request to stop; called on the event loop."""
         if failure:
             supervision.fail(TrainingError(f"host {host} has failed: {failure}"))
             if self._port is not None and not self._port.training:
-                os.kill(os.getpid(), signal.SIGINT)  # nothing else ends the wait for that host
+                self.interrupt()  # nothing else ends the wait for that host
         elif (self._port is None or not self._port.stopping) and not self._stop():
-            os.kill(os.getpid(), signal.SIGINT)  # as if it had arrived here
+            self.interrupt()  # as if it had arrived here
 
     def _write_summary(self, controller: Controller, after: Evaluated | None) -> None:
         document = summary(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.result import recorded
 from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
 from rlax_plugin.records.private import check_private, exposed, make_private
-from rlax_plugin.start.holder import LOCK, record_holder
+from rlax_plugin.start.holder import LOCK, described, record_holder, recorded_holder, this_process
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.secrets import shown_value
 
@@ -109,19 +110,29 @@ def _unwritable(key: str, value: str, directory: Path, error: OSError) -> Config
 
 
 @contextmanager
-def locked(state_dir: Path) -> Iterator[None]:
-    """Locks a run directory for one process; the lock ends with the process, however it ends."""
+def locked(state_dir: Path) -> Iterator[str]:
+    """Locks a state directory for one process; the lock ends with the process, however it ends.
+
+    Yields:
+      The lock's identity on this machine since its boot; empty: it is unknown.
+
+    Raises:
+      ConfigError: another process has locked it.
+    """
     # Not "w", which would remove the record of the process that has the lock.
     lock: IO[str] = (state_dir / LOCK).open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(
-            "run_name", state_dir.name, "is already used by another process"
-        ) from None
+        who = described(recorded_holder(state_dir))
+        reason = f"is already used by {who}: end that first, or choose another run_name"
+        raise ConfigError("run_name", state_dir.name, reason) from None
     try:
         record_holder(lock)
-        yield
+        found = os.fstat(lock.fileno())
+        # Without the namespace of process ids: a container that is started again has another.
+        boot = this_process().get("boot", "").partition(" ")[0]
+        yield f"{boot} {found.st_dev} {found.st_ino}" if boot else ""
     finally:
         lock.close()
 

@@ -77,6 +77,17 @@ class ObjectStore(AbstractFileSystem):
             return _Upload(_file(path))
         _refuse(f"open {mode!r}", path)
 
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        """Puts an object; with ``create`` only if there is none of its name, as on GCS and S3.
+
+        Raises:
+          FileExistsError: there is one.
+        """
+        name = self._strip_protocol(path)
+        _count("put", name)
+        with _Upload(_file(name), new=mode == "create") as upload:
+            upload.write(value)
+
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         for name in [self._strip_protocol(p) for p in ([path] if isinstance(path, str) else path)]:
             objects = list(_objects(_file(name))) if recursive else []
@@ -139,16 +150,23 @@ class _Upload(io.BytesIO):
     code that writes in pieces must not rely on exceptions.
     """
 
-    def __init__(self, target: Path):
+    def __init__(self, target: Path, *, new: bool = False):
         super().__init__()
-        self._target = target
+        self._target, self._new = target, new
 
     def close(self) -> None:
         if not self.closed:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             temporary = self._target.with_name(f"{_UPLOADING}{uuid.uuid4().hex}")
             temporary.write_bytes(self.getbuffer())
-            os.replace(temporary, self._target)
+            super().close()
+            if not self._new:
+                os.replace(temporary, self._target)
+                return
+            try:
+                os.link(temporary, self._target)
+            finally:
+                temporary.unlink()
         super().close()
 
 

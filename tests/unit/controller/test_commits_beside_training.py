@@ -98,3 +98,24 @@ def test_after_events_that_were_not_written_none_are(tmp_path, monkeypatch) -> N
         run.ledger.close()
 
     asyncio.run(main())
+
+
+def test_a_damaged_last_segment_is_written_again(tmp_path) -> None:
+    """A resume ignores it, as after a power failure; nothing else may replace a segment."""
+
+    async def main():
+        run = Harness(tmp_path, 1, 2)
+        await scored(run, 0, 1, 2)
+        commit, _ = await run.flow.commit()
+        run.ledger.close()
+        name = journal.segment_name(commit.number)
+        written = run.files.get(name)
+        run.files.put(name, written[: len(written) // 2])
+        again = Harness(tmp_path, 1, 2)
+        await again.start()
+        assert not run.files.exists(name)
+        assert (await again.flow.commit())[0].number == commit.number
+        assert audit(again.files).violation is None
+        again.ledger.close()
+
+    asyncio.run(main())

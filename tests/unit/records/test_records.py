@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from histories import History, batch_of, bits
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
+from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import FileRecord, JournalError, Segment
 from rlax_plugin.records.read_samples import as_batch
@@ -81,6 +86,47 @@ def test_files_are_put_read_listed_and_removed(files: RunFiles) -> None:
     assert files.names("journal") == []
     with pytest.raises(FileNotFoundError):
         files.get("journal/2.json")
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_file_is_created_once(files: RunFiles, monkeypatch, linked: bool) -> None:
+    def no_link(source: str, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), source)
+
+    if not linked:  # as in a bucket that is mounted
+        monkeypatch.setattr(os, "link", no_link)
+    assert files.create("journal/1.json", b"one")
+    assert not files.create("journal/1.json", b"another one")
+    assert files.create("journal/1.json", b"one")  # the answer to a first request was lost
+    assert files.get("journal/1.json") == b"one"
+    if files.is_local:  # no temporary file is left
+        assert os.listdir(files.location("journal")) == ["1.json"]
+
+
+def test_one_of_many_creates_a_file(tmp_path: Path) -> None:
+    files, begin = RunFiles(tmp_path), threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        begin.wait(60)
+        return files.create("one", b"%d" % number)
+
+    with ThreadPoolExecutor(8) as threads:
+        created = list(threads.map(create, range(8)))
+    assert created.count(True) == 1
+    assert files.get("one") == b"%d" % created.index(True)
+
+
+def test_a_directory_is_made_again_only_if_that_is_wanted(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path / "run", makes_root=False)
+    for write in (files.put, files.create):
+        with pytest.raises(FileNotFoundError):
+            write("journal/00000/1.json", b"one")
+        with pytest.raises(FileNotFoundError):
+            write("summary.json", b"one")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    files.put("journal/00000/1.json", b"one")
+    assert files.get("journal/00000/1.json") == b"one"
 
 
 def test_documents(files: RunFiles) -> None:
@@ -262,6 +308,31 @@ def test_a_thousand_segments_lie_in_a_directory(files: RunFiles) -> None:
     # A thousand that holds only temporary files, or nothing, is no thousand.
     files.delete(journal.segment_name(2001))
     assert journal.last_number(files) == 1999
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_segment_of_another_process_is_not_replaced(files, monkeypatch, late: bool) -> None:
+    def write(step: int) -> None:
+        batch = samples.of_batch(batch_of(step, [History().groups[0]]))
+        head: dict[str, Any] = {"number": 1, "previous": journal.START, "step": step}
+        journal.write(files, **head, batch=batch, others=None, events=[ev.encode(ev.Resumed(step))])
+
+    def written_by_another(point: FaultPoint) -> None:
+        if point is FaultPoint.SAMPLES_WRITTEN:
+            monkeypatch.setattr(journal, "reached", lambda point: None)
+            files.put(journal.segment_name(1), b"of another")
+
+    if late:
+        monkeypatch.setattr(journal, "reached", written_by_another)
+    else:
+        write(1)
+    names = (
+        [journal.segment_name(1)] if late else [journal.segment_name(1), journal.samples_name(1)]
+    )
+    contents = [b"of another"] if late else [files.get(name) for name in names]
+    with pytest.raises(JournalError, match="segment 1: was written by another process"):
+        write(2)
+    assert [files.get(name) for name in names] == contents
 
 
 @pytest.mark.parametrize("command", ["audit", "report", "train"])
