@@ -17,6 +17,7 @@ the other's file before it writes.
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import logging
 import math
@@ -25,7 +26,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ from typing import Any
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.holder import described, has_ended_here, this_process
-from rlax_plugin.start.run_directory import locked
+from rlax_plugin.start.holder import described, has_ended_here, holder, this_process
+from rlax_plugin.start.run_directory import locked, usual_state_directory
 
 log = logging.getLogger("rlax.controller")
 
@@ -236,6 +237,26 @@ def held(files: RunFiles, state_dir: Path, note: Callable[[str], object]) -> Ite
             yield lease
         finally:
             lease.close()
+
+
+def trainer_without(files: RunFiles) -> int | None:
+    """Returns the id of a process that trains a run whose directory was removed.
+
+    Returns:
+      None if none is known on this machine: its state directory is not the usual one, a local
+      directory was moved and not removed, or it has ended.
+    """
+    if _numbers(files):
+        return None
+    if not files.is_local:
+        process = holder(usual_state_directory(files))
+        return None if process is None else process.pid
+    gone = os.path.realpath(files.location()) + _DELETED
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):  # of the directory that a lease keeps open
+        with suppress(OSError):  # it is another user's, or has ended
+            if os.readlink(link) == gone:
+                return int(link.split("/")[2])
+    return None
 
 
 def _acquired(files: RunFiles, lock: str, note: Callable[[str], object]) -> Lease:

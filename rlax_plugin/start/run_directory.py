@@ -53,8 +53,15 @@ def state_directory(section: RlaxSection, files: RunFiles) -> Path:
     Raises:
       ConfigError: it is not set, and this user has no directory for it.
     """
-    if section.state_dir:
-        return Path(section.state_dir)
+    return Path(section.state_dir) if section.state_dir else usual_state_directory(files)
+
+
+def usual_state_directory(files: RunFiles) -> Path:
+    """Returns the state directory of a run whose config names none.
+
+    Raises:
+      ConfigError: this user has no directory for it.
+    """
     if files.is_local:
         return Path(files.location())
     digest = hashlib.sha256(files.location().encode()).hexdigest()[:12]

@@ -12,6 +12,7 @@ from rlax_plugin.config.yaml_values import parse
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.plain_files import whole
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.start.lease import EVERY_S, trainer_without
 from rlax_plugin.start.run_directory import state_directory
 
 _MOST_BYTES = 16 << 20
@@ -53,6 +54,11 @@ def place_of(run: str) -> RunPlace:
         section = of_yaml(data, location).section
     except FileNotFoundError:
         reason = f"is not a run directory: it has no {CONFIG}"
+        if (pid := trainer_without(files)) is not None:
+            reason = (
+                f"was removed while process {pid} trains the run, which ends by itself within "
+                f"{EVERY_S:g} s: its records and checkpoints are lost, unless you have a copy"
+            )
         raise ConfigError("RUN", run, reason) from None
     except RlaxError as error:
         problem = error

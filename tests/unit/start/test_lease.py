@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_line import rlax
 from waiting import wait_until
 
 from rlax_plugin.cli.full_disk import may_pass
@@ -22,6 +23,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start import lease as lease_module
 from rlax_plugin.start.holder import this_process
 from rlax_plugin.start.lease import FOLDER, held
+from rlax_plugin.start.run_directory import usual_state_directory
 from rlax_plugin.testing import object_store
 
 HELPERS = Path(__file__).parents[2] / "helpers"
@@ -263,6 +265,28 @@ def test_objects_that_are_gone_are_not_made_again(tmp_path, states):
         with pytest.raises(ConfigError):
             lease.check_known()
     assert files.names("") == []
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_a_trainer_without_its_directory_is_seen(files, states, tmp_path, command):
+    local = files.is_local
+    state_dir = states[0] if local else usual_state_directory(files)
+    state_dir.mkdir(parents=True, exist_ok=True)
+
+    def said() -> str:
+        result = rlax(command, files.url)
+        assert result.exit_code == 2
+        return result.output.replace("\n", " ")
+
+    with held(files, state_dir, silent):
+        assert "is not a run directory: it has no config.yml" in said()
+        if local:
+            shutil.rmtree(tmp_path / "run")
+        else:
+            files.delete("")
+        assert f"was removed while process {os.getpid()} trains the run, which ends" in said()
+    if local:
+        assert "is not a run directory: it has no config.yml" in said()
 
 
 def test_a_store_that_fails_for_a_while_does_not_take_the_lease(files, states, monkeypatch, caplog):
