@@ -26,13 +26,13 @@ from rlax_plugin.objective.diagnostics import GROUP_GAPS
 from rlax_plugin.records import events as ev
 from rlax_plugin.resume.ready_groups import ReadyGroups
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import Judged, Rejected, Unscored
+from rlax_plugin.types import Judged, Rejected, Score, Unscored
 
 ALL_FAILED = "all rewards failed"
 """The reason of a group without a single reward; every other reason is a filter's."""
 _MOST_REASONS = 10  # a filter may put numbers into its reasons
 _LONGEST = 200  # characters of a sample in a message
-ANSWERED, FAILED_SUCH_AS = "was answered with", "Rewards fail, such as"
+ANSWERED, FAILED_SUCH_AS = "was answered with", "rewards fail, such as"
 """Words of messages after which an answer is quoted, or an error of a reward that may quote one."""
 GAP = "logprob_gap/p95"
 """The metric that ``gap_error`` watches."""
@@ -46,6 +46,20 @@ that log-prob.
 """
 GAP_TOKENS = 64  # few enough for one step, and so many that rare tokens do not decide
 _RECOVERED = 1.5  # times ``warn``: a share that wavers around ``warn`` gives one message
+
+
+def rewards_fail(error: str) -> str:
+    """Returns the words for rewards most of which fail, with the newest error, which names one."""
+    return f"{FAILED_SUCH_AS}: {one_line(error)}; logs/rewards.log says more"
+
+
+def failure_of(scores: Sequence[Score | Unscored]) -> str:
+    """Returns the first error of a group's rewards; empty: none failed."""
+    return next((one.reason for one in scores if isinstance(one, Unscored)), "")
+
+
+def _mostly_failed(reasons: Counter[str]) -> bool:
+    return bool(reasons) and reasons.most_common(1)[0][0] == ALL_FAILED
 
 
 def counted(reasons: Counter[str]) -> str:
@@ -78,23 +92,17 @@ def too_few_accepted(
     )
     return TrainingError(
         f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were accepted "
-        f"(rejected: {counted(reasons)}). {_why(reasons, rule, scored)}"
+        f"(rejected: {counted(reasons)}){_why(reasons, rule, scored)}"
     )
 
 
 def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> str:
-    if reasons and reasons.most_common(1)[0][0] == ALL_FAILED:
-        errors = (
-            score.reason
-            for one in scored
-            if isinstance(one, Rejected) and one.reason == ALL_FAILED
-            for score in one.group.scores
-            if isinstance(score, Unscored)
-        )
-        example = next(errors, "no reason was given")
-        return f"{FAILED_SUCH_AS}: {one_line(example)}; logs/rewards.log says more"
+    if _mostly_failed(reasons):
+        failed = (one for one in reversed(scored) if isinstance(one, Rejected))
+        errors = (failure_of(one.group.scores) for one in failed if one.reason == ALL_FAILED)
+        return f": {rewards_fail(next(errors))}"
     advice = "rlax.curation.max_refill sets the limit, and rlax measure finds prompts that teach"
-    return f"{rule.too_few(reasons.total())}; {advice}{_example(scored)}"
+    return f". {rule.too_few(reasons.total())}; {advice}{_example(scored)}"
 
 
 def _example(scored: Sequence[Judged]) -> str:
@@ -120,7 +128,7 @@ class KeptGuard:
     def __init__(self, config: Guard, note: Callable[[str], None]):
         self._config, self._note = config, note
         self._last: deque[str | None] = deque(maxlen=config.window)  # why rejected; None: kept
-        self._warned = False
+        self._warned, self._error = False, ""  # of the newest group without any reward
         self._stop, self._warn = self._least(config.stop), self._least(config.warn)
         self._recovered = self._least(min(1.0, _RECOVERED * config.warn))
 
@@ -128,41 +136,58 @@ class KeptGuard:
         """Returns the smallest number of groups with this share, corrected for rounding errors."""
         return math.ceil(share * self._config.window - 1e-6)
 
-    def scored(self, rejected: str | None) -> None:
+    def scored(self, rejected: str | None, failure: str = "") -> None:
         """Counts the next scored group. The guard acts only after ``window`` groups.
 
         Args:
           rejected: the reason; None: it was accepted.
+          failure: see ``failure_of``.
 
         Raises:
           TrainingError: too few were kept.
         """
         self._last.append(rejected)
+        if rejected == ALL_FAILED:
+            self._error = failure
         config = self._config
         if len(self._last) < config.window:
             return
         kept = self._last.count(None)
         if kept < self._stop:
-            raise TrainingError(
-                f"{self._told(kept)} rlax.curation.guard.stop = {config.stop:g} ends such a run. "
+            advice = (
                 "Lower it, or raise rlax.curation.guard.window, and the same command resumes the "
                 "run. To keep more groups, start a new run with other rlax.curation.filters, "
                 "rlax.curation.sampler or prompts; --from lets it start from these weights"
             )
+            if _mostly_failed(self._reasons):
+                advice = "Once the reward is mended, the same command resumes the run"
+            # An error that is quoted is last: ``rlax doctor --bundle`` cuts the line there.
+            raise TrainingError(
+                f"{self._told(kept)}. rlax.curation.guard.stop = {config.stop:g} ends such a run. "
+                f"{advice}{self._quoted()}"
+            )
         if kept < self._warn:
             if not self._warned:
                 limit = f"rlax.curation.guard.warn = {config.warn:g}"
-                self._note(f"warning: {self._told(kept)} This is less than {limit}")
+                self._note(
+                    f"warning: {self._told(kept)}. This is less than {limit}{self._quoted()}"
+                )
             self._warned = True
         elif kept >= self._recovered:
             self._warned = False
 
+    @property
+    def _reasons(self) -> Counter[str]:
+        return Counter(reason for reason in self._last if reason is not None)
+
     def _told(self, kept: int) -> str:
-        reasons = Counter(reason for reason in self._last if reason is not None)
         return (
             f"of the last {len(self._last)} groups that were scored, the filters kept {kept} "
-            f"(rejected: {counted(reasons)})."
+            f"(rejected: {counted(self._reasons)})"
         )
+
+    def _quoted(self) -> str:
+        return f": {rewards_fail(self._error)}" if _mostly_failed(self._reasons) else ""
 
 
 @dataclass(frozen=True, slots=True)

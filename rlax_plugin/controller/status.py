@@ -148,6 +148,7 @@ class StatusCollector(FleetListener):
             reward_processes=processes,
             slots_used=self._slots_used.value,
             rewards_used=self._rewards_used.value,
+            reward_error=shown(pool.failing),
             replaced=pool.replaced,
             reissued=run.run_state.totals.reissued,
             samples=self._generation.dispatcher.backlog.samples,

@@ -14,7 +14,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.expected_lengths import ExpectedLengths
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.controller.limits import ALL_FAILED, KeptGuard
+from rlax_plugin.controller.limits import ALL_FAILED, KeptGuard, failure_of
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.screening import Ended, Savings, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
@@ -270,4 +270,4 @@ class Trips:
         self._history.score(event, group if rejected is None else Rejected(group, rejected))
         self._judges.observers.notify("group_scored", group=group, rejected=rejected)
         if rejected != ev.NOT_NEEDED:
-            self._judges.guard.scored(rejected)
+            self._judges.guard.scored(rejected, failure_of(group.scores))

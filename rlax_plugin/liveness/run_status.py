@@ -148,6 +148,7 @@ class ControllerStatus(_Part):
       reward_s: mean seconds to score a group; None: unknown.
       slots_used: share of the workers' slots that are in use, averaged over the last heartbeats;
         ``rewards_used``: that of the reward processes. None: unknown.
+      reward_error: the newest error of a reward, if most calls of rewards fail; empty: they do not.
       wanted: number of workers that the launcher keeps; None: unknown.
       failing: a sentence for each worker that the launcher cannot keep running at present.
     """
@@ -167,6 +168,7 @@ class ControllerStatus(_Part):
     reward_processes: Count = 0
     slots_used: Share | None = None
     rewards_used: Share | None = None
+    reward_error: Text = ""
     replaced: Count = 0
     reissued: Count = 0
     samples: Count = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rlax_plugin.rewards.reward_jobs import Job
 
 MOST_IN_VAIN = 8, 40  # see ``RewardPool``
 _PROMPTS_IN_VAIN = 3  # that it must concern, as a single one may be at fault
+_LATELY = 64  # calls whose failures are counted
 
 
 class Blame:
@@ -43,6 +45,7 @@ class Blame:
         self._slowest_s = 0.0  # of the answers so far
         self._succeeded = False
         self._in_vain: list[str] = []  # prompts whose jobs ended processes since the last result
+        self._lately = deque[tuple[str, str]](maxlen=_LATELY)  # prompt, why it has no result or ""
         self.replaced = 0
 
     def done(self, job: Job) -> None:
@@ -52,6 +55,15 @@ class Blame:
         if job.succeeded:
             self._succeeded = True
             self._in_vain.clear()
+        if job.failure or job.succeeded:
+            self._lately.append((job.prompt.id, job.failure))
+
+    @property
+    def failing(self) -> str:
+        """The newest error, if most of the last jobs failed, of several prompts; else empty."""
+        failed = [(prompt, why) for prompt, why in self._lately if why]
+        several = len({prompt for prompt, _ in failed}) >= _PROMPTS_IN_VAIN
+        return failed[-1][1] if several and 2 * len(failed) > len(self._lately) else ""
 
     def late(self, job: Job, runner: Runner) -> DeadlineError:
         """Returns the error for a job that has exceeded its time limit."""
@@ -121,6 +133,7 @@ class Blame:
 
     def _count(self, prompt_id: str, said: str) -> None:
         self._in_vain.append(prompt_id)
+        self._lately.append((prompt_id, said))
         most = self._most_in_vain[self._succeeded]
         most *= self._processes  # processes that wait for one judge expire together
         if len(self._in_vain) >= most and len(set(self._in_vain)) >= _PROMPTS_IN_VAIN:

@@ -167,7 +167,7 @@ class WaitingJobs:
         # As with rewards, a failure is data.
         except BaseException as error:  # noqa: BLE001
             said = self._failures("an environment", prompt.id, error)
-            self._end(job, {"error": said})
+            self._end(job, {"error": f"rlax.environment: {said}"})
         else:
             self._end(job, {"outcome": outcome})
         finally:

@@ -179,6 +179,7 @@ class PlayJob(Job):
         self._stop_questions()  # what the policy would answer is not wanted either
 
     def fail(self, reason: str) -> None:
+        super().fail(reason)
         self._end(Unscored(reason))
 
     def fail_run(self, error: Exception) -> None:

@@ -90,6 +90,11 @@ class RewardPool:
         return self._distributor.blame.replaced
 
     @property
+    def failing(self) -> str:
+        """The newest error of a reward or an environment, if most calls fail; else empty."""
+        return self._distributor.blame.failing
+
+    @property
     def under_way(self) -> int:
         """The number of jobs that processes have now."""
         return sum(runner.load for runner in self._distributor.runners)

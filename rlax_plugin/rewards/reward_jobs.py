@@ -93,6 +93,7 @@ class Job:
       deaths: number of processes that have ended while it ran there.
       alone: True if it needs a process to itself, because one has ended and several jobs may have
         caused it.
+      failure: the reason why it has no result; empty while there is none.
       late: error with which it is being cancelled.
       cancelling: True once the process has confirmed that it is being cancelled.
       abandoned: True if its result is no longer wanted.
@@ -109,6 +110,7 @@ class Job:
         self.priority, self.place = Priority(0), 0
         self.deaths = self.number = 0
         self.alone = self.abandoned = False
+        self.failure = ""
         self.begin(0, self.clock, lambda message: None)
 
     def begin(self, number: int, clock: Clock, send: Send) -> None:
@@ -140,7 +142,7 @@ class Job:
 
     def fail(self, reason: str) -> None:
         """Ends the job without a result, for a reason in one line."""
-        raise NotImplementedError
+        self.failure = reason
 
     def fail_run(self, error: Exception) -> None:
         """Ends the job because the run ends."""
@@ -245,11 +247,14 @@ class ScoreJob(Job):
                 found.append(score_from(said, self._call.weights, lengths, self._call.limit))
         if size > 0:
             raise ValueError("an answer is too long")
-        self._succeeded = any(isinstance(one, Score) for one in found)
+        reasons = [one.reason for one in found if isinstance(one, Unscored)]
+        self._succeeded = len(reasons) < len(found)
+        self.failure = "" if self._succeeded else reasons[-1]
         self.scores.put(self._first, found)
         return True
 
     def fail(self, reason: str) -> None:
+        super().fail(reason)
         self.scores.put(self._first, [Unscored(reason)] * len(self._episodes))
 
     def fail_run(self, error: Exception) -> None:

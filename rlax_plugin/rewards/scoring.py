@@ -90,8 +90,11 @@ class _Sum:
         self._abstained = 0
         self.error = ""
 
-    def fail(self, error: BaseException) -> None:
-        self.error = self.error or self._said(error)
+    def fail(self, error: BaseException, name: str) -> None:
+        """Keeps the first error, which names the reward."""
+        if not self.error:
+            said = self._said(error)
+            self.error = said if not name or name in said else f"{name}: {said}"
 
     def add(self, given: Any, form: Form) -> None:
         """Adds the value that a reward has returned, after checking it.
@@ -121,7 +124,7 @@ class _Sum:
                     a + weight * b for a, b in zip(before, score.token_rewards, strict=True)
                 ]
         except BaseException as error:  # noqa: BLE001  ``__float__`` of the reward's may raise it
-            self.fail(error)
+            self.fail(error, form.name)
 
     def _add(self, part: float, weight: float) -> None:
         self._parts.append(part)
@@ -137,7 +140,7 @@ class _Sum:
                 finite(total)
                 checked_metrics(self._metrics)
         except ValueError as error:
-            self.fail(error)
+            self.fail(error, "")
         if self.error:
             return {"error": self.error}
         return score_to(Score(total, tuple(self._parts), self._metrics, tuple(self._tokens)))
@@ -176,7 +179,7 @@ async def scores_of(
             given = await call(form, form.arguments(prompt, episode))
         # A failure is data here: it travels to the record. sys.exit is one, too.
         except BaseException as error:  # noqa: BLE001
-            to.fail(error)
+            to.fail(error, form.name)
         else:
             to.add(given, form)
 
@@ -205,7 +208,7 @@ async def _add_group(
             raise ValueError(f"it returned {len(given)} scores for {len(episodes)} episodes")
     except BaseException as error:  # noqa: BLE001  as above
         for one in sums:
-            one.fail(error)
+            one.fail(error, form.name)
     else:
         for one, value in zip(sums, given, strict=True):
             if not one.error:

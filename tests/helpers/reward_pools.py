@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ _HEAD = "from rlax_plugin.api import *\nfrom rlax_plugin.api import hookimpl\n"
 def write_plugin(directory: Path, patch: pytest.MonkeyPatch, code: str) -> None:
     """A plug-in ``own_parts``, for processes that this one starts, whose directory this becomes."""
     (directory / "own_parts.py").write_text(_HEAD + code)
-    patch.setenv("PYTHONPATH", str(directory))
+    patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
     patch.chdir(directory)
 
 

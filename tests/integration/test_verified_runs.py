@@ -77,7 +77,8 @@ def test_an_outage_is_waited_for_then_ends_the_run_and_the_run_goes_on(tmp_path,
     status, out = run.end()
     said = " ".join(out.split())
     assert status not in (0, None) and "Traceback" not in out, out
-    assert "Rewards fail, such as: ServerError: http://127.0.0.1:" in said, out
+    error = "rlax.rewards.0 (http_verifier): ServerError: http://127.0.0.1:"
+    assert f"rewards fail, such as: {error}" in said, out
     assert "gave no answer within 9 s" in said and "logs/rewards.log says more" in said, out
     trained = len(run.steps())
 

@@ -61,8 +61,9 @@ def write_bundle(
             indent=2,
         ),
     }
-    if evidence.seen.status is not None:
-        files["status.json"] = evidence.seen.status.model_dump_json(indent=2)
+    if (status := evidence.seen.status) is not None:
+        quotes = {"controller": {"reward_error"}}
+        files["status.json"] = status.model_dump_json(indent=2, exclude={} if texts else quotes)
     if evidence.seen.ended:
         files["ended.txt"] = evidence.seen.problem
     for mark, text in stacks.items():

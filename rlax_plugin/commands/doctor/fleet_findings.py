@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rlax_plugin.commands.doctor.evidence import CLOCK_S, Evidence
 from rlax_plugin.commands.doctor.finding import SLOW_S, TIMES, Finding
+from rlax_plugin.controller.limits import rewards_fail
 from rlax_plugin.liveness.run_status import (
     ControllerStatus,
     GroupStatus,
@@ -23,6 +24,7 @@ def fleet_findings(evidence: Evidence, status: ControllerStatus) -> Iterator[Fin
     """Finds what is wrong with workers, rewards and groups, the causes before their effects."""
     yield from _clocks(evidence, status)
     yield from _workers(evidence, status)
+    yield from _rewards(evidence, status)
     yield from _jobs(evidence, status)
     yield from _groups(evidence, status)
 
@@ -118,6 +120,17 @@ def _lost(evidence: Evidence, lost: LostStatus) -> Finding:
         try_=f"{_NETWORK}, and whether it is frozen; it comes back by itself",
         process=evidence.worker(lost.name),
     )
+
+
+def _rewards(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+    if status.reward_error:
+        living = (one for one in evidence.processes if one.lives and one.mark.role == "rewards")
+        yield Finding(
+            rewards_fail(status.reward_error),
+            "rlax.curation.guard or max_refill, which end a run that keeps too few groups",
+            "mend that reward: rlax score tries rewards on a file",
+            next(living, None),
+        )
 
 
 def _jobs(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:

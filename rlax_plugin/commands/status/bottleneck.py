@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rlax_plugin.controller.limits import rewards_fail
 from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus
 
 _SMALL = 0.1  # share of a step that is not worth a word
@@ -15,6 +16,8 @@ _IDLE = 0.5  # share of the slots in use, below which workers have little to do
 def bottleneck(status: RunStatus) -> str:
     """Returns the sentence, from the shares of the last steps and the workers' present load."""
     found = status.controller
+    if found is not None and found.reward_error:
+        return rewards_fail(found.reward_error)
     if found is None or not found.shares:
         return "no step is finished yet"
     waits, publishes = found.shares.get("wait", 0.0), found.shares.get("publish", 0.0)

@@ -164,6 +164,19 @@ def test_a_group_and_a_reward_that_take_long() -> None:
     assert said(seen=Seen(usual)) == []
 
 
+def test_rewards_that_fail_are_named_before_the_wait_for_them() -> None:
+    waits = Doing(what="waiting for the batch of step 5", since=NOW - 60)
+    failing = status(0.05, step_s=1.0, reward_error="rlax.rewards.0 (x): boom")
+    processes = [process("rewards", state="", pid=9), process("rewards", pid=10)]
+    seen = Seen(failing.model_copy(update={"trainer": waits}))
+    first, second = findings(evidence(seen, processes=processes))
+    words = "rewards fail, such as: rlax.rewards.0 (x): boom; logs/rewards.log says more"
+    assert first.what == words and "rlax score tries rewards" in first.try_
+    assert first.process is not None and first.process.mark.log.name == "rewards.log"
+    assert first.process.mark.pid == 10  # the other one has ended
+    assert second.what.startswith("waiting for the batch of step 5")
+
+
 def test_a_trainer_that_takes_long() -> None:
     doing = Doing(what="publishing version 7", since=940.0, ends="weights_s")
     found = status(0.05, step_s=2.0).model_copy(update={"publisher": doing})

@@ -11,9 +11,11 @@ import pytest
 from scored_groups import scored_group
 from sections import section_with
 from test_doctor import evidence, process
+from test_status import status
 
 from rlax_plugin.commands.doctor.bundle import write_bundle
 from rlax_plugin.commands.doctor.evidence import last_lines
+from rlax_plugin.commands.status.source import Seen
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.limits import ALL_FAILED, too_few_accepted
 from rlax_plugin.errors import ConfigError
@@ -45,9 +47,10 @@ def test_a_bundle_has_no_secrets_and_texts_only_if_asked(tmp_path: Path) -> None
     run.put("logs/rewards.log", b"an answer\n")
     (tmp_path / "run/logs/link.log").symlink_to(tmp_path / "run/secrets.json")
     mark = process().mark
+    seen = Seen(status(reward_error=f"rlax.rewards.0 (x): {error}"))
     for texts in (False, True):
         path = tmp_path / f"{texts}.tar.gz"
-        write_bundle(path, run, state, evidence(), {mark: "File x"}, texts=texts)
+        write_bundle(path, run, state, evidence(seen), {mark: "File x"}, texts=texts)
         with tarfile.open(path) as tar:
             found = {m.name: tar.extractfile(m).read().decode() for m in tar.getmembers()}  # type: ignore[union-attr]
         assert path.stat().st_mode & 0o777 == 0o600
@@ -58,7 +61,8 @@ def test_a_bundle_has_no_secrets_and_texts_only_if_asked(tmp_path: Path) -> None
         assert "n: 3" in found["rlax-doctor/config.yml"]
         assert found["rlax-doctor/stacks/trainer-7.txt"] == "File x"
         assert "\x1b" not in found["rlax-doctor/logs/trainer.log"]
-        assert json.loads(found["rlax-doctor/status.json"])["pid"] == 7
+        shown = json.loads(found["rlax-doctor/status.json"])
+        assert shown["pid"] == 7 and ("reward_error" in shown["controller"]) is texts
         assert (answer in everything) is (error in everything) is texts
         assert found["rlax-doctor/logs/trainer.log"].count("(rejected: 1 because") == 2
         assert ("rlax-doctor/logs/rewards.log" in found) is texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -37,7 +38,7 @@ def own(folder: Path, patch: pytest.MonkeyPatch, name: str, code: str = PLUGIN) 
     """The argument that loads a plug-in, here and in reward processes; each needs its own name."""
     (folder / f"{name}.py").write_text(code)
     patch.syspath_prepend(folder)
-    patch.setenv("PYTHONPATH", str(folder))
+    patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     return f"rlax.plugins=[{name}, rlax_plugin.testing]"
 
 
@@ -71,7 +72,8 @@ def test_parts_weights_metrics_and_errors(tmp_path, monkeypatch):
     assert (one["line"], one["reward"], one["parts"]) == (1, 0.5, [3.0, 1.0])
     assert one["metrics"] == {"half": 1.5}
     assert (two["reward"], two["parts"]) == (0.5, [1.0, 0.0])
-    assert failed["line"] == 4 and failed["error"].startswith("KeyError: 'level'")
+    assert failed["line"] == 4
+    assert failed["error"].startswith("rlax.rewards.0 (level): KeyError: 'level'")
     assert (found["scored"], found["errors"], found["mean"], found["passed"]) == (2, 1, 0.5, 2)
     table = rlax("score", CONFIG, str(tmp_path / "c.jsonl"), rewards, plugins).stdout
     assert "0.5 * level" in table and "-1 * exact_match" in table and "\u202e" not in table

@@ -69,6 +69,10 @@ def status(wait: float = 0.5, publish: float = 0.0, **changes: Any) -> RunStatus
             status(0.71, workers=(worker(),)),
             "the trainer waits 71% of the step for samples: 3 more workers would balance",
         ),
+        (
+            status(0.5, reward_error="rlax.rewards.0 (x): boom"),
+            "rewards fail, such as: rlax.rewards.0 (x): boom; logs/rewards.log says more",
+        ),
         (status(0.5, workers=()), "waits 50% of the step for samples: no worker has weights"),
         (status(0.5, workers=(worker(version=-1),)), "no worker has weights"),
         (status(0.5, slots_used=0.2), "although only 20% of the workers' slots are in use"),

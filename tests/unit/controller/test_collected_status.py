@@ -30,7 +30,7 @@ def controller(stats: RunStats) -> Any:
     fleet = SimpleNamespace(listeners=[], workers={}, newest=SimpleNamespace(number=5))
     under_way = SimpleNamespace(slowest=lambda most: [])
     dispatcher = SimpleNamespace(under_way=under_way, backlog=SimpleNamespace(samples=0))
-    rewards = SimpleNamespace(busy=1, replaced=0, slowest=lambda most: [])
+    rewards = SimpleNamespace(busy=1, replaced=0, failing="x" * 999, slowest=lambda most: [])
     made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None, launcher=None)
     state = SimpleNamespace(next_step=8, totals=SimpleNamespace(reissued=0), open={})
     section = RlaxSection.model_validate(
@@ -56,7 +56,7 @@ def test_steps_of_an_earlier_process_and_the_first_one_do_not_count() -> None:
     found = asyncio.run(collector.status())
     assert (found.step, found.step_s, found.left_s, found.tokens_per_s) == (7, 2.0, 6.0, 5.0)
     assert found.shares == {"wait": 0.25, "train": 0.75, "publish": 0.0, "other": 0.0}
-    assert found.rewards_used == 0.5
+    assert found.rewards_used == 0.5 and 250 < len(found.reward_error) <= 300
 
 
 class Clock:

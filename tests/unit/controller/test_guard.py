@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -12,7 +13,7 @@ import pytest
 from flow_harness import Harness, MixedOnly, settle
 
 from rlax_plugin.config import Guard
-from rlax_plugin.controller.limits import KeptGuard, counted
+from rlax_plugin.controller.limits import ALL_FAILED, KeptGuard, counted
 from rlax_plugin.errors import TrainingError
 
 
@@ -51,6 +52,29 @@ def test_one_warning_until_the_share_has_recovered():
     assert len(told(low + wavering + low, **options)[0]) == 1
     recovered = [True] * 6 + [False] * 4
     assert [number for number, _ in told(low + recovered + low, **options)[0]] == [10, 26]
+
+
+def test_rewards_that_fail_are_blamed_and_not_the_filters():
+    """With the words of ``too_few_accepted``, at the end: a bundle without texts cuts them."""
+    notes: list[str] = []
+    guard = KeptGuard(Guard(window=10, warn=0.4, stop=0.1), notes.append)
+    for kept in (*[True] * 2, *[False] * 9):
+        with suppress(TrainingError):
+            guard.scored(None if kept else ALL_FAILED, "" if kept else "rlax.rewards.0 (x): boom")
+    words = ": rewards fail, such as: rlax.rewards.0 (x): boom; logs/rewards.log says more"
+    (warning,) = notes
+    assert "(rejected: 8 because all rewards failed)" in warning and warning.endswith(words)
+    with pytest.raises(TrainingError) as ended:
+        guard.scored(ALL_FAILED, "rlax.rewards.0 (x): boom")
+    said = str(ended.value)
+    assert said.endswith(f"Once the reward is mended, the same command resumes the run{words}")
+    assert "filters," not in said
+    for _ in range(6):  # a few failures do not blame the rewards for what the filters reject
+        with suppress(TrainingError):
+            guard.scored("too easy")
+    with pytest.raises(TrainingError, match=r"other rlax\.curation\.filters") as ended:
+        guard.scored("too easy")
+    assert "boom" not in str(ended.value)
 
 
 def test_the_limits_are_shares_of_the_window():

@@ -40,4 +40,5 @@ def test_the_best_sample_of_the_newest_rejected_group_is_quoted() -> None:
 
 def test_rewards_that_fail_are_told_instead() -> None:
     said = message(rejected(0, ALL_FAILED, ("no", None)))
-    assert "Rewards fail, such as: it raised" in said and "answered" not in said
+    words = ": rewards fail, such as: it raised; logs/rewards.log says more"
+    assert said.endswith(f"1 because all rewards failed){words}")

@@ -344,7 +344,7 @@ def test_what_a_policy_raises_is_the_runs_error_and_ends_the_episode_there():
         await eventually(lambda: not pool.under_way)
         assert pool.replaced == 0
         (wrong,) = await play(pool, Played("turns 2", errors={1: ValueError("not a token")}))
-        assert reason(wrong).startswith("ValueError: not a token")
+        assert reason(wrong).startswith("rlax.environment: ValueError: not a token")
 
     with_pool(config(), work)
 

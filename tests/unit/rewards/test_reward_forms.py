@@ -94,7 +94,7 @@ def test_a_reward_sees_turns_and_pays_tokens_and_several_add_up():
         assert [one.tolist() for one in found.token_rewards] == [[1.0, 3.0], [1.0, 3.0, 5.0]]
         assert found.token_rewards[0].dtype == np.float64
         assert "ValueError: token_rewards have the shapes [(2,)], but" in reason(wrong)
-        assert reason(failed).startswith("ValueError: no (line ")
+        assert reason(failed).startswith("rlax.rewards.1 (fails): ValueError: no (line ")
 
     with_pool(section("turns", "fails", "turns"), work)
 

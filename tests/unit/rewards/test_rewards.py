@@ -118,7 +118,7 @@ def test_tracebacks_are_logged_once_for_each_place_and_not_without_end(capsys):
             at=[].append,
             failures=failures,
         )
-        assert asyncio.run(scores)[0]["error"].startswith("ValueError: boom")
+        assert asyncio.run(scores)[0]["error"].startswith("the reward: ValueError: boom")
     assert capsys.readouterr().err.count("a reward failed on prompt p:") == len(failures.shown)
     assert len(failures.shown) == 20
 

@@ -1,0 +1,50 @@
+"""When rewards as a whole fail, rather than one prompt now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rlax_plugin.rewards.blame import Blame
+
+
+def judged(blame: Blame, prompt: str, failure: str = "") -> None:
+    job: Any = SimpleNamespace(
+        prompt=SimpleNamespace(id=prompt), failure=failure, succeeded=not failure,
+        late=None, abandoned=False, clock=SimpleNamespace(used_s=0.1), plays=False,
+    )  # fmt: skip
+    blame.done(job)
+
+
+def test_most_calls_of_several_prompts_must_fail_lately() -> None:
+    blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), print)
+    for prompt in ("a", "a", "a", "b"):
+        judged(blame, prompt, "x: boom")
+    assert blame.failing == ""  # they may be at fault themselves
+    judged(blame, "c", "x: bang")
+    assert blame.failing == "x: bang"
+    for _ in range(4):
+        judged(blame, "d")
+    assert blame.failing == "x: bang"  # 5 of 9
+    judged(blame, "d")
+    assert blame.failing == ""
+    for _ in range(64):
+        judged(blame, "e")
+    for _ in range(32):
+        judged(blame, "f", "x: boom")
+    judged(blame, "g", "x: boom")
+    assert blame.failing == ""  # only two prompts
+    judged(blame, "h", "x: boom")
+    assert blame.failing == "x: boom"  # 34 of the last 64
+
+
+def test_a_process_that_ends_counts_as_a_failure() -> None:
+    blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), lambda said: None)
+    for prompt in ("a", "b", "c"):
+        job: Any = SimpleNamespace(
+            prompt=SimpleNamespace(id=prompt), plays=False, on_loop=True, reward=0,
+            deaths=0, alone=False,
+        )  # fmt: skip
+        blame.verdicts(SimpleNamespace(begun=2), "ended with exit code 3", [job])  # type: ignore[arg-type]
+    assert blame.failing == "the reward process of rlax.rewards.0 (x) ended with exit code 3"
