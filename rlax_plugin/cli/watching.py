@@ -61,7 +61,7 @@ def status(
     its version, slots in use, tokens per second and last heartbeat, and the bottleneck in a
     sentence. On a terminal it is refreshed every second until Ctrl-C; elsewhere, or with --once, it
     is printed once. The exit status is 0 while the run goes on; 1 if the trainer's process has
-    ended, or its status cannot be read or got; and 2 if there is no such run.
+    ended or is frozen, or its status cannot be read or got; and 2 if there is no such run.
     """
     with exit_status():
         from rlax_plugin.commands.status.command import show_status, source, to_json
@@ -70,7 +70,7 @@ def status(
         if as_json:
             seen = look()
             typer.echo(to_json(seen))
-            goes_on = not seen.ended
+            goes_on = seen.goes_on
         else:
             goes_on = show_status(look, once=once)
     raise typer.Exit(0 if goes_on else RUN_FAILED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,9 +15,13 @@ from rlax_plugin.liveness.activity import Failures
 from rlax_plugin.liveness.machine import CLOCK
 from rlax_plugin.liveness.run_status import (
     MOST_SHOWN,
+    SILENT,
+    SLOW_S,
+    TIMES,
     ControllerStatus,
     GroupStatus,
     JobStatus,
+    LossStatus,
     LostStatus,
     WorkerStatus,
     finite,
@@ -31,6 +36,7 @@ _PHASES = {"wait": "time/wait_s", "train": "time/train_s", "publish": "time/publ
 _GROUP_S = "rlax.deadlines.group_s"
 _PAUSED_S = 3 * EVERY_S  # between two statuses, after which this process has not run meanwhile
 _LOST_S = 600.0  # for which a lost worker is shown: its name may never come back
+_MOST_LOSSES = 10_000  # that are counted
 _ENDED = ("left", "the run is over")  # reasons for which a worker is not missed
 
 
@@ -81,6 +87,8 @@ class StatusCollector(FleetListener):
         self._generation, self._section = controller.generation, controller.section
         self._heard: dict[tuple[str, str], _Heard] = {}
         self._lost: dict[str, tuple[str, float]] = {}  # name -> reason, last heartbeat
+        self._losses = deque[tuple[str, str, float]](maxlen=_MOST_LOSSES)  # name, reason, when
+        self._steps, self._step_at = 0, None
         self._asked_s = time.monotonic()
         self._slots_used, self._rewards_used = _Average(), _Average()
         controller.fleet.listeners.append(self)
@@ -108,6 +116,7 @@ class StatusCollector(FleetListener):
         if reason not in _ENDED:
             self._lost.pop(worker.name, None)  # the newest are last
             self._lost[worker.name] = reason, time.monotonic() if heard is None else heard.at_s
+            self._losses.append((worker.name, reason, time.monotonic()))
 
     def _allow_for_pause(self) -> None:
         """Forgives the workers the time in which this process did not run."""
@@ -126,6 +135,8 @@ class StatusCollector(FleetListener):
         recent = list(run.stats.recent)
         history = recent[-usable:] if usable else []
         newest = recent[-1] if recent else {}
+        if (steps := run.stats.steps - run.stats.earlier) != self._steps:
+            self._steps, self._step_at = steps, time.time()
         step_s = statistics.median([m["time/step_s"] for m in history]) if history else None
         step = run.run_state.next_step - 1
         scaler, pool = self._generation.scaler, self._generation.rewards
@@ -137,10 +148,11 @@ class StatusCollector(FleetListener):
             step=step,
             steps=self._last_step,
             version=run.fleet.newest.number,
+            step_at=self._step_at,
             step_s=finite(step_s),
             left_s=None if step_s is None else finite(step_s * max(0, self._last_step - step)),
             tokens_per_s=_rate(history, "rollout/tokens"),
-            shares=_shares(history),
+            shares=_shares([m for m in history if m["time/step_s"] <= TIMES * (step_s or 0.0)]),
             staleness_mean=finite(newest.get("staleness/mean")),
             staleness_max=finite(newest.get("staleness/max")),
             max_staleness=section.staleness.max_staleness,
@@ -157,6 +169,7 @@ class StatusCollector(FleetListener):
             workers=tuple(map(self._worker, run.fleet.workers.values())),
             lost=self._missed(),
             failing=self._failing(),
+            losses=self._lately_lost(),
             groups=tuple(map(self._group, self._slowest())),
             jobs=self._jobs(),
         )
@@ -174,13 +187,28 @@ class StatusCollector(FleetListener):
             for name, (reason, at_s) in list(self._lost.items())[-MOST_SHOWN:]
         )
 
+    def _lately_lost(self) -> tuple[LossStatus, ...]:
+        now_s, now = time.monotonic(), time.time()
+        while self._losses and now_s - self._losses[0][2] >= _LOST_S:
+            self._losses.popleft()
+        counts = Counter(name for name, _, _ in self._losses)
+        newest = {name: (reason, at_s) for name, reason, at_s in self._losses}
+        return tuple(
+            LossStatus(
+                name=shown(name), reason=shown(why), at=now - (now_s - at_s), count=counts[name]
+            )
+            for name, (why, at_s) in sorted(newest.items(), key=lambda one: one[1][1])[-MOST_SHOWN:]
+        )
+
     def _slowest(self) -> list[Under]:
         return self._generation.dispatcher.under_way.slowest(MOST_SHOWN)
 
     def _worker(self, worker: Worker) -> WorkerStatus:
         now_s = time.monotonic()
         heard = self._heard.setdefault(worker.identity, _Heard(now_s))
-        if worker.version < 0:
+        if now_s - heard.at_s > max(SLOW_S, 3 * self._section.deadlines.heartbeat_s):
+            state = SILENT
+        elif worker.version < 0:
             state = "loads weights"
         elif worker.draining:
             state = "drains"

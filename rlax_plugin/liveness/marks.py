@@ -29,6 +29,9 @@ SIGNAL = signal.SIGUSR2
 STATE_DIR = "RLAX_STATE_DIR"
 """Environment variable by which a launcher names the run's state directory to its workers."""
 
+STOPPED = ("T", "t")
+"""States of a process, see ``state``, that a signal or a debugger has stopped."""
+
 Role = Literal["trainer", "host", "worker", "rewards", "parameter server"]
 _FOLDER = "processes"
 _MOST_BYTES, _MOST_THREADS = 1 << 16, 300  # of a mark

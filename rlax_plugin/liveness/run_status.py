@@ -15,6 +15,15 @@ _LONGEST_EVERY_S = 60.0  # with more, an old status would never be old
 MOST_SHOWN = 8
 """Groups and jobs in a status: those that take longest."""
 
+SLOW_S = 5.0
+"""Seconds below which no wait is worth a word."""
+
+TIMES = 10
+"""A wait that takes so many times as long as usual is a finding of ``rlax doctor``."""
+
+SILENT = "silent"
+"""The state of a worker whose heartbeats are overdue."""
+
 MOST = 1e12
 """No number of a status is larger: a file that says otherwise would fill the terminal."""
 
@@ -65,8 +74,8 @@ class WorkerStatus(_Part):
       tokens_per_s: generated since the status before; None: unknown.
       silent_s: seconds since its last heartbeat.
       clock_s: seconds by which its clock is ahead of the trainer's; None: unknown.
-      state: ``generates``, ``idle``, ``loads weights``, ``drains``, ``pinned to version 3``, or
-        ``rests: lost 3 times``.
+      state: ``generates``, ``idle``, ``loads weights``, ``drains``, ``pinned to version 3``,
+        ``rests: lost 3 times``, or ``SILENT``.
       loading_s: seconds for which it has been loading a version; None: it loads none.
       load_failures: number of times in the last minute that it could not read a version.
       suspicion: a sentence on answers that cannot be right; empty: there are none.
@@ -95,6 +104,20 @@ class LostStatus(_Part):
     name: Text
     reason: Text
     silent_s: Number
+
+
+class LossStatus(_Part):
+    """The losses of one worker in the last ten minutes, although it may be back.
+
+    Attributes:
+      at: Unix time of the newest; ``reason``: of that one.
+      count: number of losses.
+    """
+
+    name: Text
+    reason: Text
+    at: Moment
+    count: Count
 
 
 class GroupStatus(_Part):
@@ -142,6 +165,7 @@ class ControllerStatus(_Part):
     Attributes:
       seen: Unix time at which the event loop said it.
       step: the last finished step; ``steps``: the last one of the run.
+      step_at: Unix time at which this process saw the last step end; None: none has.
       version: the newest published weight version.
       step_s: median seconds of a step; None: unknown. ``left_s``: estimate to the end.
       shares: phase -> share of the time of the last steps.
@@ -157,6 +181,7 @@ class ControllerStatus(_Part):
     step: Count
     steps: Count
     version: Version
+    step_at: Moment | None = None
     step_s: Seconds | None = None
     left_s: Seconds | None = None
     tokens_per_s: Number | None = None
@@ -177,6 +202,7 @@ class ControllerStatus(_Part):
     workers: tuple[WorkerStatus, ...] = ()
     lost: tuple[LostStatus, ...] = ()
     failing: tuple[Text, ...] = ()
+    losses: tuple[LossStatus, ...] = ()
     groups: tuple[GroupStatus, ...] = ()
     jobs: tuple[JobStatus, ...] = ()
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rlax_plugin.commands.doctor.bundle import write_bundle
 from rlax_plugin.commands.doctor.evidence import Evidence, Process, gather, last_lines
 from rlax_plugin.commands.doctor.findings import Finding, findings
+from rlax_plugin.commands.doctor.fleet_findings import recent_losses
 from rlax_plugin.commands.doctor.stacks_shown import shortened
 from rlax_plugin.commands.status.place import place_of
 from rlax_plugin.commands.status.show import lines_of
@@ -51,6 +52,11 @@ def examine(
     for line in lines_of(evidence.seen, evidence.now):
         if line not in (one.what for one in found):
             console.print(line, soft_wrap=True)
+    losses = recent_losses(evidence)
+    if not found and not losses:
+        console.print("nothing is stuck")
+    for line in losses:
+        console.print(line, soft_wrap=True)
     _print_findings(console, found)
     for process in wanted:
         _print_process(console, process, stacks, whole=all_stacks)
@@ -72,8 +78,6 @@ def _concerned(evidence: Evidence, found: list[Finding], *, everybody: bool) -> 
 
 
 def _print_findings(console: Console, found: list[Finding]) -> None:
-    if not found:
-        console.print("nothing is stuck")
     for number, one in enumerate(found, 1):
         console.print(f"\n{number}. {one.what}", style="bold", soft_wrap=True)
         if one.ends:

@@ -1,16 +1,10 @@
-"""A finding of ``rlax doctor``, and the limits that its rules share."""
+"""A finding of ``rlax doctor``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from rlax_plugin.commands.doctor.evidence import Process
-
-SLOW_S = 5.0
-"""Seconds below which no wait is worth a word."""
-
-TIMES = 10
-"""A wait that takes so many times as long as usual is a finding."""
 
 
 @dataclass(frozen=True, slots=True)

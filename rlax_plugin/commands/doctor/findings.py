@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlax_plugin.commands.doctor.evidence import CLOCK_S, Evidence, Process
-from rlax_plugin.commands.doctor.finding import SLOW_S, TIMES, Finding
+from rlax_plugin.commands.doctor.finding import Finding
 from rlax_plugin.commands.doctor.fleet_findings import fleet_findings
-from rlax_plugin.liveness.run_status import Doing, RunStatus
+from rlax_plugin.liveness.marks import STOPPED
+from rlax_plugin.liveness.run_status import SLOW_S, TIMES, Doing, RunStatus
 from rlax_plugin.text.amounts import in_bytes, in_seconds
 
 _FULL_SHARE, _FULL_BYTES = 0.02, 1 << 26  # free on a disk
@@ -94,7 +95,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                 by = "" if mark.role == "worker" else ": start it again"
                 yield Finding(f"{mark.who} was killed{by}", process=process)
             continue
-        if process.state in ("T", "t"):
+        if process.state in STOPPED:
             yield Finding(
                 f"{mark.who} is stopped by a signal or a debugger",
                 _ends_frozen(evidence, process),
@@ -158,7 +159,7 @@ def _clock(evidence: Evidence) -> Iterator[Finding]:
 
 def _trainer(evidence: Evidence, status: RunStatus) -> Iterator[Finding]:
     trainer = evidence.by_pid.get(status.pid)
-    if trainer is not None and trainer.state in ("T", "t"):
+    if trainer is not None and trainer.state in STOPPED:
         return
     if (failed := status.unwritten) is not None:
         times = "once" if failed.count == 1 else f"{failed.count} times"

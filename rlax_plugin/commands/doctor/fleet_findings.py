@@ -6,9 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from rlax_plugin.commands.doctor.evidence import CLOCK_S, Evidence
-from rlax_plugin.commands.doctor.finding import SLOW_S, TIMES, Finding
+from rlax_plugin.commands.doctor.finding import Finding
 from rlax_plugin.controller.limits import rewards_fail
+from rlax_plugin.liveness.marks import STOPPED
 from rlax_plugin.liveness.run_status import (
+    SILENT,
+    SLOW_S,
+    TIMES,
     ControllerStatus,
     GroupStatus,
     JobStatus,
@@ -27,6 +31,23 @@ def fleet_findings(evidence: Evidence, status: ControllerStatus) -> Iterator[Fin
     yield from _rewards(evidence, status)
     yield from _jobs(evidence, status)
     yield from _groups(evidence, status)
+
+
+def recent_losses(evidence: Evidence) -> list[str]:
+    """Returns a sentence for each worker that was lost in the last ten minutes, back or not."""
+    seen = evidence.seen
+    if seen.status is None or (status := seen.status.controller) is None or seen.ended:
+        return []
+    now = evidence.now + seen.ahead_s
+    said = []
+    for loss in status.losses:
+        often = "once" if loss.count == 1 else f"{loss.count} times"
+        ago = in_seconds(max(0.0, now - loss.at))
+        said.append(
+            f"worker {loss.name} was lost {often} in the last 10 minutes, most recently {ago} ago "
+            f"({loss.reason})"
+        )
+    return said
 
 
 def _clocks(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
@@ -53,9 +74,9 @@ def _workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
                 "token RUN --rotate --old-for 0 keeps out one that you do not want",
                 process=process,
             )
-        if process is not None and process.state in ("T", "t"):
+        if process is not None and process.state in STOPPED:
             continue  # said already
-        if worker.silent_s > max(SLOW_S, 3 * deadlines.heartbeat_s):
+        if worker.state == SILENT:
             yield Finding(
                 f"worker {worker.name} has sent no heartbeat for {in_seconds(worker.silent_s)}; it "
                 f"holds {worker.samples} samples",
@@ -109,7 +130,7 @@ def _is_stopped_or_killed(evidence: Evidence, name: str) -> bool:
     """True if the findings about processes say already why a worker of this machine is missing."""
     found = [p for p in evidence.processes if (p.mark.role, p.mark.name) == ("worker", name)]
     return bool(found) and (
-        any(p.state in ("T", "t") for p in found) or not any(p.lives for p in found)
+        any(p.state in STOPPED for p in found) or not any(p.lives for p in found)
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from rlax_plugin.controller.limits import rewards_fail
-from rlax_plugin.liveness.run_status import ControllerStatus, RunStatus
+from rlax_plugin.liveness.run_status import SILENT, SLOW_S, TIMES, ControllerStatus, RunStatus
+from rlax_plugin.text.amounts import in_seconds
 
 _SMALL = 0.1  # share of a step that is not worth a word
 _LARGE = 0.3
@@ -20,6 +21,8 @@ def bottleneck(status: RunStatus) -> str:
         return rewards_fail(found.reward_error)
     if found is None or not found.shares:
         return "no step is finished yet"
+    if disturbed := _disturbed(found):
+        return f"unknown, as {disturbed}; rlax doctor says more"
     waits, publishes = found.shares.get("wait", 0.0), found.shares.get("publish", 0.0)
     if waits >= _SMALL:
         return f"the trainer waits {waits:.0%} of the step for samples{_why_waiting(found, waits)}"
@@ -32,6 +35,20 @@ def bottleneck(status: RunStatus) -> str:
         f"the trainer is busy for {1 - waits:.0%} of the step and is the bottleneck: more workers "
         "would not help"
     )
+
+
+def _disturbed(found: ControllerStatus) -> str:
+    """Returns why the last steps say nothing about the present one; empty: nothing has happened."""
+    if silent := [one.name for one in found.workers if one.state == SILENT]:
+        return f"worker {silent[0]} is silent"
+    ended_at, step_s = found.step_at or 0.0, found.step_s or 0.0
+    since_s = found.seen - ended_at if found.step_at and step_s else 0.0
+    if since_s > max(2 * SLOW_S, TIMES * step_s):
+        usual = in_seconds(step_s)
+        return f"no step has ended for {in_seconds(since_s)}, and one usually takes {usual}"
+    if lost := [one.name for one in found.losses if one.at > ended_at]:
+        return f"worker {lost[-1]} was lost, and no step has ended since"
+    return ""
 
 
 def _why_waiting(found: ControllerStatus, waits: float) -> str:

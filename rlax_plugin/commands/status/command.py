@@ -43,11 +43,12 @@ def source(run: str | None, controller: str, token_file: str) -> Callable[[], Se
 def to_json(seen: Seen) -> str:
     """Returns a status as JSON, with the bottleneck and what is wrong with it."""
     status = None if seen.status is None else seen.status.model_dump(mode="json")
-    said = "" if seen.status is None else bottleneck(seen.status)
+    said = "" if seen.status is None or seen.problem else bottleneck(seen.status)
     document = {
         "problem": seen.problem,
         "ended": seen.ended,
         "outcome": seen.outcome,
+        "frozen_workers": sorted(seen.frozen),
         "bottleneck": said,
         "status": status,
     }
@@ -58,7 +59,7 @@ def show_status(look: Callable[[], Seen], *, once: bool) -> bool:
     """Prints the status; on a terminal until Ctrl-C or the end of the run, unless ``once``.
 
     Returns:
-      True if the run goes on.
+      True if the run goes on; False if it has ended, or its trainer does not go on.
 
     Raises:
       RlaxError: the status cannot be read.
@@ -67,7 +68,7 @@ def show_status(look: Callable[[], Seen], *, once: bool) -> bool:
     seen = look()
     if once or seen.ended or not console.is_terminal:
         console.print(rendered(seen), soft_wrap=not console.is_terminal)
-        return not seen.ended
+        return seen.goes_on
     with Live(rendered(seen), console=console, auto_refresh=False) as live:
         while not seen.ended:
             time.sleep(_EVERY_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -34,7 +35,7 @@ def lines_of(seen: Seen, now: float | None = None) -> list[str]:
         if found.shares:
             shares = "  ".join(f"{name} {share:.0%}" for name, share in found.shares.items())
             lines.append(f"time of a step: {shares}")
-    if not seen.ended:
+    if not seen.ended and not seen.problem:  # an old status advises nothing
         lines.append(f"bottleneck: {bottleneck(status)}")
     return lines
 
@@ -43,7 +44,7 @@ def rendered(seen: Seen) -> RenderableType:
     """Returns the status with a table of its workers."""
     parts: list[RenderableType] = [Text(line) for line in lines_of(seen)]
     if seen.status is not None and (found := seen.status.controller) is not None:
-        parts.append(_workers(found))
+        parts.append(_workers(found, seen.frozen))
     return Group(*parts)
 
 
@@ -88,23 +89,26 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
 
 
-def _workers(found: ControllerStatus) -> Table:
+def _workers(found: ControllerStatus, frozen: Collection[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("worker", "state"):
         table.add_column(column, no_wrap=True)
     for column in ("version", "slots in use", "tokens/s", "heartbeat"):
         table.add_column(column, justify="right")
     for one in found.workers:
-        table.add_row(*_row(one))
-    if not found.workers:
+        table.add_row(*_row(one, frozen))
+    for one in found.lost:
+        state = f"lost: {one.reason}" + ", frozen" * (one.name in frozen)
+        table.add_row(one.name, state, *[_UNKNOWN] * 3, f"{max(0.0, one.silent_s):.1f} s ago")
+    if not found.workers and not found.lost:
         table.add_row("none", *[""] * 5)
     return table
 
 
-def _row(one: WorkerStatus) -> tuple[str, ...]:
+def _row(one: WorkerStatus, frozen: Collection[str]) -> tuple[str, ...]:
     return (
         one.name,
-        one.state,
+        "frozen" if one.name in frozen else one.state,
         str(one.version) if one.version >= 0 else _UNKNOWN,
         f"{min(one.samples, one.slots)}/{one.slots}",
         _UNKNOWN if one.tokens_per_s is None else f"{one.tokens_per_s:,.0f}",

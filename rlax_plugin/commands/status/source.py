@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ import grpc
 from rlax_plugin.commands.status.outcome import Outcome, outcome_of
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness.ending import last_failure
-from rlax_plugin.liveness.marks import is_of_here, lives, marks
+from rlax_plugin.liveness.marks import STOPPED, Mark, is_of_here, lives, marks
 from rlax_plugin.liveness.marks import state as kernel_state
 from rlax_plugin.liveness.run_status import RunStatus, read_status
 from rlax_plugin.liveness.status_file import last_status, written_at
@@ -40,17 +41,26 @@ class Seen:
       problem: the reason why the status is not the present one; empty: it is.
       outcome: the end of the run; empty: the trainer's process has not ended.
       ahead_s: seconds by which the clock of the writer is ahead of this process's.
+      frozen: names of workers on this machine that are stopped by a signal or a debugger.
+      stands: True if the trainer's process lives, but is frozen, or does not answer.
     """
 
     status: RunStatus | None
     problem: str = ""
     outcome: Outcome = ""
     ahead_s: float = 0.0
+    frozen: frozenset[str] = frozenset()
+    stands: bool = False
 
     @property
     def ended(self) -> bool:
         """True if the trainer's process has ended."""
         return bool(self.outcome)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the trainer's process has not ended, and answers."""
+        return not self.ended and not self.stands
 
 
 def seen_here(state_dir: Path, files: RunFiles | None = None, *, readable: bool = True) -> Seen:
@@ -63,12 +73,26 @@ def seen_here(state_dir: Path, files: RunFiles | None = None, *, readable: bool 
     Raises:
       RlaxError: the file cannot be read.
     """
+    found = marks(state_dir)
+    frozen = frozenset(one.name for one in found if one.role == "worker" and _is_stopped(one))
+    return replace(_of_trainer(state_dir, files, found, readable=readable), frozen=frozen)
+
+
+def _is_stopped(mark: Mark) -> bool:
+    with suppress(OSError):  # it has ended meanwhile
+        return lives(mark) and kernel_state(mark.pid) in STOPPED
+    return False
+
+
+def _of_trainer(
+    state_dir: Path, files: RunFiles | None, found: Sequence[Mark], *, readable: bool
+) -> Seen:
     status, age_s, ahead_s = last_status(state_dir) if readable else None, 0.0, 0.0
     if status is not None:
         # The trainer's clock may differ, and the file's is that of this machine.
         at = written_at(state_dir)
         age_s, ahead_s = time.time() - at, status.at - at
-    trainers = [mark for mark in marks(state_dir) if mark.role == "trainer"]
+    trainers = [mark for mark in found if mark.role == "trainer"]
     living = [mark for mark in trainers if lives(mark)]
     # A fresh one may come from a process in another container, which cannot be seen from here.
     fresh = status is not None and age_s < _OLD * status.every_s
@@ -86,23 +110,22 @@ def seen_here(state_dir: Path, files: RunFiles | None = None, *, readable: bool 
         return Seen(status, sentence, outcome)
     if status is None or (living and status.pid not in {mark.pid for mark in living}):
         return Seen(None, "the run has just started")
-    for mark in living:
-        with suppress(OSError):  # it has ended meanwhile
-            if kernel_state(mark.pid) in ("T", "t"):
-                who = f"the trainer (pid {mark.pid})"
-                problem = f"{who} is stopped: kill -CONT {mark.pid} continues it"
-                return Seen(status, problem, ahead_s=ahead_s)
+    for mark in (*living, *(one for one in found if one.role == "host")):
+        if _is_stopped(mark):
+            who = f"the {mark.who}"
+            problem = f"{who} is stopped: kill -CONT {mark.pid} continues it"
+            return Seen(status, problem, ahead_s=ahead_s, stands=True)
     if age_s < -_OLD * status.every_s:
         # The trainer writes one every second: it has not done so since the clock was set back.
         return Seen(status, f"{UNDATED}, {-age_s:,.0f} s ahead", ahead_s=ahead_s)
     if age_s > _OLD * status.every_s:
         problem = f"the trainer has written no status for {age_s:.0f} s"
-        return Seen(status, problem, ahead_s=ahead_s)
+        return Seen(status, problem, ahead_s=ahead_s, stands=True)
     if status.controller is not None:
         silent_s = status.at - status.controller.seen
         if silent_s > _OLD * status.every_s:
             problem = f"the event loop of the controller has not answered for {silent_s:.0f} s"
-            return Seen(status, problem, ahead_s=ahead_s)
+            return Seen(status, problem, ahead_s=ahead_s, stands=True)
     return Seen(status, ahead_s=ahead_s)
 
 

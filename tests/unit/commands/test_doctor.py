@@ -14,6 +14,7 @@ from rlax_plugin.commands.doctor import evidence as evidence_module
 from rlax_plugin.commands.doctor.command import examine
 from rlax_plugin.commands.doctor.evidence import Disk, Evidence, Process, gather
 from rlax_plugin.commands.doctor.findings import findings
+from rlax_plugin.commands.doctor.fleet_findings import recent_losses
 from rlax_plugin.commands.doctor.stacks_shown import shortened
 from rlax_plugin.commands.status.outcome import Outcome
 from rlax_plugin.commands.status.show import lines_of
@@ -24,10 +25,12 @@ from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness.ending import record_ending
 from rlax_plugin.liveness.marks import Mark, Role, announced
 from rlax_plugin.liveness.run_status import (
+    SILENT,
     Doing,
     FailedAttempts,
     GroupStatus,
     JobStatus,
+    LossStatus,
     LostStatus,
 )
 from rlax_plugin.records.files import RunFiles
@@ -136,7 +139,7 @@ def test_a_killed_trainer() -> None:
 
 
 def test_silent_workers_and_none_at_all() -> None:
-    silent = status(0.05, workers=(worker("a", silent_s=8.0), worker("b", silent_s=2.0)))
+    silent = status(0.05, workers=(worker("a", silent_s=8.0, state=SILENT), worker("b")))
     ((what, ends),) = said(seen=Seen(silent))
     assert what == "worker a has sent no heartbeat for 8 s; it holds 8 samples"
     assert ends.startswith("20 s without one")
@@ -221,6 +224,22 @@ def test_a_lost_worker_is_missed_until_it_comes_back() -> None:
     assert what == "worker far (pid 9) was killed"
     ((what, _),) = said(seen=missing, processes=[process(), before, now])
     assert what.startswith("worker far was lost ")  # it was started again, and is not there yet
+
+
+def test_recent_losses_are_said_although_the_worker_is_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = LossStatus(name="far", reason="no heartbeat for 3 s", at=time.time() - 20, count=3)
+    (tmp_path / "config.yml").write_bytes(Path("tests/configs/testing.yml").read_bytes())
+    now = {"at": time.time(), "pid": os.getpid()}
+    for losses, words in (((loss,), "worker far was lost 3 times"), ((), "nothing is stuck")):
+        one = status(0.05, seen=now["at"], losses=losses).model_copy(update=now)
+        with announced(tmp_path, "trainer"):
+            (tmp_path / "status.json").write_text(one.model_dump_json())
+            healthy, text = in_full(tmp_path, capsys)
+        assert words in text and ("nothing is stuck" in text) is not bool(losses)
+        assert healthy  # it goes on without a gap: preemptions are no fault
+    assert recent_losses(evidence(Seen(status(losses=(loss,)), outcome="complete"))) == []
 
 
 def test_a_store_of_weights_that_is_slow_or_fails() -> None:

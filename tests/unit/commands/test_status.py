@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rlax_plugin.commands.status.bottleneck import bottleneck
 from rlax_plugin.commands.status.command import source, to_json
 from rlax_plugin.commands.status.place import place_of, read_plain
-from rlax_plugin.commands.status.show import lines_of
+from rlax_plugin.commands.status.show import lines_of, rendered
 from rlax_plugin.commands.status.source import Seen, seen_here
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.ending import forget_ending, record_ending
 from rlax_plugin.liveness.marks import announced
-from rlax_plugin.liveness.run_status import ControllerStatus, Doing, RunStatus, WorkerStatus
+from rlax_plugin.liveness.run_status import (
+    SILENT,
+    ControllerStatus,
+    Doing,
+    LossStatus,
+    LostStatus,
+    RunStatus,
+    WorkerStatus,
+)
 from rlax_plugin.records.files import RunFiles
 
 
@@ -89,6 +100,39 @@ def status(wait: float = 0.5, publish: float = 0.0, **changes: Any) -> RunStatus
 )
 def test_the_bottleneck_is_named(found: RunStatus, said: str) -> None:
     assert said in bottleneck(found)
+
+
+def loss(at: float) -> LossStatus:
+    return LossStatus(name="far", reason="no heartbeat for 3 s", at=at, count=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"step_at": 970.0}, "as no step has ended for 30 s, and one usually takes 2.5 s"),
+        ({"losses": (loss(999.0),)}, "as worker far was lost, and no step has ended since"),
+        ({"workers": (worker("a", state=SILENT),)}, "as worker a is silent"),
+    ],
+)
+def test_nothing_is_advised_until_a_step_has_ended_since(changes: dict[str, Any], why: str) -> None:
+    advice = "2 more workers would balance"
+    fine = {"step_at": 998.0, "losses": (loss(997.0),)}  # a step has ended since
+    assert bottleneck(status(0.5, **fine)).endswith(advice)
+    said = bottleneck(status(0.5, **fine | changes))
+    assert said == f"unknown, {why}; rlax doctor says more"
+    frozen = Seen(status(0.5), "the trainer (pid 7) is stopped", stands=True)
+    assert not any(line.startswith("bottleneck") for line in lines_of(frozen, now=1000.0))
+    assert json.loads(to_json(frozen))["bottleneck"] == ""
+
+
+def test_lost_and_frozen_workers_are_listed() -> None:
+    gone = LostStatus(name="far", reason="no heartbeat for 3 s", silent_s=8.0)
+    seen = Seen(status(0.5, workers=(worker("a"), worker("b")), lost=(gone,)))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(rendered(replace(seen, frozen=frozenset({"b", "far"}))))
+    *_, a, b, far = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert a.split()[:2] == ["a", "generates"] and b.split()[:2] == ["b", "frozen"]
+    assert far.startswith("far     lost: no heartbeat for 3 s, frozen") and "8.0 s ago" in far
 
 
 def test_lines_have_the_numbers() -> None:

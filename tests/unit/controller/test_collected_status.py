@@ -12,6 +12,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller import status as module
 from rlax_plugin.controller.status import StatusCollector
 from rlax_plugin.fleet.losses import Losses
+from rlax_plugin.liveness.run_status import SILENT
 from rlax_plugin.metrics.run_stats import RunStats
 
 
@@ -34,7 +35,12 @@ def controller(stats: RunStats) -> Any:
     made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None, launcher=None)
     state = SimpleNamespace(next_step=8, totals=SimpleNamespace(reissued=0), open={})
     section = RlaxSection.model_validate(
-        {"prompt_source": {"name": "p"}, "rewards": [{"name": "r"}], "reward_processes": 2}
+        {
+            "prompt_source": {"name": "p"},
+            "rewards": [{"name": "r"}],
+            "reward_processes": 2,
+            "deadlines": {"heartbeat_s": 1.0},
+        }
     )
     return SimpleNamespace(
         stats=stats, fleet=fleet, generation=made, section=section, run_state=state, ready=""
@@ -53,8 +59,10 @@ def test_steps_of_an_earlier_process_and_the_first_one_do_not_count() -> None:
     assert found.step_s is None and found.shares == {}
     for _ in range(2):
         stats.add(step(2.0, 0.5))
+    stats.add(step(21.0, 20.0))  # something was stuck: it says nothing about what to change
+    stats.add(step(2.0, 0.5))
     found = asyncio.run(collector.status())
-    assert (found.step, found.step_s, found.left_s, found.tokens_per_s) == (7, 2.0, 6.0, 5.0)
+    assert (found.step, found.step_s, found.left_s, found.tokens_per_s) == (7, 2.0, 6.0, 40 / 27)
     assert found.shares == {"wait": 0.25, "train": 0.75, "publish": 0.0, "other": 0.0}
     assert found.rewards_used == 0.5 and 250 < len(found.reward_error) <= 300
 
@@ -94,7 +102,8 @@ def test_workers_that_are_silent_lost_and_back(monkeypatch: pytest.MonkeyPatch) 
     run.fleet.workers = {"near": near, "far": far}
     for one in (near, far):
         collector.worker_heard(one)
-    assert [one.silent_s for one in after(6).workers] == [6.0, 6.0]
+    assert {one.state for one in after(5).workers} == {"generates"}
+    assert [(one.silent_s, one.state) for one in after(1).workers] == [(6.0, SILENT)] * 2
     clock.now_s += 30.0  # this process is stopped: nobody could be heard
     assert [one.silent_s for one in after(1).workers] == [7.0 - 1.0, 7.0 - 1.0]
     del run.fleet.workers["far"]
@@ -105,7 +114,15 @@ def test_workers_that_are_silent_lost_and_back(monkeypatch: pytest.MonkeyPatch) 
     collector.worker_heard(far)
     assert after(1).lost == ()
     collector.worker_lost(far, "no heartbeat for 6 s")
-    assert len(after(598).lost) == 1 and after(3).lost == ()
+    found = after(590)
+    assert len(found.lost) == 1
+    (losses,) = found.losses  # and none of a worker that has left
+    assert (losses.name, losses.reason) == ("far", "no heartbeat for 6 s")
+    assert (losses.count, clock.now_s - losses.at) == (2, 590.0)
+    found = after(8)  # the first one is ten minutes old
+    assert [one.count for one in found.losses] == [1] and len(found.lost) == 1
+    found = after(3)
+    assert found.lost == () and found.losses == ()
 
 
 def test_loadings_that_take_long_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
