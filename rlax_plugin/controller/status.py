@@ -258,6 +258,7 @@ class StatusCollector(FleetListener):
                 limit_s=job.limit_s,
                 key=job.limit_key,
                 pid=pid,
+                samples=job.samples,
             )
             for job, pid in self._generation.rewards.slowest(MOST_SHOWN)
         )

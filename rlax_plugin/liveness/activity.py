@@ -30,6 +30,11 @@ class Activity:
         """
         self._now = what, time.time(), ends
 
+    def goes_on(self, what: str) -> None:
+        """Replaces the words for what is being done, which goes on since the same moment."""
+        if (now := self._now) is not None:
+            self._now = what, *now[1:]
+
     def ends(self) -> None:
         """Notes that nothing is being done."""
         self._now = None

@@ -43,6 +43,14 @@ def forget_ending(state_dir: Path) -> None:
         (state_dir / _NAME).unlink()
 
 
+def recorded_at(state_dir: Path) -> float:
+    """Returns the Unix time at which a process has recorded its end; 0: none has."""
+    try:
+        return (state_dir / _NAME).lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def last_failure(state_dir: Path) -> str | None:
     """Returns the error that ended the last process of a run; empty: it ended without one.
 

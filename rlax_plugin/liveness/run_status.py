@@ -147,7 +147,8 @@ class JobStatus(_Part):
 
     Attributes:
       what: ``a reward`` or ``an episode``.
-      used_s: seconds that it has used of ``limit_s``, the value of the config key ``key``.
+      used_s: seconds that it has used of ``limit_s``, which is ``samples`` times the value of the
+        config key ``key``.
       pid: the reward process.
     """
 
@@ -157,6 +158,7 @@ class JobStatus(_Part):
     limit_s: Number
     key: Text
     pid: Count
+    samples: Count = 1
 
 
 class ControllerStatus(_Part):

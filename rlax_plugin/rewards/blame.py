@@ -68,7 +68,8 @@ class Blame:
     def late(self, job: Job, runner: Runner) -> DeadlineError:
         """Returns the error for a job that has exceeded its time limit."""
         slowest = f"{self._slowest_s:.2g} s" if self._slowest_s else "none"
-        what = f"{self._name(job, runner)} (slowest answer so far: {slowest})"
+        of = f" for the {job.samples} samples of a group" if job.samples > 1 else ""
+        what = f"{self._name(job, runner)}{of} (slowest answer so far: {slowest})"
         return DeadlineError(what, job.limit_s, job.limit_key)
 
     def _name(self, job: Job, runner: Runner) -> str:

@@ -86,7 +86,7 @@ class Job:
     Attributes:
       prompt: the prompt.
       on_loop: True if it runs on the process's event loop, beside others.
-      limit_s: the time that it may take; ``limit_key`` is the config key of this time.
+      limit_s: the time that it may take: ``samples`` times the value of the key ``limit_key``.
       number: number of this attempt; 0 while it waits for a process.
       clock: clock of this attempt.
       reward: number of the reward that it calls on the event loop.
@@ -102,6 +102,7 @@ class Job:
     """
 
     limit_key = "rlax.deadlines.reward_s"
+    samples = 1
     plays = False
 
     def __init__(self, prompt: Prompt, limit_s: float, *, on_loop: bool):
@@ -226,6 +227,7 @@ class ScoreJob(Job):
     ):
         super().__init__(prompt, call.reward_s * len(episodes), on_loop=call.on_loop)
         self._episodes, self.scores, self._first = episodes, scores, first
+        self.samples = len(episodes)
         self._shown, self._call = shown, call
         self._lengths = [lengths_of(episode) for episode in episodes]
         self._succeeded = False

@@ -64,6 +64,10 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
     return fingerprint(arrays)
 
 
+ASKING = ", which waits for the parameter server"
+"""The end of the activity of a publisher while it is not the store that is waited for."""
+
+
 class Announcer(Protocol):
     """The part of a parameter server that a publisher calls, on the event loop."""
 
@@ -233,7 +237,7 @@ class Publisher:
         }
         parts = tuple(itertools.chain.from_iterable(chains.values()))
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
-        self._doing = f"announcing to the parameter server version {step}"
+        self._asks(step, f"announcing to the parameter server version {step}")
         self._on_loop(self._make_visible(WeightVersion(step, step, parts, canary), offered))
         self._newest.published(chains, given)
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
@@ -277,7 +281,7 @@ class Publisher:
         if arrays is None or (copy := copies.add(arrays)) is None:
             return False
         part = dataclasses.replace(part, memory=copy)
-        self._doing = f"offering version {step} in memory"
+        self._asks(step, f"offering version {step} in memory")
         self._on_loop(self._offered(near, WeightVersion(step, step, (part,), weights.canary)))
         return True
 
@@ -290,10 +294,11 @@ class Publisher:
         pauses, tries, name = Pauses(self._deadline_s), 0, part.name
         while True:
             path = self._new_path(step, name) if tries else part.path
-            self._doing = f"listing the path of version {step}"
+            self._asks(step, f"listing the path of version {step}")
             self._on_loop(self._announcer.writing(path))
             faults.reached(FaultPoint.WEIGHTS_LISTED)
             self._doing = f"writing version {step} to {path}"
+            self.activity.goes_on(f"publishing version {step}")
             tries += 1
             try:
                 took_s = self._save_once(step, name, path, arrays)
@@ -334,6 +339,11 @@ class Publisher:
         """Reports that an attempt to write has taken too long; called on a thread of its own."""
         self._hung = True
         self._failures.fail_from_thread(self._late())
+
+    def _asks(self, step: int, doing: str) -> None:
+        """Says that the parameter server, and not the store, is waited for."""
+        self._doing = doing
+        self.activity.goes_on(f"publishing version {step}{ASKING}")
 
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
         result_within(work, self._loop, self._deadline_s, lambda _: self._late())

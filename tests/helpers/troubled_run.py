@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ import psutil
 import pytest
 from proxied import FarWorker, far_worker
 from runs import HELPERS, Run, free_port, kill_group, plugins
+from small_disks import small_disk
 from waiting import wait_until
 
 from rlax_plugin.commands.doctor.evidence import gather
@@ -23,7 +23,6 @@ from rlax_plugin.records.files import RunFiles
 
 LOOK_S, LIMIT_S = 0.2, 50.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-_SIZE = "192m"
 
 
 def other_clock(ahead_s: float) -> dict[str, str]:
@@ -33,23 +32,6 @@ def other_clock(ahead_s: float) -> dict[str, str]:
         "FAKETIME": f"{ahead_s:+g}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-
-
-@contextmanager
-def small_disk(at: Path) -> Iterator[bool]:
-    """A disk of 192 MiB, if this process may mount one; yields whether it is there."""
-    at.mkdir()
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(at)], check=False
-        ).returncode
-    )
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(at)], check=True)
 
 
 class Troubled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import doors
 import grpc
 import pytest
 from parameter_servers import CountsRenewals, Deleted, Steady, client_of, run, serving, version
-from runs import CONFIG, HELPERS, TWO_WORKERS, Run, free_port, plugins, process
+from runs import CONFIG, HELPERS, TWO_WORKERS, Run, free_port, kill_group, plugins, process
 from worker_harness import Counting, Worker, section, trainer, until
 
 from rlax_plugin.commands.audit import audit
+from rlax_plugin.commands.doctor.evidence import gather
+from rlax_plugin.commands.doctor.findings import findings
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
 from rlax_plugin.records.files import RunFiles
@@ -209,6 +212,37 @@ def test_a_controller_that_ends_while_it_answers_is_waited_for():
             await worker.leave()
 
     run(main())
+
+
+@pytest.mark.slow
+def test_the_doctor_does_not_accuse_the_store_while_the_server_is_frozen(tmp_path):
+    port = free_port()
+    index = ("--index", str(tmp_path / "index"))
+    command = ("parameter-server", CONFIG, "--port", str(port), *index)
+    with process(tmp_path, "server", *command) as server:
+        run = Run(
+            tmp_path,
+            "rlax.trainer={name: bigram, learning_rate: 0.001, train_s: 0.1}",
+            "steps=100000",
+            f"rlax.weights.parameter_server=127.0.0.1:{port}",
+        )
+        run.until(lambda: len(run.steps()) > 3, "the first steps")
+        server.send_signal(signal.SIGSTOP)
+        try:
+
+            def named():
+                found = findings(gather(RunFiles(run.dir), None, run.dir))
+                return found if any("publishing" in one.what for one in found) else None
+
+            found = run.until(named, "the publication that waits")
+            assert found[0].what.startswith(f"parameter server (pid {server.pid}) is stopped by")
+            (publishing,) = (one for one in found if "publishing" in one.what)
+            assert "which waits for the parameter server: since " in publishing.what
+            for one in found[1:]:
+                assert "look at its disk" not in one.try_ and "slow or away" not in one.try_, one
+        finally:
+            server.send_signal(signal.SIGCONT)
+            kill_group(run.process)
 
 
 AWAY_S = 0.5  # until another server is started, which takes its time, too

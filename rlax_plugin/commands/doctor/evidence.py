@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
+from rlax_plugin.commands.status.place import read_plain
 from rlax_plugin.commands.status.source import UNDATED, Seen, seen_here
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.liveness.marks import Mark, lives, marks, state
+from rlax_plugin.liveness.marks import STOPPED, Mark, lives, marks, state
 from rlax_plugin.liveness.plain_files import tail
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.run_directory import weights_directory
@@ -52,11 +55,20 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A file system with files of the run; of one that does not answer, ``total`` is 0."""
+    """A file system with files of the run; of one that does not answer, ``total`` is 0.
+
+    Attributes:
+      inodes: the number of files that it can hold; 0: it has no such limit.
+      free_inodes: the number of files that it can still take.
+      read_only: True if this process cannot write there.
+    """
 
     path: str
     free: int
     total: int
+    inodes: int = 0
+    free_inodes: int = 0
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,9 @@ class Evidence:
 
     Attributes:
       now: Unix time.
+      hosts: number of hosts of the trainer.
+      stopped_children: pid and command of processes without a mark that the trainer has started,
+        and that are stopped.
       available, memory: bytes of memory of the machine that are available, and all.
       deadlines: of the run.
       damaged: sentences about files of the run that cannot be read.
@@ -76,6 +91,8 @@ class Evidence:
     processes: Sequence[Process] = ()
     disks: Sequence[Disk] = ()
     damaged: Sequence[str] = ()
+    hosts: int = 1
+    stopped_children: Sequence[tuple[int, str]] = ()
     available: int = 1
     memory: int = 1
     by_pid: Mapping[int, Process] = field(init=False)
@@ -96,12 +113,14 @@ def gather(run: RunFiles, section: RlaxSection | None, state_dir: Path) -> Evide
       section: of its config; None: it cannot be read, and the deadlines are the defaults.
     """
     seen, damaged = _seen(run, state_dir)
-    memory = psutil.virtual_memory()
+    memory, processes = psutil.virtual_memory(), _processes(marks(state_dir))
     return Evidence(
         now=time.time(),
         seen=seen,
         deadlines=Deadlines() if section is None else section.deadlines,
-        processes=_processes(marks(state_dir)),
+        processes=processes,
+        hosts=_hosts(run),
+        stopped_children=[one for process in processes for one in _stopped(process, processes)],
         disks=_disks(run, section, state_dir),
         available=memory.available,
         memory=memory.total,
@@ -141,12 +160,31 @@ def _settled(run: RunFiles, state_dir: Path) -> Seen:
 
 
 def _processes(found: Sequence[Mark]) -> list[Process]:
-    """Looks at processes; those that wait for a disk just now are looked at once more."""
+    """Looks at processes; those that wait for a disk just now are looked at once more.
+
+    One that has run in between does not count: a process is in the same state, D, for a moment
+    whenever it starts another one (vfork).
+    """
     processes = [_process(mark) for mark in found]
-    if any(one.state == "D" for one in processes):
+    before = {one.mark: _switches(one.mark.pid) for one in processes if one.state == "D"}
+    if before:
         time.sleep(_MOMENT_S)
-        processes = [_process(one.mark) if one.state == "D" else one for one in processes]
+        processes = [_again(one, before) if one.mark in before else one for one in processes]
     return processes
+
+
+def _again(process: Process, before: Mapping[Mark, int]) -> Process:
+    again = _process(process.mark)
+    ran = again.state == "D" and _switches(process.mark.pid) != before[process.mark]
+    return replace(again, state="R") if ran else again
+
+
+def _switches(pid: int) -> int:
+    """Returns how often the main thread of a process has been switched; 0: it has ended."""
+    try:
+        return sum(psutil.Process(pid).num_ctx_switches())
+    except (OSError, psutil.Error):
+        return 0
 
 
 def _process(mark: Mark) -> Process:
@@ -158,27 +196,55 @@ def _process(mark: Mark) -> Process:
         return Process(mark, "")
 
 
+def _stopped(process: Process, known: Sequence[Process]) -> list[tuple[int, str]]:
+    if not process.lives or process.mark.role != "trainer":
+        return []
+    marked = {one.mark.pid for one in known}
+    found = []
+    with suppress(OSError, psutil.Error):
+        for child in psutil.Process(process.mark.pid).children():
+            with suppress(OSError, psutil.Error):  # it has ended meanwhile
+                if child.pid not in marked and state(child.pid) in STOPPED:
+                    found.append((child.pid, one_line(" ".join(child.cmdline()), _LONGEST_LINE)))
+    return found
+
+
+def _hosts(run: RunFiles) -> int:
+    try:
+        return int(json.loads(read_plain(run, "config.json")).get("hosts", 1))
+    except (OSError, RlaxError, ValueError, TypeError, AttributeError, RecursionError):
+        return 1
+
+
 def _disks(run: RunFiles, section: RlaxSection | None, state_dir: Path) -> list[Disk]:
     runs = [run] if section is None else [run, RunFiles(weights_directory(section, run))]
     places = [state_dir, *(Path(one.location()) for one in runs if one.is_local)]
-    found: dict[int, Disk] = {}
+    found: dict[tuple[int, bool], Disk] = {}
     looks = [(place, on_daemon(functools.partial(_use, place), "disk")) for place in places]
     until_s = time.monotonic() + _DISK_S
     for place, look in looks:
         try:
-            device, free, total = look.result(max(0.0, until_s - time.monotonic()))
+            device, disk = look.result(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
-            found[-len(found) - 1] = Disk(str(place), 0, 0)
+            found[-len(found) - 1, False] = Disk(str(place), 0, 0)
         except OSError:
             continue  # it is made later
         else:
-            found.setdefault(device, Disk(str(place), free, total))
+            found.setdefault((device, disk.read_only), disk)
     return list(found.values())
 
 
-def _use(place: Path) -> tuple[int, int, int]:
-    use = psutil.disk_usage(str(place))
-    return os.stat(place).st_dev, use.free, use.total
+def _use(place: Path) -> tuple[int, Disk]:
+    use, inodes = psutil.disk_usage(str(place)), os.statvfs(place)
+    disk = Disk(
+        str(place),
+        use.free,
+        use.total,
+        inodes.f_files,
+        inodes.f_favail,
+        read_only=not os.access(place, os.W_OK),
+    )
+    return os.stat(place).st_dev, disk
 
 
 def last_lines(path: Path, most: int) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from rlax_plugin.commands.doctor.evidence import CLOCK_S, Evidence
+from rlax_plugin.commands.doctor.evidence import CLOCK_S, Evidence, Process
 from rlax_plugin.commands.doctor.finding import Finding
 from rlax_plugin.controller.limits import rewards_fail
-from rlax_plugin.liveness.marks import STOPPED
+from rlax_plugin.liveness.marks import STOPPED, Role
 from rlax_plugin.liveness.run_status import (
     SILENT,
     SLOW_S,
@@ -113,7 +113,10 @@ def _loading(
             f"worker {worker.name} has been loading weights for {in_seconds(loading_s)}; a step "
             f"usually takes {in_seconds(usual_s)}",
             ends,
-            "the store of weights is slow or away, or its engine hangs: see its log and stacks",
+            advice_on_weights(
+                evidence,
+                "the store of weights is slow or away, or its engine hangs: see its log and stacks",
+            ),
             process,
         )
     if times := worker.load_failures:
@@ -121,17 +124,35 @@ def _loading(
         yield Finding(
             f"worker {worker.name} could not read weights {often} in the last minute",
             ends,
-            "its log has the errors; look at the disk or network of the store of weights",
+            advice_on_weights(
+                evidence,
+                "its log has the errors; look at the disk or network of the store of weights",
+            ),
             process,
         )
 
 
+def absent(evidence: Evidence, role: Role) -> list[Process]:
+    """Returns the processes of a role that are frozen, or that were killed without a successor."""
+    its = [one for one in evidence.processes if one.mark.role == role]
+    living = {one.mark.name for one in its if one.lives}
+    return [
+        one for one in its if one.state in STOPPED or not (one.lives or one.mark.name in living)
+    ]
+
+
+def advice_on_weights(evidence: Evidence, otherwise: str) -> str:
+    """Returns the process that holds weights up, if it is known that one does."""
+    still = (one for one in evidence.processes if one.lives and one.mark.still)
+    loops = (one for one in still if one.mark.role in ("trainer", "parameter server"))
+    if (who := next(iter([*absent(evidence, "parameter server"), *loops]), None)) is None:
+        return otherwise
+    return f"it waits for {who.mark.who}, which is named above: the store may be all right"
+
+
 def _is_stopped_or_killed(evidence: Evidence, name: str) -> bool:
     """True if the findings about processes say already why a worker of this machine is missing."""
-    found = [p for p in evidence.processes if (p.mark.role, p.mark.name) == ("worker", name)]
-    return bool(found) and (
-        any(p.state in STOPPED for p in found) or not any(p.lives for p in found)
-    )
+    return any(one.mark.name == name for one in absent(evidence, "worker"))
 
 
 def _lost(evidence: Evidence, lost: LostStatus) -> Finding:
@@ -154,23 +175,38 @@ def _rewards(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
         )
 
 
-def _jobs(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+def long_jobs(status: ControllerStatus) -> dict[int, list[JobStatus]]:
+    """Returns the rewards and episodes that take far longer than others, by their process."""
     limit_s = max(SLOW_S, TIMES * (status.reward_s or 0.0))
     by_process = defaultdict[int, list[JobStatus]](list)
     for job in status.jobs:
         if job.used_s > limit_s:
             by_process[job.pid].append(job)
-    for pid, jobs in by_process.items():
+    return by_process
+
+
+def _jobs(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+    for pid, jobs in long_jobs(status).items():
+        if (process := evidence.by_pid.get(pid)) is not None and process.state in STOPPED:
+            continue  # said already
         job = max(jobs, key=lambda one: one.used_s)
         more = f", and {len(jobs) - 1} more there" if len(jobs) > 1 else ""
         yield Finding(
             f"{job.what} of prompt {job.prompt} takes {in_seconds(job.used_s)} so far, in process "
             f"{pid}{more}",
-            f"{job.key} = {job.limit_s:g} s: then the sample has no reward, and the process is "
-            "replaced",
+            job_ends(job),
             "its stacks show where it is; rlax score tries rewards on a file",
-            evidence.by_pid.get(pid),
+            process,
         )
+
+
+def job_ends(job: JobStatus) -> str:
+    """Returns the deadline of a reward or an episode, with the value that the config has."""
+    what, times = "the sample has", ""
+    if job.samples > 1:
+        what, times = "its samples have", f" for each of the {job.samples} samples of its group"
+    value_s = job.limit_s / max(1, job.samples)
+    return f"{job.key} = {value_s:g} s{times}: then {what} no reward, and the process is replaced"
 
 
 def _groups(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -41,6 +42,8 @@ def outcome_of(files: RunFiles, state_dir: Path, *, killed: bool) -> tuple[Outco
     if failure is not None:
         return "interrupted", "the run was interrupted before its last step"
     said = "the run ended before its last step, and has not recorded why"
+    if not os.access(state_dir, os.W_OK):
+        return "unknown", f"{said}: {state_dir} is read-only"
     if logged := _last_error(state_dir / "logs" / "trainer.log"):
         said += f"; the last error in logs/trainer.log is: {logged}"
     return "unknown", said

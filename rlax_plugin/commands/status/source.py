@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
+import psutil
 
 from rlax_plugin.commands.status.outcome import Outcome, outcome_of
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.liveness.ending import last_failure
+from rlax_plugin.liveness.ending import last_failure, recorded_at
 from rlax_plugin.liveness.marks import STOPPED, Mark, is_of_here, lives, marks
 from rlax_plugin.liveness.marks import state as kernel_state
 from rlax_plugin.liveness.run_status import RunStatus, read_status
@@ -29,6 +31,8 @@ from rlax_plugin.start.holder import holder
 UNDATED = "the time of the last status lies in the future"
 """The beginning of a ``problem``: so nothing says how old the status is."""
 
+STARTED = "the run has just started"
+_STARTS_S = 120.0  # in which a process imports and checks its config, before it leaves its mark
 _OLD = 5  # times the interval between two statuses
 
 
@@ -98,18 +102,14 @@ def _of_trainer(
     fresh = status is not None and age_s < _OLD * status.every_s
     fresh = fresh and last_failure(state_dir) is None  # a process that runs has no end on record
     if not living and not (fresh and not any(map(is_of_here, trainers))):
-        if holder(state_dir) is not None:
-            return Seen(
-                status,
-                "the trainer writes no status: it is of an earlier version, or its "
-                "disk was full when it started",
-            )
-        outcome, sentence = outcome_of(
-            files or RunFiles(state_dir), state_dir, killed=bool(trainers)
-        )
+        if (process := holder(state_dir)) is not None:
+            return _without_mark(status, process, recorded_at(state_dir))
+        # What a process left on a disk that has become read-only says nothing about its end.
+        killed = bool(trainers) and os.access(state_dir, os.W_OK)
+        outcome, sentence = outcome_of(files or RunFiles(state_dir), state_dir, killed=killed)
         return Seen(status, sentence, outcome)
     if status is None or (living and status.pid not in {mark.pid for mark in living}):
-        return Seen(None, "the run has just started")
+        return Seen(None, STARTED)
     for mark in (*living, *(one for one in found if one.role == "host")):
         if _is_stopped(mark):
             who = f"the {mark.who}"
@@ -127,6 +127,19 @@ def _of_trainer(
             problem = f"the event loop of the controller has not answered for {silent_s:.0f} s"
             return Seen(status, problem, ahead_s=ahead_s, stands=True)
     return Seen(status, ahead_s=ahead_s)
+
+
+def _without_mark(status: RunStatus | None, process: psutil.Process, ended_at: float) -> Seen:
+    """Returns what a trainer does that lives and has no mark."""
+    with suppress(psutil.Error):  # it has ended meanwhile
+        began_at = process.create_time()
+        if ended_at > began_at:
+            problem = f"the run is ending: its process (pid {process.pid}) still closes its parts"
+            return Seen(status, problem)
+        if time.time() - began_at < _STARTS_S:
+            return Seen(None, STARTED)
+    problem = "the trainer writes no status: it is of an earlier version, or its disk was full when"
+    return Seen(status, f"{problem} it started")
 
 
 def seen_there(controller: str, secret: Secret, within_s: float) -> Seen:

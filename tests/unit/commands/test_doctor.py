@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disks import small_disk
 from test_status import status, worker
+from waiting import wait_until
 
 from rlax_plugin.commands.doctor import evidence as evidence_module
 from rlax_plugin.commands.doctor.command import examine
@@ -34,6 +39,7 @@ from rlax_plugin.liveness.run_status import (
     LostStatus,
 )
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.weights.publisher import ASKING
 
 NOW = 1000.0
 DEADLINES = Deadlines(heartbeat_s=1.0, heartbeats_lost=20, reward_s=30.0, weights_s=120.0)
@@ -188,6 +194,153 @@ def test_a_trainer_that_takes_long() -> None:
     assert ends == "weights_s"
     slow = status(0.05, step_s=10.0).model_copy(update={"publisher": doing})
     assert said(seen=Seen(slow)) == []
+
+
+def test_the_store_is_not_accused_of_what_the_parameter_server_does() -> None:
+    asking = Doing(what=f"publishing version 7{ASKING}", since=NOW - 60)
+    writing = Doing(what="publishing version 7", since=NOW - 60)
+    workers = (worker("a", loading_s=60.0), worker("b", load_failures=2))
+
+    def advice(doing: Doing, *more: Process) -> list[str]:
+        one = status(0.05, step_s=2.0, workers=workers).model_copy(update={"publisher": doing})
+        found = findings(evidence(Seen(one), processes=[process(), *more]))
+        return [one.try_ for one in found if "weights" in one.what or "publishing" in one.what]
+
+    assert "store of weights" in advice(writing)[-1] and len(advice(writing)) == 3
+    assert advice(asking)[-1].startswith("look at the process of the parameter server")
+    frozen = process("parameter server", "T", pid=9)
+    killed = process("parameter server", "", pid=9)
+    loop = process("host", pid=9), process("worker", pid=10, still=(("the engine", 980.0),))
+    for one in (frozen, killed):
+        words = "it waits for parameter server (pid 9), which is named above: the store may be all "
+        assert advice(writing, one) == [f"{words}right"] * 3
+    again = process("parameter server", pid=11)
+    assert "store of weights" in advice(writing, killed, again)[-1]
+    assert "store of weights" in advice(writing, *loop)[-1]
+    still = process(pid=7, still=(("the event loop of the controller", 980.0),))
+    one = status(0.05, step_s=2.0).model_copy(update={"publisher": writing})
+    (_, publishing) = findings(evidence(Seen(one), processes=[still]))
+    assert publishing.try_.startswith("it waits for trainer (pid 7)")
+
+
+def test_a_host_that_is_frozen_or_killed_is_blamed_and_not_the_first_one() -> None:
+    doing = Doing(what="training step 5", since=NOW - 90)
+    seen = Seen(status(0.05, step_s=2.0).model_copy(update={"trainer": doing}))
+    for state, words in (
+        ("T", "host 1 (pid 9) is stopped"),
+        ("", "host 1 (pid 9) was killed: all"),
+    ):
+        processes = [process(), process("host", state, "1", 9)]
+        ((what, _),) = said(seen=seen, processes=processes, hosts=2)
+        assert what.startswith(words)
+    (elsewhere,) = findings(
+        evidence(seen, hosts=2)
+    )  # a host of another machine leaves no mark here
+    assert "each of the 2 hosts waits for the slowest one" in elsewhere.try_
+    ended = Seen(status(), "the run ended before its last step: host 1 was lost", "failed")
+    (found,) = findings(evidence(ended, processes=[], hosts=2))
+    assert found.try_.endswith("continues the run, once all hosts are started again")
+
+
+def test_one_reward_has_one_deadline_which_is_in_the_config() -> None:
+    job = JobStatus(
+        what="a reward", prompt="cd", used_s=16.0, limit_s=240.0, pid=9, samples=8,
+        key="rlax.deadlines.reward_s",
+    )  # fmt: skip
+    seen = Seen(status(0.05, jobs=(job,)))
+    ends = (
+        "rlax.deadlines.reward_s = 30 s for each of the 8 samples of its group: then its samples "
+        "have no reward, and the process is replaced"
+    )
+    still = process("rewards", pid=9, still=(("a reward", 988.0),))
+    ((what, its_end),) = said(seen=seen, processes=[process(), still])
+    assert what.startswith("a reward of prompt cd takes 16 s so far") and its_end == ends
+    frozen = process("rewards", "T", pid=9)
+    ((what, its_end),) = said(seen=seen, processes=[process(), frozen])
+    assert what.startswith("rewards (pid 9) is stopped by a signal") and its_end == ends
+
+
+def test_a_disk_that_is_read_only_or_has_no_inodes(tmp_path: Path) -> None:
+    """What ended processes left on it does not say that they were killed."""
+    ended = process("worker", "", "b", 9), process("parameter server", "", pid=10)
+    read_only = [Disk("/runs", 10 << 30, 100 << 30, read_only=True)]
+    ((what, _),) = said(processes=[process(), *ended], disks=read_only)
+    assert what.startswith("/runs is read-only: the run cannot go on there")
+    few = [Disk("/runs", 10 << 30, 100 << 30, 6_553_600, 3)]
+    ((what, _),) = said(disks=few)
+    assert what == (
+        "the disk of /runs can take only 3 more files: its inodes are used up (6,553,600)"
+    )
+    small = [Disk("/runs", 10 << 30, 100 << 30, 20, 6), Disk("/b", 10 << 30, 100 << 30, 0, 0)]
+    assert said(disks=small) == []
+    if os.geteuid():
+        pytest.skip("only root can mount a disk")
+    files = RunFiles(tmp_path / "disk")
+    with small_disk(tmp_path / "disk", "nr_inodes=40") as mounted:
+        if not mounted:
+            pytest.skip("this machine mounts no disk")
+        killed = subprocess.Popen(
+            [sys.executable, "-c", _ANNOUNCED, str(tmp_path / "disk")], stdout=subprocess.PIPE
+        )
+        assert killed.stdout is not None and killed.stdout.readline()
+        killed.kill()
+        killed.communicate()
+        for number in range(30):
+            (tmp_path / "disk" / str(number)).touch()
+        (kept,) = gather(files, None, tmp_path / "disk").disks
+        assert (kept.inodes, kept.read_only) == (40, False) and kept.free_inodes < 10
+        remount = ["mount", "-o", "remount,ro", str(tmp_path / "disk")]
+        subprocess.run(remount, check=True)
+        found = [one.what for one in findings(gather(files, None, tmp_path / "disk"))]
+    assert [one for one in found if "killed" in one] == []
+    assert found[0].endswith(f"has not recorded why: {tmp_path / 'disk'} is read-only")
+    assert found[1].startswith(f"{tmp_path / 'disk'} is read-only: the run cannot go on there")
+
+
+_ANNOUNCED = """
+import sys, time
+from pathlib import Path
+from rlax_plugin.liveness.marks import announced
+with announced(Path(sys.argv[1]), "trainer"):
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_starts_others_does_not_wait_for_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in state D for a moment each time (vfork), and runs in between."""
+    monkeypatch.setattr(evidence_module, "_MOMENT_S", 0.05)
+    monkeypatch.setattr(evidence_module, "state", lambda pid: "D")
+    switches = iter(range(100))
+    monkeypatch.setattr(evidence_module, "_switches", lambda pid: next(switches))
+    with announced(tmp_path, "rewards"):
+        found = gather(RunFiles(tmp_path), None, tmp_path)
+        assert [one.state for one in found.processes] == ["R"]
+        monkeypatch.setattr(evidence_module, "_switches", lambda pid: 7)
+        found = gather(RunFiles(tmp_path), None, tmp_path)
+        assert [one.state for one in found.processes] == ["D"]
+
+
+def test_a_frozen_process_that_the_trainer_has_started_is_found(tmp_path: Path) -> None:
+    """Such as the driver of Ray, which leaves no mark."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        child.send_signal(signal.SIGSTOP)
+        with announced(tmp_path, "trainer"):
+
+            def stopped() -> list[str]:
+                found = findings(gather(RunFiles(tmp_path), None, tmp_path))
+                return [one.what for one in found if "is stopped" in one.what]
+
+            (what,) = wait_until(stopped, "the finding")
+        command = f"{sys.executable} -c import time; time.sleep(600)"
+        words = f"process {child.pid} of the trainer is stopped by a signal or a debugger: "
+        assert what == f"{words}{command}"
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_clocks() -> None:

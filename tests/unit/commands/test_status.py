@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
+from rlax_plugin.commands.status import source as source_module
 from rlax_plugin.commands.status.bottleneck import bottleneck
 from rlax_plugin.commands.status.command import source, to_json
 from rlax_plugin.commands.status.place import place_of, read_plain
@@ -32,6 +34,7 @@ from rlax_plugin.liveness.run_status import (
     WorkerStatus,
 )
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.holder import record_holder
 
 
 def worker(name: str = "w", **changes: Any) -> WorkerStatus:
@@ -190,6 +193,30 @@ def test_an_old_status_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
         assert problem.startswith("the time of the last status lies in the future, ")
     put(status(), age_s=60.0)
     assert seen_here(tmp_path).ended
+
+
+def test_a_process_without_a_mark_starts_ends_or_is_of_an_earlier_version(tmp_path: Path) -> None:
+    """The lock of the run names it at each of these times."""
+    with (tmp_path / ".lock").open("w") as lock:
+        record_holder(lock)
+    RunFiles(tmp_path).put("status.json", status().model_dump_json().encode())
+    os.utime(tmp_path / "status.json", (1000, 1000))
+    began = psutil.Process().create_time()
+
+    def problem() -> str:
+        seen = seen_here(tmp_path)
+        assert not seen.ended and seen.goes_on
+        return seen.problem
+
+    record_ending(tmp_path, RlaxError("no groups"))
+    ending = f"the run is ending: its process (pid {os.getpid()}) still closes its parts"
+    assert problem() == ending
+    os.utime(tmp_path / "ended.json", (began - 9, began - 9))  # of an earlier process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_module, "_STARTS_S", time.time() - began + 60)
+        assert problem() == "the run has just started"
+        patch.setattr(source_module, "_STARTS_S", 0.0)
+        assert problem().startswith("the trainer writes no status: it is of an earlier version")
 
 
 def test_the_end_of_a_run_is_said(tmp_path: Path) -> None:

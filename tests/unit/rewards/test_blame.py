@@ -39,6 +39,16 @@ def test_most_calls_of_several_prompts_must_fail_lately() -> None:
     assert blame.failing == "x: boom"  # 34 of the last 64
 
 
+def test_a_late_reward_of_a_group_names_the_deadline_of_a_sample() -> None:
+    blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), print)
+    job: Any = SimpleNamespace(
+        plays=False, on_loop=True, reward=0, samples=4, limit_s=40.0, limit_key="reward_s"
+    )
+    said = str(blame.late(job, SimpleNamespace()))  # type: ignore[arg-type]
+    assert said.startswith("rlax.rewards.0 (x) for the 4 samples of a group (slowest answer so far")
+    assert "took longer than 40 s (set reward_s" in said
+
+
 def test_a_process_that_ends_counts_as_a_failure() -> None:
     blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), lambda said: None)
     for prompt in ("a", "b", "c"):

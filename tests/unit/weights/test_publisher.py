@@ -25,7 +25,7 @@ from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import BASE, Canary, DeltaSize, WeightVersion
 from rlax_plugin.weights.memory_copies import MemoryCopies, read
-from rlax_plugin.weights.publisher import Publisher, by_one_host
+from rlax_plugin.weights.publisher import ASKING, Publisher, by_one_host
 
 ARRAYS = {"w": np.arange(4, dtype=np.float32)}
 
@@ -117,6 +117,32 @@ def test_versions_are_visible_in_order_with_their_fingerprints(make):
     assert seen[0].tensors["w"].fingerprint == seen[1].tensors["w"].fingerprint
     assert seen[1].paths[0].startswith("/weights/00000001-")
     publisher.close()
+
+
+def test_its_activity_says_whether_the_store_is_waited_for_or_the_parameter_server(make):
+    doing = []
+
+    def note():
+        doing.append(publisher.activity.doing)
+
+    class Noted(Store):
+        def save(self, path, arrays):
+            note()
+
+    class Server(Announcer):
+        async def writing(self, path):
+            note()
+
+        async def publish(self, version, restart=False):
+            note()
+
+    publisher, _, errors, _ = make(Noted(), Server(None))
+    publisher.publish(weights(3))
+    publisher.wait()
+    words = "publishing version 3"
+    assert [one.what for one in doing] == [f"{words}{ASKING}", words, f"{words}{ASKING}"]
+    assert len({one.since for one in doing}) == 1 and not errors
+    assert publisher.activity.doing is None
 
 
 def test_the_newest_version_is_published_again_in_full_at_another_path(make):
