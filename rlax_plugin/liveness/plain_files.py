@@ -21,6 +21,11 @@ def size(path: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
+def is_read_only(directory: Path) -> bool:
+    """True if a directory is there, and this process cannot write into it."""
+    return directory.is_dir() and not os.access(directory, os.W_OK)
+
+
 def tail(path: Path, most: int, after: int = 0) -> bytes:
     """Returns the end of a file.
 

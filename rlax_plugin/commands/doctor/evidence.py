@@ -19,7 +19,7 @@ from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness.marks import STOPPED, Mark, lives, marks, state
-from rlax_plugin.liveness.plain_files import tail
+from rlax_plugin.liveness.plain_files import is_read_only, tail
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.run_directory import weights_directory
 from rlax_plugin.text.harmless import one_line
@@ -242,7 +242,7 @@ def _use(place: Path) -> tuple[int, Disk]:
         use.total,
         inodes.f_files,
         inodes.f_favail,
-        read_only=not os.access(place, os.W_OK),
+        read_only=is_read_only(place),
     )
     return os.stat(place).st_dev, disk
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,7 @@ from typing import Literal
 from rlax_plugin.commands.status.place import read_plain
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness.ending import last_failure
-from rlax_plugin.liveness.plain_files import tail
+from rlax_plugin.liveness.plain_files import is_read_only, tail
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.text.harmless import one_line
 
@@ -42,7 +41,7 @@ def outcome_of(files: RunFiles, state_dir: Path, *, killed: bool) -> tuple[Outco
     if failure is not None:
         return "interrupted", "the run was interrupted before its last step"
     said = "the run ended before its last step, and has not recorded why"
-    if not os.access(state_dir, os.W_OK):
+    if is_read_only(state_dir):
         return "unknown", f"{said}: {state_dir} is read-only"
     if logged := _last_error(state_dir / "logs" / "trainer.log"):
         said += f"; the last error in logs/trainer.log is: {logged}"

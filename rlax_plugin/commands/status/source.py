@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness.ending import last_failure, recorded_at
 from rlax_plugin.liveness.marks import STOPPED, Mark, is_of_here, lives, marks
 from rlax_plugin.liveness.marks import state as kernel_state
+from rlax_plugin.liveness.plain_files import is_read_only
 from rlax_plugin.liveness.run_status import RunStatus, read_status
 from rlax_plugin.liveness.status_file import last_status, written_at
 from rlax_plugin.records.files import RunFiles
@@ -105,7 +105,7 @@ def _of_trainer(
         if (process := holder(state_dir)) is not None:
             return _without_mark(status, process, recorded_at(state_dir))
         # What a process left on a disk that has become read-only says nothing about its end.
-        killed = bool(trainers) and os.access(state_dir, os.W_OK)
+        killed = bool(trainers) and not is_read_only(state_dir)
         outcome, sentence = outcome_of(files or RunFiles(state_dir), state_dir, killed=killed)
         return Seen(status, sentence, outcome)
     if status is None or (living and status.pid not in {mark.pid for mark in living}):
