@@ -189,7 +189,7 @@ def _ends_frozen(evidence: Evidence, process: Process) -> str:
         )
     if role == "rewards":
         return f"rlax.deadlines.reward_s = {deadlines.reward_s:g} s replaces it"
-    if role == "host":
+    if role == "host" or (role == "trainer" and evidence.hosts > 1):
         return f"rlax.deadlines.host_s = {deadlines.host_s:g} s ends all hosts"
     if role == "parameter server":
         return f"rlax.deadlines.weights_s = {deadlines.weights_s:g} s ends the run"

@@ -233,6 +233,12 @@ def test_a_host_that_is_frozen_or_killed_is_blamed_and_not_the_first_one() -> No
         processes = [process(), process("host", state, "1", 9)]
         ((what, _),) = said(seen=seen, processes=processes, hosts=2)
         assert what.startswith(words)
+    frozen = [process(state="T")]
+    first = Seen(status(0.05), "the trainer (pid 7) is stopped")
+    assert said(seen=first, processes=frozen, hosts=2)[0][1] == (
+        "rlax.deadlines.host_s = 60 s ends all hosts"
+    )
+    assert said(seen=first, processes=frozen)[0][1] == ""
     (elsewhere,) = findings(
         evidence(seen, hosts=2)
     )  # a host of another machine leaves no mark here
