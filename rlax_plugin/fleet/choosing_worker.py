@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable
 
 from rlax_plugin.fleet.fleet import Worker
 from rlax_plugin.fleet.tickets import Ticket
+
+_ROUNDS = 2  # of its slots that a worker is given: a backlog, but it leaves requests for others
+_TRIED_AFTER = 20
+"""Times the duration of a group after which a slow worker that is idle gets one all the same.
+
+A batch that waits for it to the end then lengthens the run by a twentieth.
+"""
 
 
 def sequence_tokens(ticket: Ticket) -> int:
@@ -25,19 +33,32 @@ def goes_on(worker: Worker, ticket: Ticket) -> bool:
     return has.resumes and all(one.capabilities.side == has.side for one in before)
 
 
-def choose(ticket: Ticket, ready: list[Worker], earlier: str | None = None) -> Worker | None:
+def choose(
+    ticket: Ticket, ready: list[Worker], earlier: str | None = None, rest: float = 0.0
+) -> Worker | None:
     """Returns the worker that gets the request; None if no suitable worker has room.
+
+    The time in which the median worker generates a group is the unit of ``rest``. A slow worker
+    gets no group that it would end after all others have ended, see ``_in_time``; but one now and
+    then, because only work shows that it has become faster.
 
     Args:
       earlier: name of the worker that generated the turn before, whose slots may have kept the
         context. It gets the request if it has an idle slot.
+      rest: time in which the workers generate all that is under way or waits.
     """
     request = ticket.request
     size, tokens = len(request.seeds), sequence_tokens(ticket)
-    free = [w for w in ready if _has_room(w, size)]
-    able = [w for w in free if not 0 < w.capabilities.context_tokens < tokens]
+    fit = [w for w in ready if not 0 < w.capabilities.context_tokens < tokens]
     if ticket.failed_on and any(_unfailed(w, ticket) for w in ready):
-        able = [w for w in able if _unfailed(w, ticket)]
+        fit = [w for w in fit if _unfailed(w, ticket)]
+    free = [w for w in fit if _has_room(w, size)]
+    if due := [w for w in free if _tried_again(w, ticket)]:
+        return due[0]
+    # Workers of half the median speed or more always get what they have room for: were figures
+    # wrong, the run would be slower, but it would not stand still.
+    latest = max(rest, _ROUNDS / min(1.0, max((w.speed for w in fit), default=1.0)))
+    able = [w for w in free if _ends(w, size) <= latest]
     if not able:
         return None
     needs_version = request.needs_version
@@ -47,14 +68,31 @@ def choose(ticket: Ticket, ready: list[Worker], earlier: str | None = None) -> W
     idle = [w for w in able if w.assigned < w.capabilities.slots]
     if kept := [w for w in idle if w.name == earlier]:
         return kept[0]
-    # The least loaded one, by share of its slots: equal work for unequal machines.
-    return min(able, key=lambda w: w.assigned / w.capabilities.slots)
+    # Of those that end it at the same time, the least loaded one by share of its slots: equal work
+    # for unequal machines.
+    return min(able, key=lambda w: (_ends(w, size), w.assigned / w.capabilities.slots))
 
 
 def _has_room(worker: Worker, size: int) -> bool:
     """True if a worker has idle slots, or at most twice its slots with ``size`` more samples."""
     slots = worker.capabilities.slots
-    return worker.assigned < slots or worker.assigned + size <= 2 * slots
+    return worker.assigned < slots or worker.assigned + size <= _ROUNDS * slots
+
+
+def _ends(worker: Worker, size: int) -> float:
+    """Returns the time until a worker ends ``size`` more samples, as ``rest`` counts it."""
+    rounds = (worker.assigned + size) / worker.capabilities.slots
+    # An idle slot generates a group no faster when others are idle, too.
+    return (rounds if worker.assigned >= worker.capabilities.slots else 1.0) / worker.speed
+
+
+def _tried_again(worker: Worker, ticket: Ticket) -> bool:
+    """True if a slow worker had no group for so long that one costs little, although it is late."""
+    if worker.speed * _ROUNDS >= 1 or worker.assigned or ticket.losses or ticket.request.resume:
+        return False
+    tokens = ticket.expected_tokens or ticket.request.sampling.max_new_tokens
+    idle_s = time.monotonic() - worker.given_s
+    return idle_s * worker.tokens_per_s >= _TRIED_AFTER * tokens
 
 
 def _unfailed(worker: Worker, ticket: Ticket) -> bool:

@@ -28,6 +28,7 @@ from rlax_plugin.fleet.missing_worker import MissingWorker
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.replies import all_contributors
+from rlax_plugin.fleet.speeds import Speeds
 from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.fleet.under_way import UnderWay
 from rlax_plugin.fleet.waiting_requests import WaitingRequests
@@ -56,9 +57,10 @@ class Dispatcher(FleetListener):
 
     They wait in the order of ``WaitingRequests``. A worker gets requests while it has fewer
     unfinished samples than slots, and beyond that up to twice its slots, so that it has a backlog
-    but leaves requests for others. A request that is issued again takes along its worker's last
-    report of it, and goes to a worker that has not failed at it if there is one. Requests that need
-    exactly one version wait in a separate queue for the pinned worker, see ``Fleet.pin``.
+    but leaves requests for others; a slow one gets less, see ``choose``. A request that is issued
+    again takes along its worker's last report of it, and goes to a worker that has not failed at it
+    if there is one. Requests that need exactly one version wait in a separate queue for the pinned
+    worker, see ``Fleet.pin``.
 
     Args:
       refresher: may change requests that are issued again.
@@ -94,6 +96,7 @@ class Dispatcher(FleetListener):
         self._scheduled, self._seen_late, self.backlog = False, "", Backlog()
         self._earlier_turns = EarlierTurns()
         self._missing = MissingWorker(self._waiting.values(), fleet.workers, deadlines, pace)
+        self._speeds = Speeds(fleet.workers)
         self.reissued = self.tokens_resumed = self.late = 0
 
     @property
@@ -132,6 +135,7 @@ class Dispatcher(FleetListener):
         self.wake()
 
     def worker_heard(self, worker: Worker) -> None:
+        self._speeds.heard(worker)
         if self._waiting:  # it may have room for more
             self.wake()
 
@@ -168,12 +172,13 @@ class Dispatcher(FleetListener):
     def _assign_from(self, queue: WaitingRequests, ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
         held_back: list[Ticket] = []  # they wait for a worker that has not failed at them
+        rest = _rest(queue, ready)
         while queue and ready:
             ticket = queue.take()
             if ticket.done.done():  # cancelled meanwhile
                 continue
             earlier = self._earlier_turns.worker_before(ticket.request.key)
-            worker = choose(ticket, ready, earlier)
+            worker = choose(ticket, ready, earlier, rest)
             if worker is None:
                 held_back.append(ticket)
                 if ticket.failed_on or not all(takes(w, ticket) for w in ready):
@@ -420,3 +425,10 @@ class Dispatcher(FleetListener):
             for ticket in queue:
                 ticket.done.cancel()
         self._waiting.clear()
+
+
+def _rest(queue: WaitingRequests, ready: list[Worker]) -> float:
+    """Returns the ``rest`` of ``choose``, with the size of the first request for all that wait."""
+    size = next((len(ticket.request.seeds) for ticket in queue), 0)
+    samples = size * len(queue) + sum(worker.assigned for worker in ready)
+    return samples / max(1.0, sum(worker.slots * worker.speed for worker in ready))

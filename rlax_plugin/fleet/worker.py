@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +33,10 @@ class Worker:
       incarnation: number of its start among those of its name, see ``fencing``; 0: not numbered.
       suspicion: rule that it breaks -> how, in words, without ending its membership.
       fenced: True once a later start of it has registered; what is still read from it is void.
+      tokens_per_s: of one sequence, as its newest heartbeats report them; 0: not measured.
+      speed: ``tokens_per_s`` as a multiple of the median worker's; 1: about the same, or not
+        measured.
+      given_s: time of ``time.monotonic`` at which it was last sent a request.
     """
 
     name: str
@@ -53,6 +58,9 @@ class Worker:
     rests: bool = False
     incarnation: int = 0
     fenced: bool = False
+    tokens_per_s: float = 0.0
+    speed: float = 1.0
+    given_s: float = field(default_factory=time.monotonic)
     figures: dict[str, float] = field(default_factory=dict)
     suspicion: dict[str, str] = field(default_factory=dict)
     _unfinished: dict[Attempt, int] = field(default_factory=dict)
@@ -84,6 +92,7 @@ class Worker:
         self._unfinished[attempt] = self._unfinished.get(attempt, 0) + samples
         self.assigned += samples
         self.requests += 1
+        self.given_s = time.monotonic()
 
     def heard_unfinished(self, unfinished: Mapping[Attempt, int]) -> None:
         """Releases the samples that have ended, although others of their request go on.
