@@ -27,9 +27,9 @@ def takes(worker: Worker, ticket: Ticket) -> bool:
     return not 0 < worker.capabilities.context_tokens < sequence_tokens(ticket)
 
 
-def goes_on(worker: Worker, ticket: Ticket) -> bool:
+def goes_on(worker: Worker, before: Iterable[Worker]) -> bool:
     """True if a worker can continue samples of other workers, with the same side channels."""
-    has, before = worker.capabilities, ticket.resume_workers
+    has = worker.capabilities
     return has.resumes and all(one.capabilities.side == has.side for one in before)
 
 
@@ -64,7 +64,7 @@ def choose(
     needs_version = request.needs_version
     able = [w for w in able if w.version >= needs_version] or able
     if request.resume:
-        able = [w for w in able if goes_on(w, ticket)] or able
+        able = [w for w in able if goes_on(w, ticket.resume_workers)] or able
     idle = [w for w in able if w.assigned < w.capabilities.slots]
     if kept := [w for w in idle if w.name == earlier]:
         return kept[0]

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import grpc
 
@@ -25,6 +25,7 @@ from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.giving_up import GivingUp
 from rlax_plugin.fleet.growing import take_report
 from rlax_plugin.fleet.missing_worker import MissingWorker
+from rlax_plugin.fleet.moving import to_move
 from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.replies import all_contributors
@@ -67,6 +68,7 @@ class Dispatcher(FleetListener):
       pace: knows the time that a worker needs to start, for messages.
       decode: tokens to text; without it, the place of stop strings in samples is not checked.
       trained: returns the vocabulary size of the model that is trained; 0: not known.
+      moving: True if groups may be moved from slow workers to idle slots, see ``moving``.
 
     Attributes:
       reissued: number of times a request was issued again.
@@ -85,9 +87,10 @@ class Dispatcher(FleetListener):
         pace: Pace | None = None,
         decode: Decode | None = None,
         trained: Callable[[], int] = lambda: 0,
+        moving: bool = True,
     ):
         self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
-        self._trained = trained
+        self._trained, self._moving = trained, moving
         self._refresher = refresher or RequestRefresher()
         self._waiting = defaultdict[int | None, WaitingRequests](WaitingRequests)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
@@ -135,8 +138,8 @@ class Dispatcher(FleetListener):
         self.wake()
 
     def worker_heard(self, worker: Worker) -> None:
-        self._speeds.heard(worker)
-        if self._waiting:  # it may have room for more
+        # It may have room for more, or new speeds show that groups should move.
+        if self._speeds.heard(worker) or self._waiting:
             self.wake()
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
@@ -167,6 +170,8 @@ class Dispatcher(FleetListener):
             self._assign_from(queue, self._fleet.serving(exactly))
             if all(ticket.done.done() for ticket in queue):
                 del self._waiting[exactly]
+        if self._moving and None not in self._waiting:
+            self._move()
         self._missing.look()
 
     def _assign_from(self, queue: WaitingRequests, ready: list[Worker]) -> None:
@@ -184,18 +189,49 @@ class Dispatcher(FleetListener):
                 if ticket.failed_on or not all(takes(w, ticket) for w in ready):
                     continue
                 break
-            worker.assign(ticket.request)
             ticket.forget_distrusted()
-            if not goes_on(worker, ticket):
-                ticket.start_afresh()
-            self.tokens_resumed += tokens(ticket.request.resume)
+            self._give(ticket, worker)
             batches.setdefault(worker.name, []).append(ticket)
         for ticket in held_back:
             queue.add(ticket)
-        for name, tickets in batches.items():
-            self._begin(Call(self._fleet.workers[name], {t.request.key: t for t in tickets}))
+        self._begin(batches)
 
-    def _begin(self, call: Call) -> None:
+    def _give(self, ticket: Ticket, worker: Worker) -> None:
+        """Counts a request that is about to be sent to a worker."""
+        if not goes_on(worker, ticket.resume_workers):
+            ticket.start_afresh()
+        worker.assign(ticket.request)
+        ticket.sent_s = worker.given_s
+        ticket.sent_version = max(worker.version, ticket.request.needs_version)
+        self.tokens_resumed += tokens(ticket.request.resume)
+
+    def _move(self) -> None:
+        """Moves the groups that will end last from slow workers to idle slots of others."""
+        ready = [w for w in self._fleet.workers.values() if w.serves(None)]
+        batches: dict[str, list[Ticket]] = {}
+        moved: dict[str, list[Request]] = {}
+        newest = self._fleet.newest.number
+        calls = self._calls.values()
+        for call, ticket, worker, request in to_move(calls, ready, self._again, newest):
+            before = self._withdraw(call, ticket)
+            call.asked.add(before.key)
+            moved.setdefault(call.worker.name, []).append(before)
+            ticket.moves += 1
+            ticket.renew(request)
+            self._give(ticket, worker)
+            batches.setdefault(worker.name, []).append(ticket)
+            reason = f"{worker.name} ends it sooner than {call.worker.name}, which is slow"
+            self._note_again(ticket, reason)
+            self._give_up(call)
+        for name, requests in moved.items():
+            self.giving_up.ask(self._fleet.workers[name], requests)
+        self._begin(batches)
+
+    def _begin(self, batches: Mapping[str, list[Ticket]]) -> None:
+        for name, tickets in batches.items():
+            self._open(Call(self._fleet.workers[name], {t.request.key: t for t in tickets}))
+
+    def _open(self, call: Call) -> None:
         call.task = asyncio.ensure_future(self._run(call))
         self._calls[call.task] = call
         call.task.add_done_callback(functools.partial(self._ended, list(call.open.values())))
@@ -267,10 +303,9 @@ class Dispatcher(FleetListener):
 
     def _expire(self, call: Call, ticket: Ticket, still_s: float) -> None:
         """Issues a request that has stood still again; the others of its call continue."""
-        if call.open.pop(ticket.request.key, None) is None:
+        if call.open.get(ticket.request.key) is not ticket:
             return  # answered just now
-        call.expired[ticket.request.key] = ticket.request
-        call.arriving.forget(ticket.request.key)
+        self._withdraw(call, ticket)
         if overdue := call.worker.progress.overdue(ticket.attempt):
             error = (
                 f"no end after {overdue[0]:.3g} s, although progress was reported: at the pace of "
@@ -289,6 +324,16 @@ class Dispatcher(FleetListener):
         self._give_up(call)
 
     @staticmethod
+    def _withdraw(call: Call, ticket: Ticket) -> Request:
+        """Takes a request from a call, whose late answer to it is ignored; returns it."""
+        request = ticket.request
+        del call.open[request.key]
+        call.expired[request.key] = request
+        call.told.pop(request.key, None)
+        call.arriving.forget(request.key)
+        return request
+
+    @staticmethod
     def _give_up(call: Call) -> None:
         """Ends a call whose other requests have all expired, so that the worker stops them."""
         if call.expired and not call.open and call.task is not None:
@@ -303,7 +348,7 @@ class Dispatcher(FleetListener):
         if not reply.given_up:
             call.worker.progress.answered_late((key, request.attempt))
         needed_s = self._release(call.worker, request)
-        if reply.given_up:
+        if reply.given_up or key in call.asked:
             return
         self.late += 1
         if overdue:  # it never stood still
@@ -403,16 +448,23 @@ class Dispatcher(FleetListener):
                 fail([ticket], failure)
                 continue
             ticket.forget_distrusted()
-            attempt, resume = ticket.request.attempt + 1, ticket.partials.samples()
-            again = dataclasses.replace(ticket.request, attempt=attempt, resume=resume)
-            # The flow knows which version training needs; that of a measurement stays.
-            ticket.renew(self._refresher.refreshed(again) if again.exactly is None else again)
-            self.reissued += 1
+            ticket.renew(self._again(ticket))
             self._waiting[ticket.request.exactly].add(ticket)
-            self._refresher.reissued(ticket.request, error)
+            self._note_again(ticket, error)
         # A worker that refuses connections would be called again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
         asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+    def _again(self, ticket: Ticket) -> Request:
+        """Returns the next attempt at a request, which takes along its newest samples."""
+        attempt, resume = ticket.request.attempt + 1, ticket.partials.samples()
+        again = dataclasses.replace(ticket.request, attempt=attempt, resume=resume)
+        # The flow knows which version training needs; that of a measurement stays.
+        return self._refresher.refreshed(again) if again.exactly is None else again
+
+    def _note_again(self, ticket: Ticket, reason: str) -> None:
+        self.reissued += 1
+        self._refresher.reissued(ticket.request, reason)
 
     async def close(self) -> None:
         """Cancels every open call and every waiting request."""

@@ -1,4 +1,4 @@
-"""Ends generation at workers whose result cannot be used: cancelled or too stale requests.
+"""Ends generation at workers whose result is not used: cancelled, moved or too stale requests.
 
 A worker decides which requests are too stale, because only it knows which weights each began with.
 """
@@ -18,6 +18,7 @@ from rlax_plugin.fleet.fleet import Worker
 from rlax_plugin.fleet.tickets import Call, GivenUp, Ticket
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_to_proto
+from rlax_plugin.types import Request
 
 
 class GivingUp:
@@ -81,10 +82,13 @@ class GivingUp:
         for call in self._calls:
             call.oldest = self._oldest
         for name, worker in concerned.items():
-            asked = self._ask(worker, unwanted[name], self._oldest)
-            task = asyncio.ensure_future(asked)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.ask(worker, [ticket.request for ticket in unwanted[name]])
+
+    def ask(self, worker: Worker, unwanted: Iterable[Request]) -> None:
+        """Has a worker give up requests, and those that are too old to train."""
+        task = asyncio.ensure_future(self._ask(worker, unwanted, self._oldest))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @staticmethod
     def _too_old(ticket: Ticket, oldest: int) -> bool:
@@ -93,10 +97,8 @@ class GivingUp:
         trains = request.key.purpose == "train" and request.key.sample is None
         return trains and not ticket.done.done() and request.min_version < oldest
 
-    async def _ask(self, worker: Worker, unwanted: Iterable[Ticket], oldest: int) -> None:
-        attempts = [
-            pb.Attempt(key=key_to_proto(t.request.key), attempt=t.request.attempt) for t in unwanted
-        ]
+    async def _ask(self, worker: Worker, unwanted: Iterable[Request], oldest: int) -> None:
+        attempts = [pb.Attempt(key=key_to_proto(r.key), attempt=r.attempt) for r in unwanted]
         request = pb.GiveUpRequest(unwanted=attempts, oldest=oldest)
         # If it is lost, its heartbeats or its calls show it. What it gives up, its calls tell.
         with contextlib.suppress(grpc.aio.AioRpcError):

@@ -46,7 +46,7 @@ class _Decoded:
 
 
 class Speeds:
-    """Sets ``Worker.tokens_per_s`` and ``Worker.speed`` from heartbeats.
+    """Sets ``tokens_per_s``, ``measured_s`` and ``speed`` of workers from their heartbeats.
 
     Args:
       workers: the live workers.
@@ -57,11 +57,14 @@ class Speeds:
         self._decoded: dict[Identity, _Decoded] = {}
         self._heard = 0  # heartbeats since the workers were compared
 
-    def heard(self, worker: Worker, now_s: float | None = None) -> None:
+    def heard(self, worker: Worker, now_s: float | None = None) -> bool:
         """Takes the figures of a heartbeat; compares all workers once each had its turn.
 
         Args:
           now_s: time of ``time.monotonic``; None: now.
+
+        Returns:
+          True if they were compared.
         """
         figures, now_s = worker.figures, time.monotonic() if now_s is None else now_s
         steps, decode_s = figures.get("steps_total", 0.0), figures.get("decode_s_total", 0.0)
@@ -69,10 +72,12 @@ class Speeds:
             # What is in the first report may have been compiling.
             one = self._decoded.setdefault(worker.identity, _Decoded(steps, decode_s, now_s))
             one.add(steps, decode_s, now_s)
-            worker.tokens_per_s = one.steps / one.seconds if one.seconds else 0.0
+            if one.seconds:
+                worker.tokens_per_s, worker.measured_s = one.steps / one.seconds, one.at_s
         self._heard += 1
-        if self._heard >= len(self._workers):
+        if due := self._heard >= len(self._workers):
             self._compare()
+        return due
 
     def _compare(self) -> None:
         self._heard = 0

@@ -54,6 +54,9 @@ class Ticket:
       failures: times a worker failed at it, or was lost before it held the version it needs.
       losses: times it was issued again by this process, for any reason.
       expected_tokens: mean length that its samples are expected to have; 0: unknown.
+      moves: times it was moved to a faster worker.
+      sent_s: time of ``time.monotonic`` at which it was last sent.
+      sent_version: the oldest version that it can have begun with at its worker.
       number: its place among the requests that came to its queue; -1: it has not been there.
       since: Unix time at which this process issued it first.
     """
@@ -68,6 +71,9 @@ class Ticket:
     failures: int = 0
     losses: int = 0
     expected_tokens: float = 0.0
+    moves: int = 0
+    sent_s: float = 0.0
+    sent_version: int = -1
     number: int = -1
 
     @property
@@ -105,7 +111,7 @@ class Call:
       expired: the expired requests, until they are answered late.
       told: the samples that the worker has sent so far, which its next message continues.
       arriving: the reply of which some parts have not arrived yet.
-      asked: requests that the worker is to give up.
+      asked: requests that the worker is to give up, cancelled or moved ones.
       oldest: the oldest usable version in the last order to give up older requests.
     """
 

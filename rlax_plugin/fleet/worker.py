@@ -34,6 +34,7 @@ class Worker:
       suspicion: rule that it breaks -> how, in words, without ending its membership.
       fenced: True once a later start of it has registered; what is still read from it is void.
       tokens_per_s: of one sequence, as its newest heartbeats report them; 0: not measured.
+      measured_s: time of ``time.monotonic`` at which a heartbeat last told of new tokens.
       speed: ``tokens_per_s`` as a multiple of the median worker's; 1: about the same, or not
         measured.
       given_s: time of ``time.monotonic`` at which it was last sent a request.
@@ -59,6 +60,7 @@ class Worker:
     incarnation: int = 0
     fenced: bool = False
     tokens_per_s: float = 0.0
+    measured_s: float = 0.0
     speed: float = 1.0
     given_s: float = field(default_factory=time.monotonic)
     figures: dict[str, float] = field(default_factory=dict)

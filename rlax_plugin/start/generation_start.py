@@ -154,7 +154,15 @@ class GenerationStart:
         rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), self._server)
         workers = builder.registry.workers(section)
         pace = Pace(section, fleet.workers, workers, None if training is None else note)
-        dispatcher = Dispatcher(fleet, section.deadlines, training, pace, source.decode, trained)
+        dispatcher = Dispatcher(
+            fleet,
+            section.deadlines,
+            training,
+            pace,
+            source.decode,
+            trained,
+            moving=not section.deterministic,
+        )
         sets = problem_sets(section, prompts.asked, rewards, own_rewards)
         episodes = EpisodeRunner(section, source, environment, dispatcher)
         self.made = Generation(

@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
-from dispatching import Stub, answer, join, make, request, requests_of, run
+from dispatching import request, run
+from mixed_fleets import Holding, measured, mixed, settle
 
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.speeds import Speeds
-from rlax_plugin.rpc import rlax_pb2 as pb
-
-
-class Silent(Stub):
-    """Answers nothing, and keeps the groups that it was sent."""
-
-    def __init__(self) -> None:
-        super().__init__(answer)
-
-    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
-        self.calls.append([one.key.group for one in requests_of(messages)])
-        await asyncio.Event().wait()
-        yield
-
-    @property
-    def groups(self) -> list[int]:
-        return [group for call in self.calls for group in call]
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-async def beat(fleet: Fleet, name: str, steps: float, decode_s: float) -> None:
-    figures = {"steps_total": steps, "decode_s_total": decode_s}
-    beats = pb.HeartbeatRequest(worker=name, version=5, process="p", figures=figures)
-    assert (await fleet.Heartbeat(beats, None)).known
-
-
-async def mixed(**steps: float) -> tuple[Fleet, Dispatcher, dict[str, Silent]]:
-    """Workers of four slots that have decoded so many steps in a second; 0: they report none."""
-    fleet, dispatcher, _ = make(refresh=lambda request: request)
-    stubs = {}
-    for name in steps:
-        await join(fleet, name, answer, slots=4, version=5)
-        stubs[name] = fleet.workers[name].stub = Silent()
-    for count in (1, 2, 3):  # the first report may include a compilation
-        for name, rate in steps.items():
-            await beat(fleet, name, 7 + count * rate if rate else 0, count * bool(rate))
-    return fleet, dispatcher, stubs
-
 
 SEVEN = {f"w{i}": 100.0 for i in range(7)}
 
 
+async def with_rates(**rates: float) -> tuple[Fleet, Dispatcher, dict[str, Holding]]:
+    fleet, dispatcher, stubs = await mixed(*rates)
+    await measured(fleet, **rates)
+    return fleet, dispatcher, stubs
+
+
 def test_speeds_are_multiples_of_the_median_and_unmeasured_workers_have_it():
     async def main():
-        fleet, dispatcher, _ = await mixed(a=100, b=110, slow=10, fast=300, new=0)
+        fleet, dispatcher, _ = await with_rates(a=100, b=110, slow=10, fast=300, new=0)
         speeds = {name: worker.speed for name, worker in fleet.workers.items()}
         median = 105  # of 10, 100, 110 and 300
         assert speeds == pytest.approx(
@@ -75,7 +36,7 @@ def test_speeds_are_multiples_of_the_median_and_unmeasured_workers_have_it():
 
 def test_a_figure_follows_a_worker_that_becomes_faster():
     async def main():
-        fleet, dispatcher, _ = await mixed(a=100, b=100, slow=10)
+        fleet, dispatcher, _ = await with_rates(a=100, b=100, slow=10)
         worker, speeds = fleet.workers["slow"], Speeds(fleet.workers)
         steps = seconds = 10.0
         for now_s, rate in [(0.0, 10.0), (1.0, 10.0), (400.0, 100.0)]:
@@ -96,7 +57,7 @@ def test_a_figure_follows_a_worker_that_becomes_faster():
 
 def test_a_slow_worker_gets_no_group_that_would_end_after_all_others():
     async def main():
-        _, dispatcher, stubs = await mixed(**SEVEN, slow=10.0)
+        _, dispatcher, stubs = await with_rates(**SEVEN, slow=10.0)
         for number in range(32):
             dispatcher.submit(request(number, samples=1))
         await settle()
@@ -110,7 +71,7 @@ def test_a_slow_worker_gets_no_group_that_would_end_after_all_others():
 
 def test_a_slow_worker_gets_its_share_of_a_long_queue():
     async def main():
-        _, dispatcher, stubs = await mixed(**SEVEN, slow=10.0)
+        _, dispatcher, stubs = await with_rates(**SEVEN, slow=10.0)
         for number in range(300):
             dispatcher.submit(request(number, samples=1))
         await settle()
@@ -124,7 +85,7 @@ def test_a_slow_worker_gets_its_share_of_a_long_queue():
 
 def test_a_slow_worker_that_is_the_only_one_left_gets_all_that_it_has_room_for():
     async def main():
-        fleet, dispatcher, stubs = await mixed(a=100, b=100, slow=10)
+        fleet, dispatcher, stubs = await with_rates(a=100, b=100, slow=10)
         for name in ("a", "b"):
             fleet.lose(fleet.workers[name], "gone")
         for number in range(9):
@@ -139,7 +100,7 @@ def test_a_slow_worker_that_is_the_only_one_left_gets_all_that_it_has_room_for()
 @pytest.mark.parametrize(("idle_s", "groups"), [(19.0, 0), (33.0, 1)])
 def test_a_slow_worker_gets_one_group_now_and_then(idle_s: float, groups: int):
     async def main():
-        fleet, dispatcher, stubs = await mixed(**SEVEN, slow=10.0)
+        fleet, dispatcher, stubs = await with_rates(**SEVEN, slow=10.0)
         fleet.workers["slow"].given_s -= idle_s
         for number in range(3):  # 16 tokens at most, 1.6 s there; 20 times that is 32 s
             dispatcher.submit(request(number, samples=1))
@@ -154,7 +115,7 @@ def test_a_slow_worker_is_no_reason_to_keep_others_waiting():
     """Even if the figures say that one is faster than all others together."""
 
     async def main():
-        _, dispatcher, stubs = await mixed(a=100, b=100, c=100, fast=9000)
+        _, dispatcher, stubs = await with_rates(a=100, b=100, c=100, fast=9000)
         for number in range(32):
             dispatcher.submit(request(number, samples=1))
         await settle()
