@@ -230,6 +230,7 @@ class StatusCollector(FleetListener):
             loading_s=finite(heard.loading_s),
             load_failures=heard.unread.count,
             suspicion=shown("; ".join(worker.suspicion.values())),
+            speed=worker.speed,
         )
 
     def _group(self, under: Under) -> GroupStatus:

@@ -79,6 +79,8 @@ class WorkerStatus(_Part):
       loading_s: seconds for which it has been loading a version; None: it loads none.
       load_failures: number of times in the last minute that it could not read a version.
       suspicion: a sentence on answers that cannot be right; empty: there are none.
+      speed: of one of its slots, as a multiple of the median worker's; 1: about the same, or
+        unknown.
     """
 
     name: Text
@@ -92,6 +94,14 @@ class WorkerStatus(_Part):
     loading_s: Number | None = None
     load_failures: Count = 0
     suspicion: Text = ""
+    speed: Number = 1.0
+
+    @property
+    def slowness(self) -> str:
+        """How slow it is, if it is slower than half the median; such a worker gets less work."""
+        if self.speed >= 0.5:
+            return ""
+        return f"worker {self.name} decodes at {self.speed:.0%} of the median worker's speed"
 
 
 class LostStatus(_Part):

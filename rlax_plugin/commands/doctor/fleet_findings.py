@@ -74,6 +74,13 @@ def _workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
                 "token RUN --rotate --old-for 0 keeps out one that you do not want",
                 process=process,
             )
+        if worker.slowness:
+            yield Finding(
+                worker.slowness,
+                try_="look for other programs on its machine, and for a chip that is throttled or "
+                "older; it gets less work, and more as soon as it is faster",
+                process=process,
+            )
         if process is not None and process.state in STOPPED:
             continue  # said already
         if worker.state == SILENT:

@@ -25,7 +25,9 @@ def bottleneck(status: RunStatus) -> str:
         return f"unknown, as {disturbed}; rlax doctor says more"
     waits, publishes = found.shares.get("wait", 0.0), found.shares.get("publish", 0.0)
     if waits >= _SMALL:
-        return f"the trainer waits {waits:.0%} of the step for samples{_why_waiting(found, waits)}"
+        slow = "".join(f"; {text}" for one in found.workers if (text := one.slowness))
+        why = _why_waiting(found, waits)
+        return f"the trainer waits {waits:.0%} of the step for samples{slow}{why}"
     if publishes >= _LARGE:
         return (
             f"publishing weights holds the trainer up for {publishes:.0%} of the step: a faster "

@@ -130,6 +130,12 @@ def test_a_worker_whose_answers_are_odd() -> None:
     assert what == name
 
 
+def test_a_worker_that_is_slower_than_the_others() -> None:
+    workers = (worker("a", speed=0.1), worker("b", speed=0.5), worker("c"))
+    ((what, _),) = said(seen=Seen(status(0.05, workers=workers)))
+    assert what == "worker a decodes at 10% of the median worker's speed"
+
+
 def test_a_worker_that_was_started_again_is_not_missed() -> None:
     before, now = process("worker", "", "a", 9), process("worker", "S", "a", 10)
     assert said(processes=[process(), before, now]) == []

@@ -87,6 +87,10 @@ def status(wait: float = 0.5, publish: float = 0.0, **changes: Any) -> RunStatus
             status(0.5, reward_error="rlax.rewards.0 (x): boom"),
             "rewards fail, such as: rlax.rewards.0 (x): boom; logs/rewards.log says more",
         ),
+        (
+            status(0.5, max_staleness=1, workers=(worker("a", speed=0.1), worker("b", speed=0.5))),
+            "for samples; worker a decodes at 10% of the median worker's speed, because",
+        ),
         (status(0.5, workers=()), "waits 50% of the step for samples: no worker has weights"),
         (status(0.5, workers=(worker(version=-1),)), "no worker has weights"),
         (status(0.5, slots_used=0.2), "although only 20% of the workers' slots are in use"),

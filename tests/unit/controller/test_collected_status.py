@@ -82,7 +82,7 @@ def member(name: str, **figures: float) -> Any:
     """A fake: of a worker, what a status asks for."""
     return SimpleNamespace(
         name=name, identity=(name, "p"), figures=figures, version=3, draining=False, keep=-1,
-        assigned=4, slots=8, serves=lambda exactly: True, suspicion={}, rests=False,
+        assigned=4, slots=8, serves=lambda exactly: True, suspicion={}, rests=False, speed=0.5,
     )  # fmt: skip
 
 
@@ -134,6 +134,7 @@ def test_loadings_that_take_long_or_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         collector.worker_heard(run.fleet.workers["a"])
     (found,) = asyncio.run(collector.status()).workers
     assert (found.loading_s, found.load_failures) == (4.5, 2)  # since it was heard first
+    assert found.speed == 0.5
 
 
 def test_a_worker_that_is_not_to_be_trusted() -> None:
