@@ -272,8 +272,10 @@ class Fleet(rpc.FleetServicer):
         keeping = [w for w in self.workers.values() if w.keep >= 0]
         others = self.serving(None)
         if not keeping and len(others) > self.training:
-            lost = self.losses.count  # one that was lost often would hold the evaluation up
-            min(others, key=lambda w: (lost(w.name), w.assigned / w.slots)).keep = self._pin
+            # Neither one that was lost often nor a slow one, although these are often idle: the
+            # evaluation would take as much longer.
+            lost = self.losses.count
+            min(others, key=lambda w: (lost(w.name), *_burden(w))).keep = self._pin
         elif keeping and self.training and all(w.rests for w in others) and keeping[0].ready:
             keeping[0].keep = -1  # its open groups are issued again; it registers anew, and trains
             self.lose(keeping[0], "training needs it: no other worker is ready")
@@ -388,3 +390,8 @@ class Fleet(rpc.FleetServicer):
         for worker in list(self.workers.values()):
             self.lose(worker, "the run is over")
         await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+def _burden(worker: Worker) -> tuple[float, float]:
+    """Orders workers by how slow they are, as far as below the median, and then by their load."""
+    return max(1.0, 1 / worker.speed), worker.assigned / worker.slots

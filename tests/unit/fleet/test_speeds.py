@@ -125,3 +125,17 @@ def test_a_slow_worker_is_no_reason_to_keep_others_waiting():
         await dispatcher.close()
 
     run(main)
+
+
+def test_an_evaluation_pins_no_slow_worker_although_it_is_idle():
+    async def main():
+        fleet, dispatcher, stubs = await with_rates(slow=10.0, a=100.0, b=100.0)
+        for number in range(3):
+            dispatcher.submit(request(number, samples=1))
+        await settle()
+        assert [len(stubs[name].groups) for name in ("slow", "a", "b")] == [0, 2, 1]
+        fleet.pin(5)
+        assert [name for name, worker in fleet.workers.items() if worker.keep >= 0] == ["b"]
+        await dispatcher.close()
+
+    run(main)
