@@ -38,6 +38,7 @@ class RayLauncher(Launcher):
         self._restarts = 0
         self._last_incarnation = 0
         self._directory = ""  # of the driver
+        self.failing: dict[str, str] = {}
 
     @property
     def scaling(self) -> ScalingRule:
@@ -100,6 +101,7 @@ class RayLauncher(Launcher):
             await self._hear(process, log_path)
             status = await process.wait()
             self._clear()  # after a driver that was killed
+            self.failing.clear()
             failures = 0 if loop.time() - began > 60 else failures + 1
             log.warning("the driver of Ray ended with status %d; see %s", status, log_path)
             if failures > self._config.max_restarts:
@@ -139,6 +141,10 @@ class RayLauncher(Launcher):
                 self._restarts += 1
             case "started":
                 self._last_incarnation = max(self._last_incarnation, event["incarnation"])
+            case "failing":
+                self.failing.pop(event["worker"], None)
+                if event["text"]:
+                    self.failing[event["worker"]] = event["text"]
             case "failed":
                 raise WorkerError(f"{event['text']} (see {log_path})")
 

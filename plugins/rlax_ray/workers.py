@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 _LONG_S = 60.0  # a worker that has lived so long did not fail at its start
-_BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again would not help
+_BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again at once would not help
 _SLOWEST_S = 5.0  # between two starts of a worker that fails
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # before one that fails again and again is started
 _BEFORE_S = 5.0  # a node that is drained is left so long before its deadline
 _WAITS_S = 30.0  # for a node, until it is said
 
@@ -74,7 +75,8 @@ class Worker:
       next_s: it is not started before this time.
       moves: its node is being drained, so another worker takes its place.
       leaves_s: the time at which it is ended if it has not left; None: it stays.
-      given_up: the reason why it is not started any more.
+      given_up: the reason why it is only started now and then; empty: it is started at once.
+      pauses: number of such pauses since it has worked.
     """
 
     pool: int
@@ -91,6 +93,7 @@ class Worker:
     moves: bool = False
     leaves_s: float | None = None
     given_up: str = ""
+    pauses: int = 0
 
     @property
     def stays(self) -> bool:
@@ -117,7 +120,7 @@ class Workers:
       cluster: see ``Cluster``.
       pools: ``name``, ``min``, ``most``, and ``arguments`` of ``rlax serve``, of each pool.
       token: returns what the file of the worker token has at present.
-      report: (event, its fields): ``log``, ``restarted``, ``started``, ``failed``.
+      report: (event, its fields): ``log``, ``restarted``, ``started``, ``failing``, ``failed``.
       max_restarts: number of failed starts in a row.
       drain_s: time that a worker needs at most to leave.
       last_incarnation: the highest number that the run has given so far.
@@ -135,6 +138,7 @@ class Workers:
     all: list[Worker] = field(default_factory=list)
     _wanted: int = 0
     _token: str = ""
+    _worked: bool = False  # True once a worker has lived for _LONG_S
 
     def resize(self, wanted: int) -> None:
         """Sets the number of workers; ``tick`` starts and ends them."""
@@ -149,7 +153,7 @@ class Workers:
         for index, wanted in enumerate(shares(self.pools, self._wanted)):
             self._fill(index, wanted)
         kept = [one for one in self.all if one.stays]
-        if kept and all(one.given_up for one in kept):
+        if kept and not self._worked and all(one.given_up for one in kept):
             self.report("failed", text=kept[-1].given_up)
 
     def stop(self, grace_s: float) -> None:
@@ -168,24 +172,27 @@ class Workers:
 
     def _look(self, worker: Worker, draining: Mapping[str, float]) -> None:
         now = self.clock()
+        if worker.serving is not None and now - worker.began_s > _LONG_S:
+            worker.failures, worker.pauses, worker.given_up, self._worked = 0, 0, "", True
         if worker.serving is not None and worker.serving.done():
             self._ended(worker, worker.serving, now)
         if worker.leaves_s is not None and (worker.serving is None or now >= worker.leaves_s):
             worker.actor.kill()
             self.all.remove(worker)
+            self._says_failing(worker, "")
             return
         if not worker.node:
             self._place(worker, now)
         if (left_s := draining.get(worker.node)) is not None and worker.leaves_s is None:
             self._move(worker, left_s)
-        ready = worker.node and worker.leaves_s is None and not worker.given_up
+        ready = worker.node and worker.leaves_s is None
         if ready and worker.serving is None and now >= worker.next_s:
             self._serve(worker, now)
 
     def _place(self, worker: Worker, now: float) -> None:
         """Learns whether the actor of a worker is there; before that it is not called."""
         if worker.placing is None:
-            if now >= worker.next_s and not worker.given_up:
+            if now >= worker.next_s:
                 worker.actor = self.cluster.actor(worker.name, self.pools[worker.pool])
                 worker.placing = worker.actor.call("place")
         elif worker.placing.done():
@@ -212,27 +219,37 @@ class Workers:
                 self.report("restarted")
             return
         if worker.leaves_s is None:
-            if now - worker.began_s > _LONG_S:
-                worker.failures = 0
             text = f"ended with status {status}: {last}"
-            self._failed(worker, text, now, for_good=status == _BAD_CONFIG)
+            self._failed(worker, text, now, wrong_config=status == _BAD_CONFIG)
 
-    def _failed(self, worker: Worker, text: str, now: float, *, for_good: bool = False) -> None:
-        """Has a worker started again after a while, or gives it up."""
+    def _failed(self, worker: Worker, text: str, now: float, *, wrong_config: bool = False) -> None:
+        """Has a worker started again: soon, or after a pause if that has not helped."""
         worker.failures += 1
-        worker.next_s = now + min(_SLOWEST_S, 0.1 * 2**worker.failures)
         self._log(f"worker {worker.name} {text}")
-        if for_good or worker.failures > self.max_restarts:
-            worker.given_up = f"worker {worker.name} {text}"
-            self._log(f"worker {worker.name} is not started again", "error")
+        # A wrong config is wrong at the first start; later it may be a file, and for a while.
+        wrong_config = wrong_config and worker.failures == 1 and not self._worked
+        if wrong_config or worker.given_up or worker.failures > self.max_restarts:
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**worker.pauses)
+            worker.given_up, worker.pauses = f"worker {worker.name} {text}", worker.pauses + 1
+            again = time.strftime("%H:%M:%S", time.localtime(self.now_ms() / 1000 + pause_s))
+            times = f"{worker.failures} times in a row, the last time it {text}"
+            self._says_failing(worker, f"is started again at {again}: it failed {times}")
         else:
-            self.report("restarted")
+            pause_s = min(_SLOWEST_S, 0.1 * 2**worker.failures)
+        worker.next_s = now + pause_s
+        self.report("restarted")
+
+    def _says_failing(self, worker: Worker, text: str) -> None:
+        if worker.given_up:
+            text = text and f"worker {worker.name} {text}"
+            self.report("failing", worker=worker.name, text=text)
 
     def _serve(self, worker: Worker, now: float) -> None:
         # Higher than any number before, also than those of a driver whose last ones are unknown.
         self.last_incarnation = max(self.last_incarnation + 1, self.now_ms())
         arguments = [*self.pools[worker.pool]["arguments"], "--name", worker.name]
         arguments += ["--incarnation", str(self.last_incarnation)]
+        self._says_failing(worker, "")
         worker.began_s = now
         worker.serving = worker.actor.call("serve", arguments, self._token)
         self.report("started", incarnation=self.last_incarnation)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 from rlax_ray.launcher import RayLauncher, _local_cpus, _plan
 from rlax_ray.options import RayConfig
 
-from rlax_plugin.api import ConfigError, ScalingLauncher, TimedLauncher
+from rlax_plugin.api import ConfigError, FailingLauncher, ScalingLauncher, TimedLauncher
 
 
 def of(**options) -> RayConfig:
@@ -94,6 +95,12 @@ def test_pools_become_arguments_of_workers():
     assert plan["needs"] == "1 GPU, 4 CPU, label zone = b"
     assert json.loads(json.dumps(plan)) == plan
     launcher = RayLauncher(config, 30.0)
-    assert isinstance(launcher, ScalingLauncher) and isinstance(launcher, TimedLauncher)
+    for ability in (ScalingLauncher, TimedLauncher, FailingLauncher):
+        assert isinstance(launcher, ability)
+    for text in ("it ended", "it ended again"):
+        launcher._heard({"event": "failing", "worker": "a-0", "text": text}, Path("ray.log"))
+    assert launcher.failing == {"a-0": "it ended again"}
+    launcher._heard({"event": "failing", "worker": "a-0", "text": ""}, Path("ray.log"))
+    assert launcher.failing == {}
     assert (config.workers, launcher.scaling.least, launcher.scaling.most) == (3, 3, 5)
     assert _local_cpus(config) == 3 * 4 + 2

@@ -144,12 +144,12 @@ def test_a_lost_actor_is_called_again_and_one_that_is_gone_is_replaced():
 
 def test_an_actor_that_cannot_be_made_is_made_again_a_few_times():
     kept = Kept(pool("a", 1, 1), wanted=1, max_restarts=2)
-    for _ in range(20):
+    for _ in range(10):
         kept.tick()
         kept.cluster.actors[-1].last("place").answer = Lost("No module named 'rlax_ray'", gone=True)
     assert len(kept.cluster.actors) == 3
     line = "worker a-0 could not be started by Ray: No module named 'rlax_ray'"
-    assert kept.said() == [line, line, line, "worker a-0 is not started again"]
+    assert kept.said() == [line, line, line]
     assert kept.events[-1] == ("failed", {"text": line})
 
 
@@ -165,10 +165,42 @@ def test_a_worker_that_cannot_start_is_given_up_and_the_last_one_ends_the_run(st
     for _ in range(3):
         kept.cluster.actors[0].last("serve").answer = [status, "no device"]
         kept.tick()
-        kept.tick(6)
+        if status == 1:
+            kept.tick(2)
     assert kept.cluster.actors[0].count("serve") == (3 if status == 1 else 1)
     (failed, *_) = [fields for event, fields in kept.events if event == "failed"]
     assert failed["text"].startswith("worker a-1 ended with status 2: rlax.plugins")
+
+
+def test_a_worker_that_has_worked_is_tried_again_for_as_long_as_the_run_lives():
+    kept = Kept(pool("a", 1, 1), wanted=1, max_restarts=1)
+    kept.tick()
+    actor = kept.placed(0, "n0")
+    kept.tick(61.0)  # it works
+    pauses: list[float] = []
+    while len(pauses) < 9 and kept.now < 9000:
+        began_s, starts = kept.now, actor.count("serve")
+        actor.last("serve").answer = [2, "the token file has mode 0644"]
+        while actor.count("serve") == starts and kept.now < 9000:
+            kept.tick(0.5)
+        pauses.append(kept.now - began_s)
+    assert pauses[0] == 1.0 and pauses[1:] == pytest.approx(
+        [10.5, 20.5, 40.5, 80.5, 160.5, 320.5, 600.5, 600.5], abs=0.5
+    )
+    failing = [fields for event, fields in kept.events if event == "failing"]
+    assert [bool(one["text"]) for one in failing] == [True, False] * 8
+    assert "a-0 is started again at " in failing[0]["text"]
+    assert failing[0]["text"].endswith(
+        "it failed 2 times in a row, the last time it ended with status 2: the token file has "
+        "mode 0644"
+    )
+    assert not [event for event, _ in kept.events if event == "failed"]
+    kept.tick(61.0)
+    actor.last("serve").answer = [1, "no device"]
+    starts = actor.count("serve")
+    kept.tick()
+    kept.tick()
+    assert actor.count("serve") == starts + 1  # it had worked again: it is started at once
 
 
 def test_a_worker_leaves_a_node_that_ends_once_another_one_is_there():
