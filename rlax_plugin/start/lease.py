@@ -186,8 +186,8 @@ class Lease:
         else:
             reason = (
                 f"{url} was moved to {place} while the run trained: the run ends, its records and "
-                "checkpoints are there, and the same command goes on with them once that is moved "
-                "back"
+                "checkpoints are there, and the same command continues with them once that is "
+                "moved back"
             )
         return ConfigError("run_name", name, reason)
 
@@ -210,7 +210,7 @@ class _Found:
         """True if its process is known to have ended.
 
         Args:
-          lock: which this process has locked, see ``locked``.
+          lock: identity of the lock of this process, see ``locked``.
         """
         of_lock = bool(lock) and self.record.get("lock") == lock
         return self.record.get("ended") is True or of_lock or has_ended_here(self.record)
@@ -284,7 +284,7 @@ def _outwaited(
       ConfigError: it lives.
     """
     note(
-        f"the run is held by {described(holder.record)}; if that was killed, this one goes on in "
+        f"the run is held by {described(holder.record)}; if that was killed, this one continues in "
         f"{STALE_S:g} s"
     )
     until_s, pause = time.monotonic() + STALE_S, threading.Event()

@@ -153,7 +153,7 @@ def test_a_silent_holder_elsewhere_is_waited_for_and_replaced(files, states, mon
     with held(files, states[0], lines.append):
         assert files.names(FOLDER) == ["00000008.json"]
     (line,) = lines
-    assert "held by process 12 on far (since " in line and "goes on in 0.3 s" in line
+    assert "held by process 12 on far (since " in line and "continues in 0.3 s" in line
 
 
 def test_a_holder_that_renews_its_lease_meanwhile_is_not_replaced(files, states):
