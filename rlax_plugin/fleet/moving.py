@@ -41,10 +41,12 @@ def to_move(
       again: makes the next attempt at a group, with the tokens that are kept.
       newest: published weight version.
     """
-    idle = sorted((w for w in ready if w.assigned < w.slots), key=lambda w: -w.speed)
-    if not idle:
+    idle = [w for w in ready if w.assigned < w.slots]
+    fastest = max((w.speed for w in idle), default=0.0)
+    slow = {w for w in ready if w.tokens_per_s and w.requests and w.speed * _FASTER <= fastest}
+    if not slow:
         return
-    slow = {w for w in ready if w.tokens_per_s and w.speed * _FASTER <= idle[0].speed}
+    idle.sort(key=lambda w: -w.speed)
     late = [
         (_left_s(ticket, call.worker), call, ticket)
         for call in calls
@@ -57,6 +59,8 @@ def to_move(
         request = again(ticket)
         for worker in idle:
             if worker.slots - worker.assigned < len(request.seeds) or not takes(worker, ticket):
+                continue
+            if worker.identity in ticket.failed_on:
                 continue
             kept = _kept(ticket, request, call.worker, worker, newest)
             if kept is None or call.worker.speed * _FASTER > worker.speed:

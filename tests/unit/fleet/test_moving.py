@@ -109,8 +109,10 @@ def test_a_group_continues_from_the_tokens_that_its_worker_has_reported():
     run(main)
 
 
-@pytest.mark.parametrize("reason", ["version", "seeds", "engine", "moving", "waits", "purpose"])
-def test_a_group_stays_where_a_move_could_change_its_tokens(reason: str):
+@pytest.mark.parametrize(
+    "reason", ["version", "seeds", "engine", "moving", "waits", "purpose", "failed"]
+)
+def test_a_group_stays_where_a_move_could_change_its_tokens_or_fail(reason: str):
     async def main():
         purpose = {"key": Key("evaluate", 2)} if reason == "purpose" else {}
         fleet, dispatcher, stubs, tickets = await stuck(**purpose)
@@ -123,6 +125,10 @@ def test_a_group_stays_where_a_move_could_change_its_tokens(reason: str):
                 beats = pb.HeartbeatRequest(worker=name, version=5, process="p")
                 beats.capabilities.CopyFrom(declared(4, **changes))
                 assert (await fleet.Heartbeat(beats, None)).known
+        elif reason == "failed":
+            for call in dispatcher._calls.values():
+                for ticket in call.open.values():
+                    ticket.failed_on.add(workers["fast"].identity)
         elif reason == "moving":
             dispatcher._moving = False
         elif reason == "waits":
