@@ -1,10 +1,10 @@
 """Chooses the groups that move from a slow worker to idle slots of a faster one.
 
-Two attempts never race: under another version or engine they would be two draws, and training on
-the one that ends first would prefer short answers. For the same reason no group is drawn afresh
-because its worker is slow. A moved group continues from the tokens that its worker has reported
-last; or it begins again where this gives the same tokens, with the same seeds, weights and engine.
-Where neither is possible, it stays.
+Two attempts never race: with other weights or another engine they would be different samples, and
+training on the one that ends first would prefer short answers. For the same reason no group gets
+new samples because its worker is slow. A moved group continues from the tokens that its worker has
+reported last; or it begins again where this gives the same tokens, with the same seeds, weights and
+engine. Where neither is possible, it stays.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class WorkerStatus(_Part):
 
     @property
     def slowness(self) -> str:
-        """How slow it is, if it is slower than half the median; such a worker gets less work."""
+        """A sentence on a speed below half the median's, with which it gets less work; or empty."""
         if self.speed >= 0.5:
             return ""
         return f"worker {self.name} decodes at {self.speed:.0%} of the median worker's speed"
