@@ -252,7 +252,7 @@ def _with_remedy(error: JournalError, files: RunFiles, after: int) -> JournalErr
     return JournalError(
         error.number,
         f"{error.problem}. {_COPY}; without a copy, remove {first} and all segments with higher "
-        "numbers: what they recorded is then generated and trained anew",
+        "numbers: what they recorded is then generated and trained again",
     )
 
 

@@ -118,7 +118,7 @@ def test_a_run_goes_on_without_the_segments_that_the_error_names(
     assert f"remove {named} and all segments with higher numbers" in str(caught.value)
     for number in (6, 7, 8):
         segment(killed, number).unlink()
-    assert resumed(killed) == 4  # and steps 5 to 8 are generated anew
+    assert resumed(killed) == 4  # and steps 5 to 8 are generated again
     report = audit(RunFiles(killed))
     assert report.clean and report.figures.steps == 8
 
