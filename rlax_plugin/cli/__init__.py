@@ -22,6 +22,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Whatever the umask: who can write a config decides what the run does.
     os.umask(os.umask(0o077) | 0o002)
+    _open_missing()
     for stream in (sys.stdout, sys.stderr):
         hide_in(stream)
     try:
@@ -29,6 +30,17 @@ def main() -> None:
             app()
     finally:
         _leave()
+
+
+def _open_missing() -> None:
+    """Opens the standard streams that the caller has closed; files would get their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    # The process keeps them to its end.
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 def _leave() -> None:

@@ -98,10 +98,18 @@ def command(panel: str, example: str, name: str | None = None) -> Callable[[F], 
 
 
 def first_words(command: str) -> None:
-    """Prints what a command waits for first; call it before long imports."""
+    """Prints what a command waits for first; call it before long imports.
+
+    If nothing can be written, as to a full disk, the command goes on without standard output.
+    """
     text = f"{command}: importing rlax and reading the config, typically about {_FIRST_S} s"
-    typer.echo(one_line(text))
-    sys.stdout.flush()
+    try:
+        typer.echo(one_line(text))
+        sys.stdout.flush()
+    except OSError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())  # the stream would try again at its next flush
+        os.close(nothing)
 
 
 @contextmanager

@@ -76,6 +76,20 @@ def test_a_run_whose_output_nobody_reads_goes_on_to_its_end(tmp_path: Path, go: 
     assert len(Records(tmp_path).steps()) == STEPS
 
 
+@pytest.mark.parametrize("output", ["full disk", "closed pipe"])
+def test_a_run_that_can_print_nothing_from_the_start_goes_on_to_its_end(
+    tmp_path: Path, output: str
+) -> None:
+    if output == "full disk":
+        write = os.open("/dev/full", os.O_WRONLY)
+    else:
+        read, write = os.pipe()
+        os.close(read)
+    with started(tmp_path, write) as process:
+        assert process.wait(DEADLINE_S) == 0
+    assert len(Records(tmp_path).steps()) == STEPS
+
+
 def test_a_run_whose_terminal_is_closed_can_be_continued(tmp_path: Path, go: Path) -> None:
     controlling, terminal = pty.openpty()
     with started(tmp_path, terminal, *held({3: go})) as process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -53,6 +54,13 @@ def test_what_a_command_writes_is_not_writable_for_all_whatever_the_umask(tmp_pa
     subprocess.run(command, cwd=tmp_path, umask=0, capture_output=True, timeout=240, check=True)
     modes = [stat.S_IMODE((tmp_path / one).stat().st_mode) for one in ("new", "new/run.yml")]
     assert modes == [0o775, 0o664]
+
+
+def test_a_command_works_without_standard_streams(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "rlax_plugin", "init", "run.yml", "--yes"]
+    shell = f"exec {shlex.join(words)} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", shell], cwd=tmp_path, timeout=240).returncode == 0
+    assert "rlax:" in (tmp_path / "run.yml").read_text()
 
 
 BAD = [
