@@ -322,7 +322,7 @@ def _stop_ids_in(file: Path, key: str) -> list[int]:
         reason = f"{file.name} cannot be read: {one_line(str(error))}"
         raise ConfigError(key, str(file.parent), reason) from None
     ids = ids if isinstance(ids, list) else [ids]
-    if not all(i is None or (type(i) is int and i >= 0) for i in ids):
-        reason = f"{file.name} has eos_token_id {ids!r}, and must have token ids there"
+    if not all(i is None or (type(i) is int and 0 <= i < 1 << 31) for i in ids):
+        reason = f"{file.name} has eos_token_id {ids!r:.80}, and must have token ids there"
         raise ConfigError(key, str(file.parent), reason)
     return [i for i in ids if i is not None]

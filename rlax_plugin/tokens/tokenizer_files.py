@@ -193,6 +193,11 @@ def _tokenizer_faults(content: Mapping[str, Any]) -> Iterator[str]:
         for token, number in words.items():
             if not _is_id(number):
                 yield f"gives the token {_shown(token)} the id {number!r:.40}"
+    if model.get("dropout"):
+        yield (
+            f"has the model.dropout {model['dropout']!r:.40}, which must be null: a text would "
+            "have other tokens each time"
+        )
     added = content.get("added_tokens", [])
     if not isinstance(added, list):
         yield f"has added_tokens that are no list, but a {type(added).__name__}"

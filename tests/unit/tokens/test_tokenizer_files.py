@@ -176,6 +176,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         said(TOKENIZER, post_processor=MISSING),
         "tokenizer.json has a broken post_processor: the library panics: no entry found",
     ),
+    "dropout": (
+        said(TOKENIZER, model={"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}),
+        "tokenizer.json has the model.dropout 0.1, which must be null: a text would have other",
+    ),
     "replacements": (
         said(TOKENIZER, normalizer={"type": "Sequence", "normalizers": 12 * [DOUBLED]}),
         r"tokenizer.json has a normalizer that can make a text 4\.1e\+03 times",
@@ -208,6 +212,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "end": (
         written("generation_config.json", '{"eos_token_id": "a"}'),
         "generation_config.json has",
+    ),
+    "end beyond all ids": (
+        written("generation_config.json", '{"eos_token_id": 9999999999}'),
+        r"generation_config.json has eos_token_id \[9999999999\], and must have token ids there",
     ),
     "end a list": (
         written("generation_config.json", "[]"),
