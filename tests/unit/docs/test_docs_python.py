@@ -132,7 +132,8 @@ def test_the_page_works_in_a_notebook(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(few in one for one in cells) == 3
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in cells])
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    limits = {"startup_timeout": 300, "timeout": 600}
+    NotebookClient(notebook, **limits, kernel_name="python3", resources=resources).execute()
     outputs = [cell.outputs for cell in notebook.cells]
     printed = "".join(one.text for one in outputs[0] if one.get("name") == "stdout")
     assert printed.splitlines()[0] == "complete"
