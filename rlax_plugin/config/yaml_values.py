@@ -41,6 +41,9 @@ _SCIENTIFIC = re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
 
 
+_MARKED = (("found undefined alias", "alias", "*"), ("could not determine a con", "tag", "!"))
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes text that ``_Loader`` or PyYAML would read as another type."""
 
@@ -76,6 +79,9 @@ def parse(text: str | bytes, where: str, given: str | None = None) -> Any:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}:{mark.line + 1}" if mark and given is None else where
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        for start, kind, sign in _MARKED:
+            if problem.startswith(start):  # what follows may be a password
+                problem = f"found undefined {kind} (quote a text that begins with {sign})"
         raise ConfigError(place, given, f"is not valid YAML: {problem}") from None
     except RecursionError:
         raise ConfigError(where, given, f"is nested deeper than {_DEEPEST} levels") from None

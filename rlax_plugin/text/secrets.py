@@ -41,6 +41,7 @@ _NO_TOKEN = {
     *("begin", "bos", "cls", "end", "eos", "first", "image", "last", "mask", "max", "min", "new"),
     *("next", "pad", "per", "prompt", "sep", "special", "start", "stop", "think", "tool", "unk"),
 }
+_ENDS = ("credentials", "passphrase", "passwd", "password", "secret")  # also in PGPASSWORD
 _SEVERAL = {"access", "api", "auth", "secret"}  # api_keys are secrets; keys and max_tokens are not
 _HARMLESS_HEADERS = {"accept", "content-type", "user-agent"}
 _FILE = re.compile(r"[^\s:]*/[^\s:]+\.[A-Za-z]{2,5}")
@@ -72,7 +73,7 @@ def names_secret(name: str) -> bool:
         return before[-1] not in (_NO_KEY if last == "key" else _NO_TOKEN)
     if last in ("keys", "tokens"):
         return before[-1] in _SEVERAL
-    return last in _SECRETS
+    return last in _SECRETS or last.endswith(_ENDS)
 
 
 def stripped(content: Any, mark: str | None = MARK, above: str = "") -> Any:

@@ -125,6 +125,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(problem(path)).startswith(f"{path}:3: is not valid YAML: ")
     path = write(tmp_path, "a: 1\nb: 2\na: 3\n")
     assert str(problem(path)) == f"{path}:3: is not valid YAML: the key 'a' appears twice"
+    for mark in ("*", "!"):
+        message = str(problem(write(tmp_path, f"password: {mark}planted-7q9z")))
+        assert "planted" not in message and message.endswith(f"a text that begins with {mark})")
     path = write(tmp_path, "steps: 3\n")
     assert str(problem(path)).startswith(f"rlax: {path} has no rlax: section")
     assert "must be a mapping of keys" in str(problem(write(tmp_path, "rlax: 3")))

@@ -42,7 +42,8 @@ def test_names_of_secrets() -> None:
     names = (
         "hf_access_token api_key apiKey api-key X-API-Key key token judge_key client_secret "
         "password db_passwd Authorization Proxy-Authorization Cookie credentials OPENAI_API_KEY "
-        "HF_TOKEN JUDGE_KEY_2 AWS_SECRET_ACCESS_KEY X-Amz-Signature api_keys"
+        "HF_TOKEN JUDGE_KEY_2 AWS_SECRET_ACCESS_KEY X-Amz-Signature api_keys "
+        "PGPASSWORD dbpassword clientsecret"
     )
     assert [name for name in names.split() if not names_secret(name)] == []
 
@@ -51,7 +52,8 @@ def test_names_of_other_things() -> None:
     names = (
         "tokenizer_path tokenizer max_tokens tokens token_budget token_s tokens_per_minute keys "
         "key_env key_file key_header key_prefix prometheus_token_file eos_token answer_key "
-        "key_proj gdn_num_key_heads public_key AWS_ACCESS_KEY_ID PWD SSH_AUTH_SOCK credit"
+        "key_proj gdn_num_key_heads public_key AWS_ACCESS_KEY_ID PWD SSH_AUTH_SOCK credit "
+        "passwords_seen secretary"
     )
     assert [name for name in names.split() if names_secret(name)] == []
 
