@@ -13,6 +13,7 @@ from rlax_plugin.text.harmless import harmless
 from rlax_plugin.text.secrets import hidden
 
 _READ = 1 << 15  # bytes at once; a line that is longer is written in parts
+_SECRET = 1 << 10  # characters of a secret at most, where such a line is parted
 _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray process is left
 
 
@@ -48,7 +49,7 @@ class RewardOutput:
                 waiting += decode(data)
                 whole = waiting.rfind("\n") + 1 if data else len(waiting)
                 if len(waiting) - whole > _READ:
-                    whole = len(waiting)
+                    whole = _cut(waiting)
                 text, waiting = hidden(harmless(waiting[:whole])).encode(), waiting[whole:]
                 # A full disk ends the run elsewhere; here it must not stop the rewards.
                 with suppress(OSError):
@@ -71,3 +72,10 @@ class RewardOutput:
         """Waits until all output is in the file, for at most 2 s."""
         os.close(self.descriptor)
         self._thread.join(_CLOSE_S)
+
+
+def _cut(text: str) -> int:
+    """Returns a place near the end of a text that is within no secret, or beginning of one."""
+    shown, last = hidden(text), len(text) - _SECRET
+    places = range(last - 3 * _SECRET, last, _SECRET)
+    return next((i for i in places if hidden(text[:i]) + hidden(text[i:]) == shown), last)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from rlax_plugin.rewards.output import RewardOutput
+from rlax_plugin.text import secrets
 
 
 def test_a_full_log_is_followed_by_a_new_one(tmp_path: Path) -> None:
@@ -31,3 +34,18 @@ def test_a_log_that_cannot_be_renamed_gets_no_larger(tmp_path: Path) -> None:
         os.write(one.descriptor, b"x" * 29_999 + b"\n")
     one.close()
     assert path.stat().st_size == 30_000
+
+
+def test_a_secret_is_hidden_wherever_it_is_in_a_line_of_any_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "_learned", set())
+    secrets.learn_secrets({"token": "planted-7q9z"})
+    # Every place of the secret beside the end of a read of 32 KiB, and of a part of the line.
+    for place in (*range(32755, 32769), *range(28662, 28674), 65530):
+        output = RewardOutput(tmp_path / f"{place}.log")
+        os.write(output.descriptor, b"x" * place + b"planted-7q9z" + b"y" * (99_000 - place))
+        output.close()
+        written = (tmp_path / f"{place}.log").read_text()
+        assert written == "x" * place + "[secret]" + "y" * (99_000 - place)
+    secrets._literals.cache_clear()
