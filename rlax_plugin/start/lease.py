@@ -33,6 +33,7 @@ from typing import Any
 
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.liveness.status_file import last_status
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.holder import described, has_ended_here, holder, this_process
 from rlax_plugin.start.run_directory import locked, usual_state_directory
@@ -240,7 +241,7 @@ def held(files: RunFiles, state_dir: Path, note: Callable[[str], object]) -> Ite
 
 
 def trainer_without(files: RunFiles) -> int | None:
-    """Returns the id of a process that trains a run whose directory was removed.
+    """Returns the id of a process that trains a run whose directory was removed, or emptied.
 
     Returns:
       None if none is known on this machine: its state directory is not the usual one, a local
@@ -251,11 +252,16 @@ def trainer_without(files: RunFiles) -> int | None:
     if not files.is_local:
         process = holder(usual_state_directory(files))
         return None if process is None else process.pid
-    gone = os.path.realpath(files.location()) + _DELETED
+    there = os.path.realpath(files.location())
+    # The trainer may have written this while all else was removed, so that the directory stayed.
+    status = None
+    with suppress(RlaxError):  # it is malformed
+        status = last_status(Path(there))
     for link in glob.iglob("/proc/[0-9]*/fd/*"):  # of the directory that a lease keeps open
         with suppress(OSError):  # it is another user's, or has ended
-            if os.readlink(link) == gone:
-                return int(link.split("/")[2])
+            pid, opened = int(link.split("/")[2]), os.readlink(link)
+            if opened == there + _DELETED or (status and (pid, opened) == (status.pid, there)):
+                return pid
     return None
 
 

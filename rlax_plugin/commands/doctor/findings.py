@@ -59,7 +59,8 @@ def _damaged(evidence: Evidence) -> Iterator[Finding]:
 def _ended(evidence: Evidence) -> Iterator[Finding]:
     """Finds that a run has ended before its time; a killed one is found by its process."""
     if evidence.seen.outcome in ("failed", "interrupted", "unknown"):
-        yield Finding(evidence.seen.problem, try_=_continues(evidence), lost=True)
+        first = "do what the error says; " if evidence.seen.outcome == "failed" else ""
+        yield Finding(evidence.seen.problem, try_=first + _continues(evidence), lost=True)
 
 
 def _continues(evidence: Evidence) -> str:

@@ -19,6 +19,7 @@ from waiting import wait_until
 
 from rlax_plugin.cli.full_disk import may_pass
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.liveness.run_status import RunStatus
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start import lease as lease_module
 from rlax_plugin.start.holder import this_process
@@ -287,6 +288,24 @@ def test_a_trainer_without_its_directory_is_seen(files, states, tmp_path, comman
         assert f"was removed while process {os.getpid()} trains the run, which ends" in said()
     if local:
         assert "is not a run directory: it has no config.yml" in said()
+
+
+def test_a_trainer_whose_directory_was_emptied_but_for_its_status_is_seen(tmp_path, states):
+    run = tmp_path / "run"
+    run.mkdir()
+    with held(RunFiles(run), states[0], silent):
+        for one in run.iterdir():
+            shutil.rmtree(one)
+        status = run / "status.json"
+        written = RunStatus(at=1.0, pid=os.getpid(), every_s=1.0).model_dump_json()
+        for text, sentence in [
+            (written, f"was removed while process {os.getpid()} trains the run, which ends"),
+            (written.replace(str(os.getpid()), "1"), "is not a run directory: it has no config"),
+            ("{", "is not a run directory: it has no config.yml"),
+        ]:
+            status.write_text(text)
+            output = rlax("doctor", str(run)).output.replace("\n", " ")
+            assert sentence in output
 
 
 def test_a_store_that_fails_for_a_while_does_not_take_the_lease(files, states, monkeypatch, caplog):
