@@ -9,6 +9,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.text.secrets import hidden
 
@@ -26,6 +27,9 @@ class RewardOutput:
       path: the file.
       most_bytes: largest size of each of the two; a tool may print a megabyte in each episode.
 
+    Raises:
+      RlaxError: the file cannot be opened.
+
     Attributes:
       descriptor: the pipe's end for reward processes.
       path: the file.
@@ -33,8 +37,11 @@ class RewardOutput:
 
     def __init__(self, path: Path, most_bytes: int = 128 << 20):
         self.path, self._most_bytes = path, most_bytes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = FileIO(path, "a")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = FileIO(path, "a")
+        except OSError as error:
+            raise RlaxError(f"{path} cannot be opened for writing: {error.strerror}") from error
         source, self.descriptor = os.pipe()
         self._thread = threading.Thread(
             target=self._copy, args=(source, file), name="reward output", daemon=True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.rewards.output import RewardOutput
 from rlax_plugin.text import secrets
 
@@ -49,3 +50,10 @@ def test_a_secret_is_hidden_wherever_it_is_in_a_line_of_any_length(
         written = (tmp_path / f"{place}.log").read_text()
         assert written == "x" * place + "[secret]" + "y" * (99_000 - place)
     secrets._literals.cache_clear()
+
+
+def test_a_log_that_is_a_directory_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rewards.log"
+    path.mkdir()
+    with pytest.raises(RlaxError, match="rewards.log cannot be opened for writing: Is a directory"):
+        RewardOutput(path)
