@@ -30,6 +30,7 @@ def fleet_findings(evidence: Evidence, status: ControllerStatus) -> Iterator[Fin
     yield from _workers(evidence, status)
     yield from _rewards(evidence, status)
     yield from _jobs(evidence, status)
+    yield from _slow_workers(evidence, status)  # a run goes on with them, but not without rewards
     yield from _groups(evidence, status)
 
 
@@ -74,13 +75,6 @@ def _workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
                 "token RUN --rotate --old-for 0 keeps out one that you do not want",
                 process=process,
             )
-        if worker.slowness:
-            yield Finding(
-                worker.slowness,
-                try_="look for other programs on its machine, and for a chip that is throttled or "
-                "older; it gets less work, and more as soon as it is faster",
-                process=process,
-            )
         if process is not None and process.state in STOPPED:
             continue  # said already
         if worker.state == SILENT:
@@ -105,6 +99,17 @@ def _workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
             f"rlax.deadlines.startup_s = {deadlines.startup_s:g} s",
             "start one: rlax train has printed the command; logs/ has what ended the others",
         )
+
+
+def _slow_workers(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
+    for worker in status.workers:
+        if worker.slowness:
+            yield Finding(
+                worker.slowness,
+                try_="look for other programs on its machine, and for a chip that is throttled or "
+                "older; it gets less work, and more as soon as it is faster",
+                process=evidence.worker(worker.name),
+            )
 
 
 def _loading(

@@ -194,6 +194,14 @@ def test_rewards_that_fail_are_named_before_the_wait_for_them() -> None:
     assert second.what.startswith("waiting for the batch of step 5")
 
 
+def test_a_reward_that_takes_long_comes_before_a_slow_worker() -> None:
+    job = JobStatus(what="a reward", prompt="cd", used_s=9.0, limit_s=30.0, key="k", pid=9)
+    workers = (worker("a", speed=0.1), worker("b"))
+    first, second = said(seen=Seen(status(0.05, workers=workers, jobs=(job,))))
+    assert first[0] == "a reward of prompt cd takes 9 s so far, in process 9"
+    assert second[0] == "worker a decodes at 10% of the median worker's speed"
+
+
 def test_a_trainer_that_takes_long() -> None:
     doing = Doing(what="publishing version 7", since=940.0, ends="weights_s")
     found = status(0.05, step_s=2.0).model_copy(update={"publisher": doing})

@@ -55,5 +55,7 @@ def test_a_secret_is_hidden_wherever_it_is_in_a_line_of_any_length(
 def test_a_log_that_is_a_directory_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rewards.log"
     path.mkdir()
-    with pytest.raises(RlaxError, match="rewards.log cannot be opened for writing: Is a directory"):
+    with pytest.raises(
+        RlaxError, match=r"rewards\.log cannot be opened for writing: Is a directory"
+    ):
         RewardOutput(path)
