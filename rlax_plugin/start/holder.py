@@ -80,6 +80,13 @@ def has_ended_here(document: Mapping[str, Any]) -> bool:
     return False
 
 
+def living_here(document: Mapping[str, Any]) -> psutil.Process | None:
+    """Returns a recorded process; None if it has ended, or is not one of this machine."""
+    with suppress(OSError):
+        return _process_of(document) if document.get("boot") == boot_id() else None
+    return None
+
+
 def _recorded_here(state_dir: Path) -> dict[str, Any] | None:
     """Returns the record of a process of this machine; None if there is none."""
     document = recorded_holder(state_dir)

@@ -35,7 +35,7 @@ from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.status_file import last_status
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.holder import described, has_ended_here, holder, this_process
+from rlax_plugin.start.holder import described, has_ended_here, holder, living_here, this_process
 from rlax_plugin.start.run_directory import locked, usual_state_directory
 
 log = logging.getLogger("rlax.controller")
@@ -263,6 +263,15 @@ def trainer_without(files: RunFiles) -> int | None:
             if opened == there + _DELETED or (status and (pid, opened) == (status.pid, there)):
                 return pid
     return None
+
+
+def trainer_here(files: RunFiles) -> int | None:
+    """Returns the id of the process of this machine that holds the lease; None: there is none."""
+    newest = _newest(files)
+    if newest is None or newest.record.get("ended") is True:
+        return None
+    process = living_here(newest.record)
+    return None if process is None else process.pid
 
 
 def _acquired(files: RunFiles, lock: str, note: Callable[[str], object]) -> Lease:

@@ -12,7 +12,7 @@ from rlax_plugin.config.yaml_values import parse
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.plain_files import whole
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.start.lease import EVERY_S, trainer_without
+from rlax_plugin.start.lease import EVERY_S, trainer_here, trainer_without
 from rlax_plugin.start.run_directory import state_directory
 
 _MOST_BYTES = 16 << 20
@@ -75,6 +75,12 @@ def place_of(run: str) -> RunPlace:
             f"has no state directory on this machine ({found}): ask its controller instead, with "
             "--controller HOST:PORT and --token-file FILE"
         )
+        if (pid := trainer_here(files)) is not None:
+            reason = (
+                f"has lost its state directory ({found}), which was removed while process {pid} "
+                "trains the run: it goes on without status and logs; end it with Ctrl-C, and the "
+                "same command continues it with a new one"
+            )
         raise ConfigError("RUN", run, reason)
     return RunPlace(files, found, section, "" if problem is None else str(problem))
 

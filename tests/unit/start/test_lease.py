@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import rlax
 from waiting import wait_until
 
@@ -27,6 +28,7 @@ from rlax_plugin.start.lease import FOLDER, held
 from rlax_plugin.start.run_directory import usual_state_directory
 from rlax_plugin.testing import object_store
 
+CONFIG = Path(__file__).parents[2] / "configs/testing.yml"
 HELPERS = Path(__file__).parents[2] / "helpers"
 HOLDER = """
 import sys; sys.path.insert(0, sys.argv[1]); import brief_lease
@@ -306,6 +308,24 @@ def test_a_trainer_whose_directory_was_emptied_but_for_its_status_is_seen(tmp_pa
             status.write_text(text)
             output = rlax("doctor", str(run)).output.replace("\n", " ")
             assert sentence in output
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_a_trainer_without_its_state_directory_is_seen(tmp_path, states, command):
+    config = yaml.safe_load(CONFIG.read_bytes())
+    config["rlax"]["state_dir"] = str(states[0])
+    files = RunFiles(tmp_path / "run")
+    files.put("config.yml", yaml.safe_dump(config).encode())
+
+    def said() -> str:
+        result = rlax(command, files.url)
+        assert result.exit_code == 2
+        return result.output.replace("\n", " ")
+
+    with held(files, states[0], silent):
+        shutil.rmtree(states[0])
+        assert f"({states[0]}), which was removed while process {os.getpid()} trains" in said()
+    assert f"has no state directory on this machine ({states[0]})" in said()
 
 
 def test_a_store_that_fails_for_a_while_does_not_take_the_lease(files, states, monkeypatch, caplog):
