@@ -12,10 +12,11 @@ import contextlib
 import inspect
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
@@ -100,8 +101,12 @@ def command(panel: str, example: str, name: str | None = None) -> Callable[[F], 
 def first_words(command: str) -> None:
     """Prints what a command waits for first; call it before long imports.
 
-    If nothing can be written, as to a full disk, the command goes on without standard output.
+    If nothing can be written, as to a full disk, the command goes on without standard output; and
+    if writing would block, as to a pipe that nobody reads, without these words.
     """
+    with suppress(OSError, ValueError):  # a stream that is no file
+        if not select.select([], [sys.stdout], [], 0)[1]:
+            return
     text = f"{command}: importing rlax and reading the config, typically about {_FIRST_S} s"
     try:
         typer.echo(one_line(text))

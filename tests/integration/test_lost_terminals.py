@@ -76,17 +76,22 @@ def test_a_run_whose_output_nobody_reads_goes_on_to_its_end(tmp_path: Path, go: 
     assert len(Records(tmp_path).steps()) == STEPS
 
 
-@pytest.mark.parametrize("output", ["full disk", "closed pipe"])
+@pytest.mark.parametrize("output", ["full disk", "closed pipe", "full pipe"])
 def test_a_run_that_can_print_nothing_from_the_start_goes_on_to_its_end(
     tmp_path: Path, output: str
 ) -> None:
+    read, write = os.pipe()
     if output == "full disk":
+        os.close(write)
         write = os.open("/dev/full", os.O_WRONLY)
-    else:
-        read, write = os.pipe()
+    elif output == "closed pipe":
         os.close(read)
+    else:
+        os.write(write, b"." * fcntl.fcntl(write, fcntl.F_GETPIPE_SZ))
     with started(tmp_path, write) as process:
         assert process.wait(DEADLINE_S) == 0
+    if output != "closed pipe":
+        os.close(read)
     assert len(Records(tmp_path).steps()) == STEPS
 
 
