@@ -102,7 +102,7 @@ def first_words(command: str) -> None:
     """Prints what a command waits for first; call it before long imports.
 
     If nothing can be written, as to a full disk, the command goes on without standard output; and
-    if writing would block, as to a pipe that nobody reads, without these words.
+    if writing would block, as to a full pipe that no process reads, without these words.
     """
     with suppress(OSError, ValueError):  # a stream that is no file
         if not select.select([], [sys.stdout], [], 0)[1]:
