@@ -360,6 +360,9 @@ def test_the_first_five_minutes_are_as_documented() -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     inits = checks = 0
     for _, command, *arguments in command_lines():
+        if command.startswith("-"):
+            assert rlax(command).exit_code == 0
+            continue
         assert command in names
         if command == "init":
             assert rlax(command, *arguments).exit_code == 0
