@@ -104,7 +104,7 @@ def first_words(command: str) -> None:
     If nothing can be written, as to a full disk, the command goes on without standard output; and
     if writing would block, as to a full pipe that no process reads, without these words.
     """
-    with suppress(OSError, ValueError):  # a stream that is no file
+    with suppress(OSError, TypeError, ValueError):  # a stream that is no file
         if not select.select([], [sys.stdout], [], 0)[1]:
             return
     text = f"{command}: importing rlax and reading the config, typically about {_FIRST_S} s"

@@ -182,7 +182,7 @@ def test_a_wrong_value_names_the_function_its_line_and_what_is_right(value, said
     found = totals(lambda_of(value))
     line = lambda_of(value).__code__.co_firstlineno
     assert found[0] == found[1]
-    assert found[0].startswith(f"given (test_function_forms.py, line {line}) {said}")
+    assert found[0].startswith(f"the reward: given (test_function_forms.py, line {line}) {said}")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_an_exception_names_the_line_of_the_user(tmp_path, capsys) -> None:
         failures=Failures(),
     )
     (first, _) = asyncio.run(scoring)
-    assert first["error"].startswith("JSONDecodeError: ")
+    assert first["error"].startswith("the reward: JSONDecodeError: ")
     assert first["error"].endswith("(own.py, line 5, in parsed)")
     assert f'File "{path}", line 5, in parsed' in capsys.readouterr().err
 
