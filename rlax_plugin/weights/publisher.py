@@ -378,7 +378,9 @@ class Publisher:
         what, failed = self._doing, self.unwritten.recent
         if failed is not None and "failed attempts" not in what:  # it is being tried again just now
             what += f" ({failed.count} failed attempts, the last with: {failed.what})"
-        return f"{doing.what} takes {took_s:.0f} s so far: {what}; {doing.ends}"
+        return (
+            f"{doing.what.removesuffix(ASKING)} takes {took_s:.0f} s so far: {what}; {doing.ends}"
+        )
 
     async def show_slow(self, note: Callable[[str], None]) -> None:
         """Shows a publication that takes long, such as of weights that cannot be written.

@@ -397,7 +397,7 @@ def test_a_text_that_no_tokenizer_makes_short_enough_is_not_encoded():
             raise AssertionError("must not be called")
 
     async def scenario(engine, slots):
-        for source, most in ((Texts(), 8), (Unnamed(), 8 * 256)):
+        for source, most in ((Texts(), 8 * 16), (Unnamed(), 8 * 256)):
             engine.prompt_source = lambda source=source: source
             active = Active("é" * (most + 1))
             JetStreamDriver(engine).place_request_on_prefill_queue(active)

@@ -169,5 +169,6 @@ def test_damaged_lines_of_metrics_cost_no_other_steps(tmp_path, caplog):
         6,
         7,
     ]
-    said = "metrics.jsonl: 4 damaged lines are left out (line 2, 3, 4, 5)"
-    assert caplog.messages == [said]
+    damaged = "metrics.jsonl: 4 damaged lines are left out (line 2, 3, 4, 5)"
+    missing = "metrics.jsonl: 4 of 5 steps have no line (step 2, 3, 4, 5)"
+    assert caplog.messages == [damaged, missing]
