@@ -183,9 +183,11 @@ class MetricsFile:
         """Appends the line of a step.
 
         Raises:
-          RlaxError: the file cannot be written.
+          RlaxError: the file cannot be written, or another process has taken the run over.
         """
         assert self._file is not None, "rewind opens the file"
+        if self._files.is_local:  # then it is a file of the run, to which the other one appends
+            self._files.before_write(0.0)
         line = _line({"step": step, **metrics})
         with self._writing():
             self._file.write(line)

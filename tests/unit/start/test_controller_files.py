@@ -156,6 +156,22 @@ def test_a_run_without_batches_is_not_replayed_and_left_alone(tmp_path: Path) ->
     assert RunFiles(tmp_path).names("") == ["config.yml"]
 
 
+def test_a_run_that_was_taken_over_gets_no_line_of_metrics(tmp_path):
+    files = RunFiles(tmp_path)
+    metrics = MetricsFile(files, tmp_path)
+    metrics.rewind(0)
+    metrics.add(1, {"a": 1.5})
+
+    def taken(age_s: float) -> None:
+        raise RlaxError("it was taken over")
+
+    files.before_write = taken
+    with raises(RlaxError, match="taken over"):
+        metrics.add(2, {"a": 2.5})
+    metrics.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": 1.5}\n'
+
+
 def test_damaged_lines_of_metrics_cost_no_other_steps(tmp_path, caplog):
     lines = [b'{"step": 1, "a": 1.5}', b'{"step": 2, "a": \xff}', b'{"step": "3"}', b"[4]"]
     lines += [b"[" * 100_000, b'{"step": 6, "a": 2.5}', b'{"step": 7, "a"']
