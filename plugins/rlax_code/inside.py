@@ -45,8 +45,6 @@ _MOST_ITEMS = 256  # so many of the further ones are sent together at most
 # Within map, filter, zip or next of a test the first two would only end the loop; the third one
 # needs more than a text.
 _NOT_RAISED = (StopIteration, StopAsyncIteration, ExceptionGroup)
-
-
 _CHECK = "check"  # the function of a test that gets the tested function
 _NOT_PLAIN = "a test can give the code plain data only, not {}"
 _ITERATORS = {"enumerate", "filter", "iter", "map", "reversed", "zip"}
@@ -365,8 +363,8 @@ def _check_certain(
 
     Args:
       withheld: names that nothing defines.
-      left: names that the code supplies, for the message.
-      supplied: names that the code supplies.
+      left: names that the prefix leaves to the code, for the message.
+      supplied: names of the test that the code supplies.
       called: the function of the test that gets the tested one; "": none does.
 
     Raises:
@@ -389,19 +387,23 @@ def _check_certain(
         match node:
             case ast.FunctionDef(name=name, args=ast.arguments(args=[first, *_])) if name == called:
                 supplied = supplied | {first.arg}
-    supplied -= {one.id for one in everything if isinstance(one, ast.Name) and _is_stored(one)}
-    iterators = _ITERATORS & unbound_names([test])
-    for node in nodes:
+    for node in everything:
         match node:
-            case ast.Call(func=ast.Name(id=name), args=arguments) if name in supplied:
-                for argument in arguments:
-                    match argument:
-                        case ast.Call(func=ast.Name(id=made)) if made in iterators:
-                            raise _Unusable(_NOT_PLAIN.format(f"{made}: {ast.unparse(node)}"))
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                supplied = supplied - {name}
+    iterators = _ITERATORS & unbound_names([test])
+    calls = [node for node in nodes if _is_call_of(node, supplied)]
+    for call in calls:
+        for argument in call.args:
+            if _is_call_of(argument, iterators):
+                raise _Unusable(_NOT_PLAIN.format(f"{argument.func.id}: {ast.unparse(call)}"))
 
 
-def _is_stored(name: ast.Name) -> bool:
-    return not isinstance(name.ctx, ast.Load)
+def _is_call_of(node: ast.AST, names: set[str]) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name in names
+    return False
 
 
 def _no_check(candidate: Any) -> NoReturn:

@@ -50,8 +50,8 @@ def choose(
     request = ticket.request
     size, tokens = len(request.seeds), sequence_tokens(ticket)
     fit = [w for w in ready if not 0 < w.capabilities.context_tokens < tokens]
-    if ticket.failed_on and any(_unfailed(w, ticket) for w in ready):
-        fit = [w for w in fit if _unfailed(w, ticket)]
+    if ticket.failed_on and any(unfailed(w, ticket) for w in ready):
+        fit = [w for w in fit if unfailed(w, ticket)]
     free = [w for w in fit if _has_room(w, size)]
     if due := [w for w in free if _tried_again(w, ticket)]:
         return due[0]
@@ -95,7 +95,7 @@ def _tried_again(worker: Worker, ticket: Ticket) -> bool:
     return idle_s * worker.tokens_per_s >= _TRIED_AFTER * tokens
 
 
-def _unfailed(worker: Worker, ticket: Ticket) -> bool:
+def unfailed(worker: Worker, ticket: Ticket) -> bool:
     """True if a worker can take a request, and has not failed at it."""
     return takes(worker, ticket) and worker.identity not in ticket.failed_on
 

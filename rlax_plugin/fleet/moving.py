@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rlax_plugin.fleet.choosing_worker import goes_on, takes
+from rlax_plugin.fleet.choosing_worker import goes_on, unfailed
 from rlax_plugin.fleet.tickets import Call, Ticket, trusted
 from rlax_plugin.fleet.worker import Worker
 from rlax_plugin.types import Request
@@ -58,9 +58,7 @@ def to_move(
     for left_s, call, ticket in sorted(late, key=lambda one: (-round(one[0], 1), one[2].number)):
         request = again(ticket)
         for worker in idle:
-            if worker.slots - worker.assigned < len(request.seeds) or not takes(worker, ticket):
-                continue
-            if worker.identity in ticket.failed_on:
+            if worker.slots - worker.assigned < len(request.seeds) or not unfailed(worker, ticket):
                 continue
             kept = _kept(ticket, request, call.worker, worker, newest)
             if kept is None or call.worker.speed * _FASTER > worker.speed:

@@ -8,13 +8,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
-
-import google_crc32c
+from typing import IO, Any, NamedTuple
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.seals import checksum
 
 NAME = "metrics.jsonl"
 _SHOWN = 5  # numbers of lines in a message
@@ -73,10 +72,6 @@ def _line(metrics: Mapping[str, float]) -> bytes:
     return json.dumps(metrics).encode() + b"\n"
 
 
-def _checksum(data: bytes) -> str:
-    return f"{cast(int, google_crc32c.value(data)):08x}"
-
-
 def _step_of(line: bytes) -> int:
     """The step of a line that was written here; -1 for no line."""
     return int(json.loads(line)["step"]) if line else -1
@@ -100,7 +95,7 @@ class MetricsFile:
     def end(self) -> dict[str, Any]:
         """The present end of the file, JSON-able, for ``rewind_to``."""
         last = self._last_line
-        return {"bytes": self._bytes, "last_line": len(last), "crc32c": _checksum(last)}
+        return {"bytes": self._bytes, "last_line": len(last), "crc32c": checksum(last)}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -146,7 +141,7 @@ class MetricsFile:
         with self._path.open("rb") as file:
             file.seek(end["bytes"] - end["last_line"])
             last_line, tail = file.read(end["last_line"]), file.read()
-        if _checksum(last_line) != end["crc32c"] or _step_of(last_line) >= step:
+        if checksum(last_line) != end["crc32c"] or _step_of(last_line) >= step:
             return None
         recorded = read(tail)
         kept = {n: metrics for n, metrics in sorted(recorded.by_step.items()) if n <= step}

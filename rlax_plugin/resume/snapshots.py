@@ -22,8 +22,7 @@ from rlax_plugin.pass_rates.pass_rate_table import RateColumns
 from rlax_plugin.prompts.ids import ids_of
 from rlax_plugin.prompts.table import indices_of
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.seals import checksum as _checksum
-from rlax_plugin.records.seals import sealed, unsealed
+from rlax_plugin.records.seals import checksum, sealed, unsealed
 from rlax_plugin.types import Prompt
 
 _DIRECTORY = "controller"
@@ -88,7 +87,7 @@ def write_snapshot(
     """
     data = pack_rates(rates, prompts, about)
     files.put(rates_name(document["step"]), data)
-    known = {"bytes": len(data), "crc32c": _checksum(data)}
+    known = {"bytes": len(data), "crc32c": checksum(data)}
     document = {**document, "pass_rates": known}
     files.put(snapshot_name(document["step"]), sealed(json.dumps(document)))
 
@@ -138,7 +137,7 @@ def read_snapshot(
         data = files.get(name)
     except FileNotFoundError:
         raise SnapshotError(f"{where} is missing: the snapshot of step {step} needs it") from None
-    if len(data) != known["bytes"] or _checksum(data) != known["crc32c"]:
+    if len(data) != known["bytes"] or checksum(data) != known["crc32c"]:
         raise SnapshotError(f"{where} is not the file that belongs to the snapshot of step {step}")
     return document, unpack_rates(data, where, prompts)
 

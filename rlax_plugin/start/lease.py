@@ -291,7 +291,7 @@ def _acquired(files: RunFiles, lock: str, note: Callable[[str], object]) -> Leas
 
 
 def _outwaited(
-    files: RunFiles, holder: _Found, lock: str, note: Callable[[str], object]
+    files: RunFiles, earlier: _Found, lock: str, note: Callable[[str], object]
 ) -> _Found | None:
     """Waits until a holder must be dead; returns the lease that is to be replaced.
 
@@ -299,8 +299,8 @@ def _outwaited(
       ConfigError: it lives.
     """
     note(
-        f"the run is held by {described(holder.record)}; if that was killed, this one continues in "
-        f"{STALE_S:g} s"
+        f"the run is held by {described(earlier.record)}; if that was killed, this one continues "
+        f"in {STALE_S:g} s"
     )
     until_s, pause = time.monotonic() + STALE_S, threading.Event()
     while time.monotonic() < until_s:
@@ -308,9 +308,9 @@ def _outwaited(
         newest = _newest(files)
         if newest is None or newest.is_free(lock):
             return newest
-        if newest != holder:
+        if newest != earlier:
             raise _is_held(files)
-    return holder
+    return earlier
 
 
 def _is_held(files: RunFiles) -> ConfigError:
