@@ -72,7 +72,7 @@ def curve(run: Path, measured: Cost) -> list[Point]:
     files = RunFiles(run)
     costs = generated(segment for segment, _ in journal.read(files))
     found: dict[int, dict[str, float]] = {}
-    for one in read_evaluations(files, ""):
+    for one in read_evaluations(files):
         if one.measure == "pass_at_1" and not one.moment.startswith("eval-"):
             found.setdefault(one.version, {})[one.held_out] = one.estimate.value
     return [Point(measured + costs[version], found[version]) for version in sorted(found)]

@@ -20,8 +20,7 @@ class Evaluated:
       version: the version that generated all samples.
       sets: name -> measure -> estimate, see ``measures.measures``; the main set comes first.
       failures: set -> reason of one of its failed rewards; only sets that have any.
-      passed: set -> number of samples of each problem that passed; records of earlier versions
-        have none.
+      passed: set -> number of samples of each problem that passed.
     """
 
     version: int

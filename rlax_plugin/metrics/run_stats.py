@@ -10,8 +10,6 @@ from typing import Any
 KEPT = 20
 """Number of first and of newest values of a metric that are kept."""
 
-_FORMAT = 1  # of a saved state
-
 
 class _Column:
     """One metric: its first and newest values, and sums over all steps that have it."""
@@ -86,7 +84,6 @@ class RunStats:
     def state(self) -> dict[str, Any]:
         """Returns what ``restored`` needs; JSON-able, and its size does not grow with steps."""
         return {
-            "format": _FORMAT,
             "steps": self.steps,
             "kept": dict(self._kept),
             "recent": [dict(metrics) for metrics in self.recent],
@@ -95,9 +92,7 @@ class RunStats:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any], kept: Mapping[str, int]) -> RunStats | None:
-        """Returns the sums of a saved state; None if it has another format or too few values."""
-        if state.get("format") != _FORMAT:
-            return None
+        """Returns the sums of a saved state; None if it has too few values."""
         if any(number > max(KEPT, state["kept"].get(name, 0)) for name, number in kept.items()):
             return None
         stats = cls(kept)

@@ -27,7 +27,7 @@ from rlax_plugin.records.seals import checksum, sealed, unsealed
 
 DIRECTORY = "journal"
 SAMPLES = "samples"
-FORMAT = 2
+FORMAT = 3  # of all records of a run, also in its config.json
 START = "00000000"
 """The previous checksum in the first segment, which has no previous segment."""
 
@@ -139,15 +139,20 @@ def numbers(files: RunFiles, directory: str, above: int = 0) -> list[int]:
 
 
 def check_format(files: RunFiles) -> None:
-    """Raises an error for a run in format 1, whose segments lie directly in ``journal/``.
+    """Raises an error for a run whose records have another format than ``FORMAT``.
 
     Raises:
-      RlaxError: it is one.
+      RlaxError: its ``config.json`` names another format, or none.
     """
-    if files.exists(f"{DIRECTORY}/00000001.json"):
+    try:
+        record = files.get_json("config.json")
+    except RlaxError:
+        return  # damaged: config.yml stands in, and each segment has its format as well
+    if record is not None and (recorded := record.get("format")) != FORMAT:
+        earlier = "an earlier format" if recorded is None else f"format {recorded!r}"
         raise RlaxError(
-            f"{files.url} was recorded in format 1, by a version of this project that was not "
-            f"released, and only format {FORMAT} can be read or continued: choose another directory"
+            f"{files.url} was recorded in {earlier}, and only format {FORMAT} can be read or "
+            "continued: choose another directory, or use the version of this project that wrote it"
         )
 
 

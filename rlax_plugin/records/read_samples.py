@@ -121,9 +121,6 @@ class _Rows:
             self._arrays[SIDE + name] = _arrays(table.column(SIDE + name), dtype.str)
             self._trailing[name] = json.loads((field.metadata or {}).get(b"trailing", b"[]"))
         self._count = table.num_rows
-        # Kept in a ledger by an earlier version of this project.
-        for name in ("turn_order", "temperature"):
-            self._columns.setdefault(name, [None] * self._count)
 
     def groups(self) -> Iterator[RecordedGroup]:
         of_row = self._columns["group"]

@@ -1,7 +1,6 @@
 """JSON documents that end with their own checksum, so that one flipped bit is noticed.
 
-The last key of such an object is ``crc32c``, of all bytes before it. An object without this key was
-written by an earlier version of this project, and is read unchecked.
+The last key of such an object is ``crc32c``, of all bytes before it.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def unsealed(data: bytes) -> dict[str, Any]:
     document = json.loads(data)
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
-    if (known := document.get("crc32c")) is not None:
-        found = checksum(data[: data.rfind(_KEY)])
-        if found != known:
-            raise ValueError(f"its content has checksum {found}, but {known} was written")
+    if (recorded := document.get("crc32c")) is None:
+        raise ValueError("it has no checksum")
+    if (content := checksum(data[: data.rfind(_KEY)])) != recorded:
+        raise ValueError(f"its content has checksum {content}, but {recorded} was written")
     return document

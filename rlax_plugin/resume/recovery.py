@@ -114,9 +114,8 @@ class Recovery:
                 raise TrainingError(f"{error}. {_COPY}{remedy}") from error
             self.segment, self.checksum = document["segment"], document["checksum"]
             self.metrics = document["metrics"]
-            self.observers = document.get("observers", {})
-            # Snapshots of earlier versions do not have it.
-            self.earlier_steps = document.get("earlier_steps", {})
+            self.observers = document["observers"]
+            self.earlier_steps = document["earlier_steps"]
         found = _segments(files, self.segment, self.checksum)
         self._stretches: dict[int, list[tuple[Segment, str]]] = {}
         self._rest: list[tuple[Segment, str]] = []

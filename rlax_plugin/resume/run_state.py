@@ -258,7 +258,7 @@ class RunState:
         """Restores what the method ``state`` has saved.
 
         Args:
-          state: its document; open groups in documents of earlier versions have no index.
+          state: its document.
           rates: the pass-rate table.
           load: reads the ready groups; given their ids, each with the number of the segment that
             has it, it returns the groups by id.
@@ -271,10 +271,9 @@ class RunState:
         self.issued_for_step = state["issued_for_step"]
         self._rng.bit_generator.state = state["rng"]
         self._sampler.restore(state["sampler"])
-        # Snapshots of earlier versions have neither of both.
-        passed, failed, mixed = state.get("outcomes", (0, 0, 0))
+        passed, failed, mixed = state["outcomes"]
         self.rates.restore(dataclasses.replace(rates, outcomes=(passed, failed, mixed)))
-        self._stages.restore(state.get("stage", 0))
+        self._stages.restore(state["stage"])
         totals = dict(state["totals"])
         for name in ("rejected", "dropped"):
             totals[name] = Counter(totals[name])
@@ -285,22 +284,21 @@ class RunState:
         self.ready = ReadyGroups(load(self.segment_of).values())
 
     def _restored(self, found: Sequence[Mapping[str, Any]]) -> dict[int, Open]:
-        lost = {one["prompt"] for one in found if not self._is_at(one.get("index"), one["prompt"])}
+        lost = {one["prompt"] for one in found if not self._is_at(one["index"], one["prompt"])}
         index_of = indices_of(self.prompts, lost)
         if missing := sorted(lost - index_of.keys()):
             raise TrainingError(f"the prompt source no longer has prompt {missing[0]}")
         opened = {}
         for one in found:
             index = index_of[one["prompt"]] if one["prompt"] in lost else one["index"]
-            # Snapshots of earlier versions do not have it.
-            alpha, beta = one.get("posterior") or np.ravel(self.rates.posterior([index])).tolist()
+            alpha, beta = one["posterior"]
             opened[one["group"]] = Open(
                 self.prompts[index], index, one["min_version"], (alpha, beta), one["attempt"]
             )
         return opened
 
-    def _is_at(self, index: int | None, prompt_id: str) -> bool:
+    def _is_at(self, index: int, prompt_id: str) -> bool:
         """True if the prompt of this id is still at its index."""
-        if index is None or not 0 <= index < len(self.prompts):
+        if not 0 <= index < len(self.prompts):
             return False
         return id_at(self.prompts, index) == prompt_id

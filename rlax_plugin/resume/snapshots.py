@@ -20,7 +20,6 @@ from rlax_plugin.pass_rates.files import About
 from rlax_plugin.pass_rates.joined_tables import domains_of
 from rlax_plugin.pass_rates.pass_rate_table import RateColumns
 from rlax_plugin.prompts.ids import ids_of
-from rlax_plugin.prompts.table import indices_of
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.seals import checksum, sealed, unsealed
 from rlax_plugin.types import Prompt
@@ -66,10 +65,9 @@ def snapshot(
       earlier_steps: of ``past_steps.saved``.
     """
     where = {"step": step, "segment": segment, "checksum": checksum}
-    more = {"metrics": dict(metrics or {}), "observers": dict(observers or {})}
-    if earlier_steps is not None:
-        more["earlier_steps"] = dict(earlier_steps)
-    return {**where, **more, "run_state": dict(run_state)}
+    more = {"metrics": metrics, "observers": observers, "earlier_steps": earlier_steps}
+    contents = {name: dict(content or {}) for name, content in more.items()}
+    return {**where, **contents, "run_state": dict(run_state)}
 
 
 def write_snapshot(
@@ -117,7 +115,7 @@ def read_document(files: RunFiles, step: int) -> dict[str, Any] | None:
 def read_snapshot(
     files: RunFiles, step: int, prompts: Sequence[Prompt]
 ) -> tuple[dict[str, Any], RateColumns]:
-    """Returns the document and the pass rates of a step; earlier formats have both in one file.
+    """Returns the document and the pass rates of a step.
 
     Raises:
       SnapshotError: a file is missing or damaged.
@@ -130,8 +128,6 @@ def read_snapshot(
             f"the trainer resumed at step {step}, but {files.location(snapshot_name(step))} is "
             "missing: without the controller's state prompts would repeat"
         )
-    if (inline := document["run_state"].get("pass_rates")) is not None:
-        return document, _from_inline(inline, step, prompts)
     where, known = files.location(name := rates_name(step)), document["pass_rates"]
     try:
         data = files.get(name)
@@ -176,16 +172,4 @@ def unpack_rates(data: bytes, name: str, prompts: Sequence[Prompt]) -> RateColum
     found.passed_n[rows], found.failed_n[rows] = rates.column("passed"), rates.column("failed")
     found.version_n[rows], found.groups_n[rows] = rates.column("version"), rates.column("groups")
     found.streak_n[rows] = rates.column("streak")
-    return found
-
-
-def _from_inline(
-    inline: Mapping[str, Sequence[float]], step: int, prompts: Sequence[Prompt]
-) -> RateColumns:
-    """Converts rates of an earlier version, prompt id -> (passed, all), as if of the step."""
-    found = dataclasses.replace(RateColumns.empty(len(prompts)), version=step)
-    for prompt_id, index in indices_of(prompts, inline.keys()).items():
-        passed, seen = inline[prompt_id]
-        found.passed_n[index], found.failed_n[index] = passed, seen - passed
-        found.version_n[index], found.groups_n[index] = step, 1
     return found

@@ -37,7 +37,7 @@ from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.record import record_prompts
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.records.journal import check_format
+from rlax_plugin.records.journal import FORMAT, check_format
 from rlax_plugin.start import descent
 from rlax_plugin.start.assembly import Assembled, assemble
 from rlax_plugin.start.function_data import check_data
@@ -117,6 +117,7 @@ def train(
         quiet(state_dir / "logs" / "trainer.log") as out,
     ):
         written = {
+            "format": FORMAT,
             "config": config_path,
             "overrides": list(map(hidden, overrides)),
             "config_hash": digest,

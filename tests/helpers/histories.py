@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from rlax_plugin.commands.audit import Report
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.seals import sealed
 from rlax_plugin.types import (
     Episode,
     Judged,
@@ -274,7 +276,8 @@ class History:
             )
             if draft.snapshot is not None:
                 document = {"segment": number, "checksum": checksum, **draft.snapshot}
-                files.put_json(f"controller/{draft.snapshot['step']:08d}.json", document)
+                name = f"controller/{draft.snapshot['step']:08d}.json"
+                files.put(name, sealed(json.dumps(document)))
 
 
 def place(report: Report) -> tuple[Any, ...]:

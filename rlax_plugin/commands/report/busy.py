@@ -46,7 +46,7 @@ def read_busy(files: RunFiles, last: int | None = None) -> list[BusyStep]:
     try:
         steps = recorded.read(files.get(recorded.NAME), last)
     except FileNotFoundError:
-        reason = "no step has ended yet, or an earlier version of this project trained it"
+        reason = "no step has ended yet"
         raise RlaxError(f"{recorded.NAME} does not exist: {reason}") from None
     return [_busy(steps, at) for at in range(len(steps))]
 

@@ -52,11 +52,8 @@ class Measured:
         return SOLVED if self.solved or row is None else row.unit
 
 
-def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
+def read_evaluations(files: RunFiles) -> tuple[Measured, ...]:
     """Returns every estimate with an interval, ordered by set, measure and version.
-
-    Args:
-      main_set: name of the main set, for records of earlier versions that do not name it.
 
     Raises:
       RlaxError: a file is damaged.
@@ -67,8 +64,6 @@ def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
             continue
         document = files.get_json(f"evaluation/{name}") or {}
         try:
-            passed = {key: value for key, value in document.items() if key.startswith("pass_at_")}
-            sets = document.get("sets") or {main_set: passed}
             found += [
                 Measured(
                     name.removesuffix(".json"),
@@ -78,7 +73,7 @@ def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
                     Estimate.from_json(value),
                     tuple(filter(decides, document.get("overrides", ()))),
                 )
-                for held_out, measures in sets.items()
+                for held_out, measures in document["sets"].items()
                 for measure, value in measures.items()
             ]
         except (AttributeError, LookupError, TypeError, ValueError) as error:

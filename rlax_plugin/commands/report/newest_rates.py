@@ -11,7 +11,7 @@ import numpy as np
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.pass_rates.files import unpacked
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.resume.snapshots import rates_name, read_document, snapshot_steps
+from rlax_plugin.resume.snapshots import rates_name, snapshot_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,9 +63,6 @@ def newest_rates(files: RunFiles) -> NewestRates | None:
     if not (steps := snapshot_steps(files)):
         return None
     step, name = steps[-1], rates_name(steps[-1])
-    document = read_document(files, step) or {}
-    if (inline := document.get("run_state", {}).get("pass_rates")) is not None:
-        return _of_earlier_version(step, inline)
     try:
         rates = unpacked(files.get(name), name)
     except FileNotFoundError:
@@ -81,21 +78,4 @@ def newest_rates(files: RunFiles) -> NewestRates | None:
         groups_n=rates.column("groups").astype(np.int64),
         domain_n=of_n.indices.fill_null(len(names)).to_numpy(False).astype(np.int64),
         domains=(*names, "") if of_n.null_count or not names else tuple(names),
-    )
-
-
-def _of_earlier_version(step: int, inline: dict[str, tuple[float, float]]) -> NewestRates:
-    """Converts a document of an earlier version, with prompt id -> (passed, all)."""
-    import pyarrow as pa
-
-    counts = np.array(list(inline.values()), np.float64).reshape(-1, 2)
-    rows = len(counts)
-    return NewestRates(
-        step=step,
-        ids=pa.array(list(inline), pa.string()),
-        passed_n=counts[:, 0],
-        failed_n=counts[:, 1] - counts[:, 0],
-        groups_n=np.ones(rows, np.int64),
-        domain_n=np.zeros(rows, np.int64),
-        domains=ONE_DOMAIN,
     )

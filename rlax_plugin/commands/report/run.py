@@ -18,6 +18,7 @@ from rlax_plugin.commands.report.recorded_metrics import MetricsReader
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.metrics.file import lacking
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.records.journal import check_format
 from rlax_plugin.start import descent
 from rlax_plugin.start.holder import holder
 from rlax_plugin.text.secrets import learn_secrets, stripped
@@ -122,8 +123,9 @@ def read_run(
       readers: those with which this run was read before.
 
     Raises:
-      RlaxError: the file system fails.
+      RlaxError: the run is of another format, or the file system fails.
     """
+    check_format(files)
     run, readers = RunData(run_name(files), files.url), readers or Readers()
     with run.noting():
         run.config = _read_config(files)
@@ -140,9 +142,8 @@ def read_run(
     last = max(ended, *map(int, run.steps[-1:]), 0)
     if gaps := lacking(map(int, run.steps), last):
         run.missing.append(gaps)
-    main_set = str(run.setting("evaluation", "split", "test"))
     with run.noting():
-        run.measured, others = set_apart(read_evaluations(files, main_set))
+        run.measured, others = set_apart(read_evaluations(files))
         run.missing += others
         if not (run.measured or others):
             raise RlaxError("evaluation/ is empty: the run has not been evaluated")

@@ -13,6 +13,7 @@ from rlax_plugin.pass_rates.files import About, MeasuredRates, measured
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.seals import sealed
 from rlax_plugin.types import SamplingParams
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
@@ -103,7 +104,7 @@ def test_the_curve_of_a_run_begins_with_what_was_measured_before_it(tmp_path: Pa
     for number, (step, some) in enumerate([(1, FIRST), (2, SECOND)], 1):
         head = {"format": journal.FORMAT, "segment": number, "previous": previous}
         events = [json.loads(ev.encode(one)) for one in some]
-        data = json.dumps(head | {"step": step, "samples": [], "events": events}).encode()
+        data = sealed(json.dumps(head | {"step": step, "samples": [], "events": events}))
         files.put(journal.segment_name(number), data)
         previous = journal.checksum(data)
     for name, version, passed in [

@@ -17,6 +17,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.seals import sealed
 
 FIGURES = {
     "segments": 5,
@@ -140,9 +141,12 @@ def test_trained_steps_without_metrics_are_a_warning(run: Path) -> None:
 def test_snapshots_that_were_exchanged_or_damaged(run: Path) -> None:
     newer = run / "controller/00000003.json"
     document = json.loads(newer.read_text())
-    newer.write_text(json.dumps(document | {"checksum": "00000001"}))
+    del document["crc32c"]
+    newer.write_bytes(sealed(json.dumps(document | {"checksum": "00000001"})))
     assert place(audit(RunFiles(run))) == (Rule.SNAPSHOT_DIFFERS, 5, 3, None)
-    newer.write_text(json.dumps(document | {"step": 2}))
+    newer.write_bytes(sealed(json.dumps(document | {"step": 2})))
+    assert place(audit(RunFiles(run))) == (Rule.SNAPSHOT_DIFFERS, None, 3, None)
+    newer.write_text(json.dumps(document))  # without a checksum
     assert place(audit(RunFiles(run))) == (Rule.SNAPSHOT_DIFFERS, None, 3, None)
     newer.write_text("{")
     assert place(audit(RunFiles(run))) == (Rule.SNAPSHOT_DIFFERS, None, 3, None)

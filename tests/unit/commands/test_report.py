@@ -143,8 +143,9 @@ def test_tokens_come_in_chunks_with_runs_of_versions(files):
     assert chunk["logprobs"][at] == [-250, -1_000_000, -1000]
 
 
-def test_evaluations_of_this_version_and_of_earlier_ones(files):
-    files.put_json("evaluation/before.json", {"version": 0, "pass_at_1": estimate(0.25)})
+def test_evaluations_of_several_sets_and_of_other_settings(files):
+    before = {"version": 0, "sets": {"test": {"pass_at_1": estimate(0.25)}}}
+    files.put_json("evaluation/before.json", before)
     sets = {
         "test": {"pass_at_1": estimate(0.5), "length_mean": estimate(3.0)},
         "hard": {"majority_at_4": estimate(0.2)},

@@ -24,6 +24,7 @@ from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import FileRecord, JournalError, Segment
 from rlax_plugin.records.read_samples import as_batch
+from rlax_plugin.records.seals import sealed
 
 EVENTS = [
     ev.Issued(7, ("a", 'quote " and \n line'), 3),
@@ -221,8 +222,8 @@ def test_exchanged_segments_are_noticed(run: RunFiles) -> None:
     assert broken(run) == (3, "journal segment 3: contains the number 4 instead of its own")
     # A segment of another run, with the right number: the next one names another checksum.
     document = {**json.loads(third), "previous": "0badc0de"}
-    del document["crc32c"]  # as an earlier version wrote it
-    run.put_json(journal.segment_name(3), document)
+    del document["crc32c"]
+    run.put(journal.segment_name(3), sealed(json.dumps(document)))
     number, message = broken(run)
     assert (number, "but segment 3 follows one with checksum 0badc0de" in message) == (2, True)
 
@@ -261,9 +262,9 @@ def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None
 def test_a_segment_of_a_format_to_come_is_named(run: RunFiles) -> None:
     document = json.loads(segment(run, 5).read_bytes())
     del document["crc32c"]
-    run.put_json(journal.segment_name(5), document | {"format": 3})
+    run.put(journal.segment_name(5), sealed(json.dumps(document | {"format": 4})))
     number, message = broken(run)
-    assert (number, "its format is 3, expected 2" in message) == (5, True)
+    assert (number, "its format is 4, expected 3" in message) == (5, True)
 
 
 # --- numbers of five digits ----------------------------------------------------------------------
@@ -336,7 +337,7 @@ def test_a_segment_of_another_process_is_not_replaced(files, monkeypatch, late: 
 
 
 @pytest.mark.parametrize("command", ["audit", "report", "train"])
-def test_a_run_in_format_1_is_one_clear_error(tmp_path: Path, command: str) -> None:
+def test_records_of_an_earlier_format_are_one_clear_error(tmp_path: Path, command: str) -> None:
     run = RunFiles(tmp_path / "old")
     for name, text in (("config.yml", "{}"), ("config.json", '{"config_hash": "abc"}')):
         run.put(name, text.encode())
@@ -347,8 +348,9 @@ def test_a_run_in_format_1_is_one_clear_error(tmp_path: Path, command: str) -> N
         where = [str(config), f"base_output_directory={tmp_path}", "run_name=old"]
     done = rlax(command, *where)
     said = " ".join(done.stderr.split())
-    assert done.exit_code != 0 and said.startswith(f"error: {run.url} was recorded in format 1, ")
-    assert "only format 2 can be read or continued" in said
+    assert done.exit_code != 0
+    assert said.startswith(f"error: {run.url} was recorded in an earlier format, ")
+    assert "only format 3 can be read or continued" in said
     assert sorted(path.name for path in (tmp_path / "old").iterdir()) == [
         "config.json",
         "config.yml",

@@ -14,7 +14,6 @@ from flow_harness import Harness, Source, settle
 
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.pass_rates.files import read_table
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.resume.snapshots import (
     pack_rates,
     rates_name,
@@ -115,28 +114,6 @@ def test_rates_that_do_not_belong_to_the_snapshot_are_rejected(tmp_path: Path) -
     path.unlink()
     with pytest.raises(TrainingError, match=r"00000002.pass_rates.parquet is missing"):
         read_snapshot(run.files, 2, PROMPTS)
-
-
-def test_a_snapshot_of_an_earlier_version_has_the_rates_within(tmp_path: Path) -> None:
-    run = asyncio.run(_with_snapshot(tmp_path))
-    document = json.loads((tmp_path / snapshot_name(2)).read_bytes())
-    del document["pass_rates"], document["crc32c"]
-    document["run_state"]["pass_rates"] = {"p3": [1.5, 2.0], "p9": [0.0, 4.0]}
-    for one in document["run_state"]["open"]:
-        del one["index"]
-    RunFiles(tmp_path).put(snapshot_name(2), json.dumps(document).encode())
-    (tmp_path / rates_name(2)).unlink()
-
-    async def resumed() -> Harness:
-        again = harness(tmp_path, step=2)
-        await again.start()
-        return again
-
-    run = asyncio.run(resumed())
-    assert np.array(run.run_state.rates.counts([3, 9])).tolist() == [[1.5, 0.0], [0.5, 4.0]]
-    assert np.flatnonzero(run.run_state.rates.measured()).tolist() == [3, 9]
-    for one in run.run_state.open.values():
-        assert PROMPTS[one.index].id == one.prompt.id
 
 
 def test_rates_of_a_data_set_come_back_by_its_ids(tmp_path: Path) -> None:

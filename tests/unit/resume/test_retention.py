@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, NotKeptError
 from rlax_plugin.records.pruned import NAME, Pruned, read_pruned
+from rlax_plugin.records.seals import sealed
 from rlax_plugin.resume.retention import Retaining, retaining
 from rlax_plugin.resume.snapshots import snapshot, snapshot_name, snapshot_steps
 
@@ -49,7 +51,7 @@ class RecordedSteps:
                 self._write(None, None)
                 state = {"ready": {str(one): number for one, number in (ready or {}).items()}}
                 document = snapshot(self.step, self._number, self._checksum, state)
-                self.files.put_json(snapshot_name(self.step), document)
+                self.files.put(snapshot_name(self.step), sealed(json.dumps(document)))
 
     def _write(self, step: int | None, batch: Any) -> None:
         self._number += 1
