@@ -11,6 +11,8 @@ import stat
 from pathlib import Path
 from typing import IO
 
+from rlax_plugin.records.files import ordinary
+
 
 def size(path: Path) -> int:
     """Returns the size of an ordinary file in bytes; 0 if it is none, or does not exist."""
@@ -58,17 +60,11 @@ def whole(path: Path, most: int) -> bytes:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags)
+        return open(path, "rb", opener=lambda name, flags: ordinary(name, flags | os.O_NOFOLLOW))
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link, and no ordinary file", str(path)) from None
         raise
     except ValueError as error:  # a name with a NUL
         raise OSError(str(error)) from None
-    file = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
-    return file

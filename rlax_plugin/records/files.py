@@ -7,9 +7,11 @@ else of a file system.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import posixpath
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -146,7 +148,7 @@ class RunFiles:
         """
         with self._doing("read", name):
             if self.is_local:  # twice as fast, for runs of ten thousand files
-                with open(self._path(name), "rb") as file:
+                with open(self._path(name), "rb", opener=ordinary) as file:
                     return file.read()
             data = self._fs.cat_file(self._path(name))
         assert isinstance(data, bytes)
@@ -162,8 +164,12 @@ class RunFiles:
         try:
             return self.get(CONFIG)
         except FileNotFoundError:
-            reason = f"is not a run directory: it has no {CONFIG}"
-            raise ConfigError("RUN", self.url, reason) from None
+            raise self.no_run() from None
+
+    def no_run(self) -> ConfigError:
+        """Returns the error that this is not the directory of a run, as it has no config."""
+        reason = f"it has no {CONFIG}" if self.found() else "there is no such directory"
+        return ConfigError("RUN", self.url, f"is not a run directory: {reason}")
 
     def put_json(self, name: str, document: Any) -> None:
         """Writes a document as indented JSON."""
@@ -254,6 +260,19 @@ def _link(temporary: str, path: str) -> None:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def ordinary(path: str, flags: int) -> int:
+    """Opens a file for ``open``; it does not wait for the writer of a pipe.
+
+    Raises:
+      OSError: it is no ordinary file, or cannot be opened.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no ordinary file", path)
+    return descriptor
 
 
 def _of_owner(path: str, flags: int) -> int:

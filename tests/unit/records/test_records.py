@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from command_line import rlax
 from histories import History, batch_of, bits
 
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
@@ -157,6 +159,23 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
         files.get("samples")
     with pytest.raises(ConfigError, match="base_output_directory = 'nowhere://run'"):
         RunFiles("nowhere://run")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "config.yml")
+    reading = on_daemon(lambda: RunFiles(tmp_path).get("config.yml"), "reader")
+    try:
+        with pytest.raises(RlaxError, match=r"config\.yml cannot be read: .*no ordinary file"):
+            reading.result(30)
+    finally:
+        with suppress(OSError):  # nobody reads it
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_directory_that_does_not_exist_is_no_run_for_that_reason(tmp_path: Path) -> None:
+    for place, why in ((tmp_path, "it has no config.yml"), (tmp_path / "b", "there is no such")):
+        with pytest.raises(ConfigError, match=f"is not a run directory: {why}"):
+            RunFiles(place).config()
 
 
 # --- journal -------------------------------------------------------------------------------------
