@@ -53,12 +53,12 @@ def place_of(run: str) -> RunPlace:
         content = parse(data, location)
         section = of_yaml(data, location).section
     except FileNotFoundError:
-        reason = f"is not a run directory: it has no {CONFIG}"
-        if (pid := trainer_without(files)) is not None:
-            reason = (
-                f"was removed while process {pid} trains the run, which ends by itself within "
-                f"{EVERY_S:g} s: its records and checkpoints are lost, unless you have a copy"
-            )
+        if (pid := trainer_without(files)) is None:
+            raise files.no_run() from None
+        reason = (
+            f"was removed while process {pid} trains the run, which ends by itself within "
+            f"{EVERY_S:g} s: its records and checkpoints are lost, unless you have a copy"
+        )
         raise ConfigError("RUN", run, reason) from None
     except RlaxError as error:
         problem = error

@@ -289,7 +289,7 @@ def test_a_trainer_without_its_directory_is_seen(files, states, tmp_path, comman
             files.delete("")
         assert f"was removed while process {os.getpid()} trains the run, which ends" in said()
     if local:
-        assert "is not a run directory: it has no config.yml" in said()
+        assert "is not a run directory: there is no such directory" in said()
 
 
 def test_a_trainer_whose_directory_was_emptied_but_for_its_status_is_seen(tmp_path, states):
