@@ -96,14 +96,15 @@ def follow(
     store = shared_writer(builder.weight_store(), section)
     if origin is not None:
         descent.start(trainer, section.trainer.name, origin)
-    make_directories(files, state_dir, section, config.maxtext)
+    log_path = log_file(state_dir, place.index)
+    make_directories(files, state_dir, section, config.maxtext, log_path.name)
     directory, deadline_s = weights_directory(section, files), section.deadlines.weights_s
 
     def chunks(zero: HostZero) -> OwnChunks:
         return OwnChunks(zero, store, directory, deadline_s)
 
     with (
-        quiet(log_file(state_dir, place.index)),
+        quiet(log_path),
         announced(state_dir, "host", str(place.index)) as mark,
         Watchdog(mark),
     ):

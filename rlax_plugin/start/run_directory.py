@@ -19,7 +19,7 @@ from rlax_plugin.config.user_directories import state_home
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.result import recorded
-from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
+from rlax_plugin.records.files import CONFIG, RunFiles, holds_results, ordinary
 from rlax_plugin.records.private import check_private, exposed, make_private
 from rlax_plugin.start.holder import LOCK, described, record_holder, recorded_holder, this_process
 from rlax_plugin.text.command_lines import train_command
@@ -69,11 +69,18 @@ def usual_state_directory(files: RunFiles) -> Path:
 
 
 def make_directories(
-    files: RunFiles, state_dir: Path, section: RlaxSection, maxtext: Mapping[str, Any]
+    files: RunFiles,
+    state_dir: Path,
+    section: RlaxSection,
+    maxtext: Mapping[str, Any],
+    log: str = "trainer.log",
 ) -> None:
     """Makes the local directories of a run, accessible only to its user, and tries to write there.
 
     MaxText, trackers and the weight store make theirs below these, with the usual modes.
+
+    Args:
+      log: name of this process's log.
 
     Raises:
       ConfigError: a file cannot be written, or other users could write there as well.
@@ -85,8 +92,8 @@ def make_directories(
     _make(key, value, state_dir)
     try:
         (state_dir / "logs").mkdir(exist_ok=True)
-        (state_dir / LOCK).touch()
-        (state_dir / "logs" / "trainer.log").touch()
+        for path in (state_dir / LOCK, state_dir / "logs" / log):
+            open(path, "ab", opener=ordinary).close()
     except OSError as error:
         raise _unwritable(key, value, state_dir, error) from None
     if files.is_local:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -183,6 +185,24 @@ def test_a_directory_that_another_process_opens_meanwhile_is_an_error(tmp_path: 
     (tmp_path / "testing").chmod(0o707)
     with pytest.raises(ConfigError, match=r"base_output_directory = .* has mode 0707"):
         make_directories(files, tmp_path / "testing", section, maxtext)
+
+
+@pytest.mark.parametrize("name", [(), ("host-1.log",)])
+@pytest.mark.parametrize(
+    ("make", "why"), [(os.mkdir, "Is a directory"), (os.mkfifo, "No such device or address")]
+)
+def test_a_log_that_cannot_be_written_is_an_error(
+    tmp_path: Path, name: tuple[str, ...], make: Callable[[Path], None], why: str
+) -> None:
+    section, maxtext = load_section(TESTING, [f"base_output_directory={tmp_path}"])
+    (tmp_path / "testing" / "logs").mkdir(parents=True)
+    make(log := tmp_path / "testing" / "logs" / "".join(name or ("trainer.log",)))
+    with pytest.raises(ConfigError) as caught:
+        files = RunFiles(tmp_path / "testing")
+        make_directories(files, tmp_path / "testing", section, maxtext, *name)
+    assert str(caught.value) == (
+        f"base_output_directory = '{tmp_path}': cannot be written: {log}: {why}"
+    )
 
 
 def test_places_are_not_looked_at_before_the_run_has_a_name() -> None:
