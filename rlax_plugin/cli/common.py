@@ -128,7 +128,7 @@ def exit_status() -> Iterator[None]:
         print_error(of_a_part(error))
         raise typer.Exit(BAD_CONFIG) from error
     except (ConfigError, PluginError) as error:
-        from rlax_plugin.cli.full_disk import may_pass
+        from rlax_plugin.liveness.exhausted import may_pass
 
         print_error(error)
         raise typer.Exit(RUN_FAILED if may_pass(error) else BAD_CONFIG) from error
@@ -138,7 +138,7 @@ def exit_status() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except Exception as error:
-        from rlax_plugin.cli.full_disk import full_disk
+        from rlax_plugin.liveness.exhausted import full_disk
 
         if not (said := full_disk(error)):
             raise

@@ -18,8 +18,8 @@ import yaml
 from command_line import rlax
 from waiting import wait_until
 
-from rlax_plugin.cli.full_disk import may_pass
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.liveness.exhausted import may_pass
 from rlax_plugin.liveness.run_status import RunStatus
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start import lease as lease_module

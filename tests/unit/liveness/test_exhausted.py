@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from rlax_plugin.cli.common import exit_status
-from rlax_plugin.cli.full_disk import full_disk
+from rlax_plugin.liveness.exhausted import full_disk
 from rlax_plugin.rpc import run_secrets
 
 
