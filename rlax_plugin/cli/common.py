@@ -138,9 +138,9 @@ def exit_status() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except Exception as error:
-        from rlax_plugin.liveness.exhausted import full_disk
+        from rlax_plugin.liveness.exhausted import exhausted
 
-        if not (said := full_disk(error)):
+        if not (said := exhausted(error)):
             raise
         print_error(RlaxError(said))
         raise typer.Exit(RUN_FAILED) from error
@@ -181,7 +181,8 @@ def print_error(error: RlaxError | Finding) -> None:
     from rlax_plugin.text.terminal import HarmlessConsole, threaded_text
 
     out: TextIO = sys.stderr
-    with contextlib.suppress(OSError):  # io.UnsupportedOperation: it is no file
+    # io.UnsupportedOperation: it is no file; RuntimeError: no thread can be started.
+    with contextlib.suppress(OSError, RuntimeError):
         out = threaded_text(os.dup(out.fileno()), "rlax-error")
     message = Text.assemble(("error: ", "bold red"), str(error))
     HarmlessConsole(file=out).print(message, soft_wrap=True)

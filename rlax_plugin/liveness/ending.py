@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlax_plugin.errors import RlaxError
+from rlax_plugin.liveness.exhausted import exhausted
 from rlax_plugin.liveness.plain_files import whole
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.text.harmless import one_line
@@ -29,8 +30,10 @@ def record_ending(state_dir: Path, error: BaseException | None) -> None:
     """
     failure = ""
     if error is not None and not isinstance(error, KeyboardInterrupt):
-        kind = "" if isinstance(error, RlaxError) else f"{type(error).__name__}: "
-        failure = one_line(" ".join(f"{kind}{error}".split()), _LONGEST)
+        said = str(error)
+        if not isinstance(error, RlaxError):
+            said = exhausted(error) or f"{type(error).__name__}: {error}"
+        failure = one_line(" ".join(said.split()), _LONGEST)
     try:
         RunFiles(state_dir, makes_root=False).put_json(_NAME, {"failure": failure})
     except (RlaxError, OSError) as problem:

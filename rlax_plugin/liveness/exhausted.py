@@ -20,20 +20,24 @@ _PASSING = frozenset(
 )
 # As Python and TensorStore quote the system; other words could be those of a model or a program.
 _QUOTED = re.compile(rf"\[(Errno|OS error) ({errno.ENOSPC}|{errno.EDQUOT})\b")
+_NO_THREAD = "can't start new thread"  # a RuntimeError of Python
 _MOST_CAUSES, _LONGEST = 20, 300  # errors behind an error; characters
 
 
-def full_disk(error: BaseException) -> str:
-    """Returns a sentence for an error that a full disk has caused; "" for any other.
+def exhausted(error: BaseException) -> str:
+    """Returns a sentence for an error of a full disk or a missing thread; "" for any other.
 
     Args:
-      error: counts if it, or a cause that it names (``raise ... from``), is a full disk. A group
+      error: counts if it, or a cause that it names (``raise ... from``), is such an error. A group
         counts if all of its members do.
     """
     if (full := _found(error)) is None:
         return ""
     what, remedy = "a disk is full", "free some space"
-    if isinstance(full, OSError) and _lacks_inodes(full):
+    if str(full) == _NO_THREAD:
+        what = "this process may start no further thread"
+        remedy = "raise the limits of processes and of memory (ulimit -u, ulimit -v, a container's)"
+    elif isinstance(full, OSError) and _lacks_inodes(full):
         what, remedy = "a disk has space, but no inodes for further files", "remove some files"
     return (
         f"{what} ({one_line(str(full) or type(full).__name__, _LONGEST)}): {remedy}, then repeat "
@@ -72,7 +76,7 @@ def _found(error: BaseException) -> BaseException | None:
             return None
         full = isinstance(one, OSError) and one.errno in _FULL
         full = full or getattr(one, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-        if full or _QUOTED.search(str(one)):
+        if full or str(one) == _NO_THREAD or _QUOTED.search(str(one)):
             return one
         one = one.__cause__
     return None

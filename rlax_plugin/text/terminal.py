@@ -169,11 +169,12 @@ def quiet(log_path: Path) -> Iterator[Console]:
     sys.stderr.flush()
     out, err = os.dup(1), os.dup(2)
     log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    # If no thread can be started, the error is for the user, and not for the file.
+    log_text = threaded_text(os.dup(log_file), "rlax-log")
+    real = threaded_text(os.dup(out), "rlax-terminal")
     os.dup2(log_file, 1)
     os.dup2(log_file, 2)
-    log_text = threaded_text(os.dup(log_file), "rlax-log")
     handler = log_to(log_text)
-    real = threaded_text(os.dup(out), "rlax-terminal")
     try:
         yield console(real)
     finally:

@@ -242,7 +242,9 @@ def test_the_end_of_a_run_is_said(tmp_path: Path) -> None:
     record_ending(tmp_path, RlaxError("no groups\nat all"))
     assert end() == ("failed", f"{before}: no groups at all")
     record_ending(tmp_path, OSError(28, "No space left on device"))
-    assert end()[1] == f"{before}: OSError: [Errno 28] No space left on device"
+    assert end()[1].startswith(f"{before}: a disk is full ([Errno 28] No space left on device): ")
+    record_ending(tmp_path, OSError(5, "Input/output error"))
+    assert end()[1] == f"{before}: OSError: [Errno 5] Input/output error"
     for interrupted in (None, KeyboardInterrupt()):
         record_ending(tmp_path, interrupted)
         assert end() == ("interrupted", "the run was interrupted before its last step")

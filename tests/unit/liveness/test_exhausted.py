@@ -1,10 +1,11 @@
-"""A full disk ends a command with one sentence, whichever library noticed it."""
+"""What a machine lacks ends a command with one sentence, whichever library noticed it."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sqlite3
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,8 @@ import pytest
 import typer
 
 from rlax_plugin.cli.common import exit_status
-from rlax_plugin.liveness.exhausted import full_disk
+from rlax_plugin.liveness.ending import last_failure, record_ending
+from rlax_plugin.liveness.exhausted import exhausted
 from rlax_plugin.rpc import run_secrets
 
 
@@ -76,23 +78,23 @@ def test_a_disk_without_inodes_is_not_called_full(
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.chdir(tmp_path)
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), filename)
-    assert full_disk(error).startswith(said) and asked == [str(tmp_path)]
-    assert ("remove some files" in full_disk(error)) == ("inodes" in said)
-    assert full_disk(OSError(errno.ENOSPC, "full")).startswith("a disk is full (")
+    assert exhausted(error).startswith(said) and asked == [str(tmp_path)]
+    assert ("remove some files" in exhausted(error)) == ("inodes" in said)
+    assert exhausted(OSError(errno.ENOSPC, "full")).startswith("a disk is full (")
 
 
 def test_another_error_is_none() -> None:
     words = "cp: error writing 'x': No space left on device"  # a program's, in an answer
-    assert full_disk(ValueError(words)) == ""
+    assert exhausted(ValueError(words)) == ""
     unrelated = KeyError("a bug, found while a full disk was handled")
     unrelated.__context__ = OSError(errno.ENOSPC, "full")
-    assert full_disk(unrelated) == ""
+    assert exhausted(unrelated) == ""
     two = ExceptionGroup("two", [AssertionError("weights differ"), OSError(errno.ENOSPC, "full")])
-    assert full_disk(two) == ""
+    assert exhausted(two) == ""
     looped = ValueError("no such table: t")
     looped.__cause__ = OSError(errno.EIO, "Input/output error")
     looped.__cause__.__cause__ = looped
-    assert full_disk(looped) == ""
+    assert exhausted(looped) == ""
     with pytest.raises(ValueError, match="no such table"), exit_status():
         raise looped
 
@@ -110,3 +112,23 @@ def test_only_an_error_that_a_restart_cannot_mend_has_status_2(
     with pytest.raises(typer.Exit) as ended, exit_status():
         run_secrets.run_secrets(tmp_path)
     assert ended.value.exit_code == status
+
+
+def test_a_thread_that_cannot_be_started_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as none_left:
+        none_left.setattr(threading.Thread, "start", start)
+        with pytest.raises(typer.Exit) as ended, exit_status():
+            threading.Thread().start()
+    said = (
+        "this process may start no further thread (can't start new thread): raise the limits of "
+        "processes and of memory (ulimit -u, ulimit -v, a container's), then repeat the command; "
+        "rlax train continues a run where it ended"
+    )
+    assert ended.value.exit_code == 1 and capsys.readouterr().err == f"error: {said}\n"
+    record_ending(tmp_path, ended.value.__cause__)
+    assert last_failure(tmp_path) == said

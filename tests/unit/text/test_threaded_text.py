@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import re
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from rlax_plugin.text.terminal import console, threaded_text
+from rlax_plugin.text.terminal import console, quiet, threaded_text
 
 LINES = 40_000
 
@@ -69,3 +71,21 @@ def test_a_terminal_that_is_gone_stops_nobody() -> None:
     text.close()
     with pytest.raises(OSError):
         os.fstat(terminal)
+
+
+def test_output_is_not_redirected_if_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = [os.dup(1), os.dup(2)]
+    monkeypatch.setattr(threading.Thread, "start", start)
+    try:
+        with pytest.raises(RuntimeError, match="new thread"), quiet(tmp_path / "trainer.log"):
+            pass
+        assert all(os.path.sameopenfile(known, fd) for fd, known in enumerate(before, 1))
+    finally:
+        for fd, known in enumerate(before, 1):
+            os.dup2(known, fd)
+            os.close(known)
