@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rlax_plugin.rewards.blame import Blame
 
 
@@ -49,12 +51,18 @@ def test_a_late_reward_of_a_group_names_the_deadline_of_a_sample() -> None:
     assert "took longer than 40 s (set reward_s" in said
 
 
-def test_a_process_that_ends_counts_as_a_failure() -> None:
+@pytest.mark.parametrize("results", [0, 64])
+def test_a_process_that_ends_counts_as_a_failure(results: int) -> None:
     blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), lambda said: None)
+    for _ in range(results):  # before, which minutes of processes that end would not outnumber
+        judged(blame, "d")
     for prompt in ("a", "b", "c"):
+        assert blame.failing == ""
         job: Any = SimpleNamespace(
             prompt=SimpleNamespace(id=prompt), plays=False, on_loop=True, reward=0,
             deaths=0, alone=False,
         )  # fmt: skip
         blame.verdicts(SimpleNamespace(begun=2), "ended with exit code 3", [job])  # type: ignore[arg-type]
     assert blame.failing == "the reward process of rlax.rewards.0 (x) ended with exit code 3"
+    judged(blame, "d")
+    assert (blame.failing == "") == (results > 0)
