@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -42,8 +43,9 @@ class LocalConfig(Section):
     max_restarts: NonNegativeInt = Field(
         default=5,
         description="limit for restarting a worker at once that ends within 60 s of its start: the "
-        "number of such restarts in a row. Then it is tried again after pauses of 10 s to 10 "
-        "minutes; the run ends if that is so for all workers and none has lived for 60 s",
+        "number of such restarts in a row. Then, and at once if its config or one of its files is "
+        "wrong (status 2), it is tried again after pauses of 10 s to 10 minutes; the run ends if "
+        "that is so for all workers and none has lived for 60 s",
     )
     stop_s: Seconds = Field(
         default=5.0, description="time between SIGTERM and SIGKILL when the run ends"
@@ -136,23 +138,20 @@ class Local(Launcher):
                     await process.wait()
                 failures += 1
                 status = process.returncode
-                text = f"with status {status}: {_last_line(log_path)}"
+                text = f"{_how(status)}: {_last_line(log_path)}"
             except OSError as error:  # such as too many processes, or no space for its log
                 failures, status, text = failures + 1, None, f"as it could not start: {error}"
             log.warning("worker %s ended %s (see %s)", name, text, log_path)
             times = f"{failures} times in a row, the last time {text} (see {log_path})"
-            # A wrong config is wrong at the first start; later it may be a file, and for a while.
-            wrong_config = status == _BAD_CONFIG and failures == 1 and not self._worked
-            if wrong_config or failures > self._config.max_restarts:
+            # A config that was right may name a file that is wrong for a while.
+            if status == _BAD_CONFIG or failures > self._config.max_restarts:
                 self._given_up.add(name)
-            elif name not in self._given_up:
-                self._restarts += 1
-                await asyncio.sleep(min(5.0, 0.1 * 2**failures))
-                continue
             if len(self._given_up) == self._config.workers and not self._worked:
                 raise WorkerError(f"worker {name} ended {times}")
-            pauses += 1
-            pause_s = min(_LONGEST_PAUSE_S, 5.0 * 2**pauses)
+            pause_s = min(5.0, 0.1 * 2**failures)
+            if name in self._given_up:
+                pauses += 1
+                pause_s = min(_LONGEST_PAUSE_S, 5.0 * 2**pauses)
             again = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
             self.failing[name] = f"worker {name} is started again at {again}: it ended {times}"
             await asyncio.sleep(pause_s)
@@ -210,6 +209,15 @@ async def _ends_within(process: asyncio.subprocess.Process, seconds: float) -> b
     except TimeoutError:
         return False
     return True
+
+
+def _how(status: int | None) -> str:
+    if status is None or status >= 0:
+        return f"with status {status}"
+    if status == -signal.SIGKILL:
+        return "by SIGKILL, as the kernel sends if memory is short (see dmesg)"
+    known = {int(number): number.name for number in signal.Signals}
+    return f"by {known.get(-status, f'signal {-status}')}"
 
 
 def _last_line(path: Path, most: int = 4096) -> str:

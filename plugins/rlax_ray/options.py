@@ -142,8 +142,9 @@ class RayConfig(Section):
     max_restarts: NonNegativeInt = Field(
         default=5,
         description="limit for restarting a worker at once that ends within 60 s of its start: the "
-        "number of such restarts in a row. Then it is tried again after pauses of 10 s to 10 "
-        "minutes; the run ends if that is so for all workers and none has lived for 60 s",
+        "number of such restarts in a row. Then, and at once if its config or one of its files is "
+        "wrong (status 2), it is tried again after pauses of 10 s to 10 minutes; the run ends if "
+        "that is so for all workers and none has lived for 60 s",
     )
     start_s: Seconds = Field(
         default=180.0, description="deadline for starting, or for joining, the cluster"

@@ -226,8 +226,7 @@ class Workers:
         """Has a worker started again: soon, or after a pause if that has not helped."""
         worker.failures += 1
         self._log(f"worker {worker.name} {text}")
-        # A wrong config is wrong at the first start; later it may be a file, and for a while.
-        wrong_config = wrong_config and worker.failures == 1 and not self._worked
+        # A config that was right may name a file that is wrong for a while.
         if wrong_config or worker.given_up or worker.failures > self.max_restarts:
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**worker.pauses)
             worker.given_up, worker.pauses = f"worker {worker.name} {text}", worker.pauses + 1

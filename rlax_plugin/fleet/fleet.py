@@ -238,7 +238,8 @@ class Fleet(rpc.FleetServicer):
                 self.quarantine(identity, one_line(request.quarantine), request.damaged)
         elif worker := self._member(request):
             # It has ended its calls, which may not all be read yet.
-            self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
+            why = f"it ended: {one_line(request.error)}" if request.error else "left"
+            self.lose(worker, why, grace_s=self._deadlines.heartbeat_s)
         return pb.DeregisterReply()
 
     def _tell_ready(self, worker: Worker) -> None:

@@ -28,16 +28,20 @@ def record_ending(state_dir: Path, error: BaseException | None) -> None:
     Args:
       error: that ends it; None or an interrupt: it is complete, or was interrupted.
     """
-    failure = ""
-    if error is not None and not isinstance(error, KeyboardInterrupt):
-        said = str(error)
-        if not isinstance(error, RlaxError):
-            said = exhausted(error) or f"{type(error).__name__}: {error}"
-        failure = one_line(" ".join(said.split()), _LONGEST)
+    ended_well = error is None or isinstance(error, KeyboardInterrupt)
+    failure = "" if ended_well else in_one_line(error)
     try:
         RunFiles(state_dir, makes_root=False).put_json(_NAME, {"failure": failure})
     except (RlaxError, OSError) as problem:
         log.warning("the end of the run cannot be recorded: %s", problem)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns the error that ends a process in one line, for other processes."""
+    said = str(error)
+    if not isinstance(error, RlaxError):
+        said = exhausted(error) or f"{type(error).__name__}: {error}".removesuffix(": ")
+    return one_line(" ".join(said.split()), _LONGEST)
 
 
 def forget_ending(state_dir: Path) -> None:

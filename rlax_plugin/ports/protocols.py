@@ -379,7 +379,7 @@ class FailingLauncher(Protocol):
 
     Attributes:
       failing: worker -> how often and how it ended, the last line of its log, and when it is tried
-        again. The run shows each sentence once, and in its status.
+        again. The run looks ten times a second, shows each sentence once, and has it in its status.
     """
 
     @property

@@ -342,16 +342,18 @@ class HeartbeatReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ..., latest_version: _Optional[int] = ..., stop: _Optional[bool] = ..., pin: _Optional[int] = ..., fenced: _Optional[str] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
-    __slots__ = ("worker", "quarantine", "process", "damaged")
+    __slots__ = ("worker", "quarantine", "process", "damaged", "error")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     worker: str
     quarantine: str
     process: str
     damaged: str
-    def __init__(self, worker: _Optional[str] = ..., quarantine: _Optional[str] = ..., process: _Optional[str] = ..., damaged: _Optional[str] = ...) -> None: ...
+    error: str
+    def __init__(self, worker: _Optional[str] = ..., quarantine: _Optional[str] = ..., process: _Optional[str] = ..., damaged: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class DeregisterReply(_message.Message):
     __slots__ = ()

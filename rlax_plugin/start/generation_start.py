@@ -49,6 +49,7 @@ from rlax_plugin.weights.parameter_server import ParameterServer
 
 log = logging.getLogger("rlax.controller")
 
+_LOOK_S = 0.1  # less than the shortest time for which a launcher says that a worker fails
 _LONGEST_FAILING = 600  # characters of a sentence with a line of a worker's log
 
 
@@ -225,7 +226,7 @@ class GenerationStart:
             spawn(scale(launcher, made.scaler, *seen, deadlines.heartbeat_s, self._decided))
         spawn(self._upkeep.run(deadlines.heartbeat_s))
         if isinstance(launcher, FailingLauncher):
-            spawn(show_failing(launcher, self._note, deadlines.heartbeat_s))
+            spawn(show_failing(launcher, self._note, _LOOK_S))
 
     def _decided(self, before: int, decision: Decision) -> None:
         said = f"from {before} to {decision.workers} workers: {decision.reason}"

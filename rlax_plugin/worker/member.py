@@ -22,6 +22,7 @@ from rlax_plugin.errors import (
 from rlax_plugin.fleet.capabilities import to_proto
 from rlax_plugin.fleet.deadlines import while_loading
 from rlax_plugin.fleet.package_versions import own_versions
+from rlax_plugin.liveness.ending import in_one_line
 from rlax_plugin.liveness.machine import own_figures
 from rlax_plugin.ports.capabilities import capabilities_of
 from rlax_plugin.ports.engine_abilities import MemoryReader
@@ -390,14 +391,19 @@ class Member:
             except TimeoutError:
                 raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
 
-    async def leave(self) -> None:
-        """Leaves the run if it is a member; repeats a quarantine until it is received."""
+    async def leave(self, failure: Exception | None = None) -> None:
+        """Leaves the run if it is a member; repeats a quarantine until it is received.
+
+        Args:
+          failure: that has ended this worker; None: none has.
+        """
         if self._registered or self.quarantine:
             request = pb.DeregisterRequest(
                 worker=self._name,
                 quarantine=self.quarantine,
                 process=self._process,
                 damaged=self._damaged,
+                error="" if failure is None else in_one_line(failure),
             )
             await leave(self._as_member, request, self._deadlines.rpc_s)
         await self._connection.close()

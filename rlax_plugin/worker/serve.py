@@ -137,12 +137,12 @@ async def _live(
     # In this order: the controller believes nothing more of a worker that says it is quarantined,
     # so it must hear that before its calls end.
     service.stop_generating("this worker is leaving")
-    await member.leave()
+    failure = next((one for one in endings if isinstance(one, Exception)), None)
+    await member.leave(failure)
     service.end_calls()
     await server.stop(_END_S)
-    for ended in endings:
-        if isinstance(ended, Exception):
-            raise ended
+    if failure is not None:
+        raise failure
 
 
 async def _drain(

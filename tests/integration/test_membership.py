@@ -10,10 +10,13 @@ import pytest
 from dispatching import declared
 from runs import CONFIG, Run, free_port, process
 from worker_harness import (
+    Counting,
+    Worker,
     member,
     run,
     section,
     trainer,
+    until,
 )
 
 from rlax_plugin.errors import ConfigError, WorkerError
@@ -98,6 +101,23 @@ def test_a_process_that_was_rejected_does_not_deregister_its_namesake():
             assert one.held("w") == -1 and one.lost == []
             await good.leave()
             assert one.lost == ["w: left"]
+
+    run(main)
+
+
+def test_the_error_that_ends_a_worker_is_the_reason_of_its_loss():
+    async def main():
+        settings, engine = section(), Counting(5)
+        engine.faults[1] = MemoryError("std::bad_alloc")
+        async with trainer(settings) as one:
+            await one.publish(0)
+            worker = Worker("a", engine, settings, one.address)
+            await until(lambda: one.held("a") == 0)
+            await one.publish(1)
+            with pytest.raises(MemoryError):
+                await worker.life
+            assert one.lost == ["a: it ended: MemoryError: std::bad_alloc"]
+            assert one.quarantined == []
 
     run(main)
 

@@ -115,6 +115,7 @@ def _machine(evidence: Evidence) -> Iterator[Finding]:
 def _processes(evidence: Evidence) -> Iterator[Finding]:
     status = None if evidence.seen.problem else evidence.seen.status
     jobs = long_jobs(status.controller) if status is not None and status.controller else {}
+    failing = status.controller.failing if status is not None and status.controller else ()
     read_only = any(disk.read_only for disk in evidence.disks)
     living = {(p.mark.role, p.mark.name) for p in evidence.processes if p.lives}
     for process in evidence.processes:
@@ -130,8 +131,14 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                     lost=True,
                 )
             elif (mark.role, mark.name) not in living and mark.role != "rewards":
+                if any(text.startswith(f"worker {mark.name} ") for text in failing):
+                    continue  # which says how the newest of its processes has ended
                 by = _STARTS_AGAIN.get(mark.role, "")
-                yield Finding(f"{mark.who} was killed{by}", process=process)
+                yield Finding(
+                    f"{mark.who} was killed{by}",
+                    try_="if nobody has killed it, memory may be short: see dmesg, and its log",
+                    process=process,
+                )
             continue
         if process.state in STOPPED:
             its = jobs.get(mark.pid)

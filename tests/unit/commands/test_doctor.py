@@ -401,6 +401,13 @@ def test_a_lost_worker_is_missed_until_it_comes_back() -> None:
     assert what.startswith("worker far was lost ")  # it was started again, and is not there yet
 
 
+def test_how_a_worker_has_ended_is_said_before_that_one_of_its_processes_was_killed() -> None:
+    sentence = "worker far is started again at 11:30:00: it ended 1 times in a row, with status 2"
+    killed = [process(), process("worker", "", "far", 9), process("worker", "", "fa", 10)]
+    found = said(seen=Seen(status(0.05, failing=(sentence,))), processes=killed)
+    assert [what for what, _ in found] == ["worker fa (pid 10) was killed", sentence]
+
+
 def test_recent_losses_are_said_although_the_worker_is_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,14 +75,34 @@ def test_a_worker_that_has_worked_is_tried_again_whatever_its_status(
     monkeypatch.setattr(module, "_WORKS_S", 0.01)
 
     async def main() -> None:
-        async with local(script, max_restarts=1) as (launcher, errors):
+        async with local(script, max_restarts=5) as (launcher, errors):
             await eventually(lambda: launcher._worked)
             monkeypatch.setattr(module, "_WORKS_S", 600.0)
             ends.touch()
             sentence = await eventually(lambda: launcher.failing.get("local-0"))
             assert sentence.startswith("worker local-0 is started again at ")
-            assert "ended 2 times in a row, the last time with status 2: the token file" in sentence
-            assert errors == [] and launcher.restarts == 1
+            assert "ended 1 times in a row, the last time with status 2: the token file" in sentence
+            assert errors == [] and launcher.restarts == 0
+
+    _run(main)
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        ("kill -9 $$", "by SIGKILL, as the kernel sends if memory is short (see dmesg): it wants"),
+        ("kill -6 $$", "by SIGABRT: it wants 9 GiB"),
+        ("exit 1", "with status 1: it wants 9 GiB"),
+    ],
+)
+def test_a_worker_that_is_started_again_at_once_is_shown_with_its_last_words(
+    local: Any, ends: str, how: str
+):
+    async def main() -> None:
+        async with local(f"echo it wants 9 GiB; {ends}", max_restarts=99) as (launcher, errors):
+            sentence = await eventually(lambda: launcher.failing.get("local-0"))
+            assert sentence.startswith("worker local-0 is started again at ")
+            assert f"it ended 1 times in a row, the last time {how}" in sentence and not errors
 
     _run(main)
 
