@@ -33,7 +33,6 @@ RUN_FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
 # Headings of ``rlax --help``.
 CONFIGURE = "Write and understand a config"
 RUNNING = "Run"
-CLUSTERS = "Run on a cluster"
 LOOK = "Look at runs"
 AUTHORS = "Write plug-ins"
 

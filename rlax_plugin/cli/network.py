@@ -27,22 +27,35 @@ def certs(
     days: Annotated[
         int, typer.Option(min=1, max=3650, help="validity of the server certificate")
     ] = 365,
+    tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokens",
+            help="also make the secrets of a run over several hosts whose state directory does not "
+            "outlive a restart: secrets.json, worker-token.json and host-token.json",
+        ),
+    ] = False,
 ) -> None:
     """Makes certificates for the endpoints of runs: an authority, and a server certificate.
 
     It writes ca.pem, ca-key.pem, server.pem and server-key.pem. Set rlax.network.tls.certificate,
     key and ca to the last two and the first one. Only ca.pem goes to other machines.
 
-    Running it again renews the server certificate with the same authority; a run that is going on
-    serves the new one without a restart.
+    Running it again renews the server certificate with the same authority, and keeps the secrets; a
+    run that is going on serves the new one without a restart.
 
     Runs do not need this: without it, each run makes a certificate of its own, and its workers
     accept no other.
     """
     with exit_status():
-        from rlax_plugin.rpc.authority import make_certificates
+        from rlax_plugin.rpc.authority import CA, make_certificates
+        from rlax_plugin.rpc.role_secret import role_secret
+        from rlax_plugin.rpc.run_secrets import run_secrets
 
         made = make_certificates(directory, name or (), days)
+        if tokens:
+            secrets = run_secrets(directory, (directory / CA).read_text())
+            role_secret(directory, secrets, "host")
         if made.new_authority:
             typer.echo(f"made a new authority: {directory / 'ca.pem'}")
         names = ", ".join(made.names)

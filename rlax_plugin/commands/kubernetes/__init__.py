@@ -1,1 +1,0 @@
-"""``rlax launch``: writes the Kubernetes manifests of a run; nothing here talks to a cluster."""
