@@ -70,7 +70,7 @@ def join(context: BuildContext, given: ResolvedConfig) -> ResolvedConfig:
     if not distributed.is_local(place.coordinator) and not tls.given:
         reason = (
             "is not a loopback address, so the hosts need rlax.network.tls to verify each other: "
-            "make certificates with rlax certs, and set its three keys on each host"
+            "make certificates with rlax certs make, and set its three keys on each host"
         )
         raise ConfigError("--coordinator", place.coordinator, reason)
     files = {"certificate": tls.certificate, "key": tls.key, "ca": tls.ca}

@@ -80,17 +80,19 @@ Run = Annotated[
 ]
 
 
-def command(panel: str, example: str, name: str | None = None) -> Callable[[F], F]:
+def command(
+    panel: str | None, example: str, name: str | None = None, group: typer.Typer = app
+) -> Callable[[F], F]:
     """Registers a command; its docstring, paragraph by paragraph, becomes the help.
 
     Args:
-      panel: the heading under which ``rlax --help`` lists it.
+      panel: the heading under which the help of its group lists it.
     """
 
     def register(function: F) -> F:
         paragraphs = (inspect.getdoc(function) or "").split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-        return app.command(name, help=text, epilog=f"Example:  {example}", rich_help_panel=panel)(
+        return group.command(name, help=text, epilog=f"Example:  {example}", rich_help_panel=panel)(
             function
         )
 

@@ -7,11 +7,20 @@ from typing import Annotated
 
 import typer
 
-from rlax_plugin.cli.common import RUNNING, Run, command, exit_status
+from rlax_plugin.cli.common import RUNNING, Run, app, command, exit_status
+
+certs = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    certs,
+    name="certs",
+    help="Makes certificates for the endpoints of runs, and new tokens of workers.",
+    epilog="Example:  rlax certs make certs --name trainer.example.org",
+    rich_help_panel=RUNNING,
+)
 
 
-@command(RUNNING, "rlax certs certs --name trainer.example.org --name 10.0.0.7")
-def certs(
+@command(None, "rlax certs make certs --name trainer.example.org --name 10.0.0.7", group=certs)
+def make(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="directory of the files; it is made if missing")
     ],
@@ -67,7 +76,7 @@ def certs(
         typer.echo("\n".join(("", *lines, *keys)))
 
 
-@command(RUNNING, "rlax token runs/demo --rotate")
+@command(None, "rlax certs token runs/demo --rotate", group=certs)
 def token(
     run: Run,
     *,
@@ -88,6 +97,26 @@ def token(
     heartbeat, and the one before for the given time. Workers that are members stay members.
     """
     with exit_status():
-        from rlax_plugin.commands.worker_token import worker_token
+        from rlax_plugin.config.loading import of_yaml
+        from rlax_plugin.errors import ConfigError
+        from rlax_plugin.records.files import CONFIG, RunFiles
+        from rlax_plugin.rpc.run_secrets import known_secrets
+        from rlax_plugin.rpc.run_secrets import rotate as rotate_secrets
+        from rlax_plugin.start.run_directory import state_directory
+        from rlax_plugin.text.amounts import in_seconds
 
-        typer.echo(worker_token(run, old_for if rotate else None))
+        files = RunFiles(run)
+        section = of_yaml(files.config(), files.location(CONFIG)).section
+        state_dir = state_directory(section, files)
+        if rotate:
+            secrets = rotate_secrets(state_dir, old_for)
+            kept = f"for {in_seconds(old_for)}" if old_for else "no longer"
+            typer.echo(
+                f"{secrets.worker_file} has a new token: copy it to the machines of the workers. "
+                f"The one before is accepted {kept}"
+            )
+        elif secrets := known_secrets(state_dir):
+            typer.echo(f"workers join with the token in {secrets.worker_file}")
+        else:
+            reason = f"has no usable secrets in {state_dir}: start the run on this machine first"
+            raise ConfigError("RUN", run, reason)

@@ -71,7 +71,7 @@ class Tls(Section):
         default="",
         description="file with the certificate (PEM) of the controller and of a separate parameter "
         "server, and those between it and the authority; it must name the host that workers "
-        "connect to. rlax certs makes one",
+        "connect to. rlax certs make makes one",
     )
     key: PathText = Field(
         default="", description="file with its private key (PEM), readable only by its owner"

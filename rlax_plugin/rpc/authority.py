@@ -1,4 +1,4 @@
-"""An authority of the operator's own, and server certificates that it signs: ``rlax certs``."""
+"""``rlax certs make``: an authority of the operator's own, and server certificates it signs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _read_authority(directory: Path) -> _Authority:
         reason = f"{path.name} cannot be read: {one_line(str(error), 200)}"
         raise ConfigError("DIR", str(directory), reason) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError("DIR", str(directory), f"{CA_KEY} was not made by rlax certs")
+        raise ConfigError("DIR", str(directory), f"{CA_KEY} was not made by rlax certs make")
     if key.public_key() != certificate.public_key():
         reason = f"the key in {CA_KEY} does not belong to the certificate in {CA}"
         raise ConfigError("DIR", str(directory), reason)

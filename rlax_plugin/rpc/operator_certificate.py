@@ -89,7 +89,7 @@ def check_shown_by_clients(tls: Tls) -> None:
     if ExtendedKeyUsageOID.CLIENT_AUTH not in purposes:
         reason = (
             "is for servers only, but each host shows it to the coordinator as a client: renew it "
-            "with rlax certs DIR"
+            "with rlax certs make DIR"
         )
         raise ConfigError(key, path, reason)
 
@@ -222,7 +222,7 @@ def _check_time(key: str, path: str, certificate: x509.Certificate) -> None:
     now = datetime.datetime.now(datetime.UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
-        reason = f"has expired at {end:%Y-%m-%d %H:%M} UTC: renew it (rlax certs DIR)"
+        reason = f"has expired at {end:%Y-%m-%d %H:%M} UTC: renew it (rlax certs make DIR)"
         raise ConfigError(key, path, reason)
     if now < begin:
         reason = (
@@ -238,7 +238,7 @@ def _check_names(key: str, path: str, certificate: x509.Certificate, hosts: Sequ
         reason = (
             f"is not for {missing[0]}, by which workers reach the run "
             f"(rlax.network.advertised_host or host); it is for {known}. Make one with "
-            f"rlax certs DIR --name {missing[0]}"
+            f"rlax certs make DIR --name {missing[0]}"
         )
         raise ConfigError(key, path, reason)
 

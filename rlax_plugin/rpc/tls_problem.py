@@ -60,15 +60,15 @@ def _context(certificate: str, authority: str) -> ssl.SSLContext:
 def _of_certificate(error: ssl.SSLCertVerificationError, host: str, authority: str) -> str:
     if error.verify_code == _EXPIRED:
         return (
-            f"the certificate of {host} has expired: renew it on that machine (rlax certs DIR), or "
-            "set the clock of this one"
+            f"the certificate of {host} has expired: renew it on that machine (rlax certs make "
+            "DIR), or set the clock of this one"
         )
     if error.verify_code == _NOT_YET:
         return f"the certificate of {host} is not valid yet: one of the two clocks is wrong"
     if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
         return (
             f"the certificate is not for {host}: connect by a name that it has, or make one for "
-            f"this name (rlax certs DIR --name {host})"
+            f"this name (rlax certs make DIR --name {host})"
         )
     if authority:
         return (

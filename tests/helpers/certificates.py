@@ -16,7 +16,7 @@ from rlax_plugin.rpc.certificate import Identity
 
 
 def tls_of(directory: Path) -> Tls:
-    """The files that ``rlax certs`` has made there."""
+    """The files that ``rlax certs make`` has made there."""
     files = {"certificate": SERVER, "key": SERVER_KEY, "ca": CA}
     return Tls(**{key: str(directory / name) for key, name in files.items()})
 

@@ -85,7 +85,7 @@ def test_workers_join_with_a_copied_token_file_and_follow_a_rotation(
     assert "is not signed by the expected authority" in log.read_text().splitlines()[-1]
 
     made(tmp_path / "certs", OWN)  # the certificate is renewed, and the token rotated
-    rotated = rlax("token", str(run.dir), "--rotate", "--old-for", "0")
+    rotated = rlax("certs", "token", str(run.dir), "--rotate", "--old-for", "0")
     assert rotated.exit_code == 0, rotated.stderr
     shutil.copy(source, copy)
     trainer_log = run.dir / "logs/trainer.log"

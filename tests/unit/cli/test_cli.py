@@ -223,9 +223,9 @@ def test_parameter_server_rejects_hosts_that_are_none(
 
 def test_certificates_are_made_and_what_is_wrong_with_them_is_told(folder: Path) -> None:
     certs = folder / "certs"
-    result = rlax("certs", str(certs))
+    result = rlax("certs", "make", str(certs))
     assert result.exit_code == 2 and "--name: must be given" in result.stderr
-    result = rlax("certs", str(certs), "--name", "127.0.0.1", "--days", "20")
+    result = rlax("certs", "make", str(certs), "--name", "127.0.0.1", "--days", "20")
     assert result.exit_code == 0 and "made a new authority" in result.stdout
     keys = {"certificate": "server.pem", "key": "server-key.pem", "ca": "ca.pem"}
     for key, name in keys.items():
@@ -238,7 +238,7 @@ def test_certificates_are_made_and_what_is_wrong_with_them_is_told(folder: Path)
     (certs / "server-key.pem").chmod(0o644)
     opened = rlax("check", "--fast", str(folder / "run.yml"), *options)
     assert opened.exit_code == 2 and "rlax.network.tls.key" in opened.stderr
-    assert rlax("certs", str(certs)).exit_code == 0  # again: for the same names
+    assert rlax("certs", "make", str(certs)).exit_code == 0  # again: for the same names
 
 
 def test_a_worker_token_is_found_and_rotated(tmp_path: Path, folder: Path) -> None:
@@ -247,18 +247,18 @@ def test_a_worker_token_is_found_and_rotated(tmp_path: Path, folder: Path) -> No
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yml").write_text((folder / "run.yml").read_text())
-    assert "has no usable secrets" in rlax("token", str(run)).stderr
+    assert "has no usable secrets" in rlax("certs", "token", str(run)).stderr
     before = run_secrets(run)
     assert (
-        rlax("token", str(run)).stdout
+        rlax("certs", "token", str(run)).stdout
         == f"workers join with the token in {run}/worker-token.json\n"
     )
-    result = rlax("token", str(run), "--rotate", "--old-for", "60")
+    result = rlax("certs", "token", str(run), "--rotate", "--old-for", "60")
     after = run_secrets(run)
     assert result.exit_code == 0 and "is accepted for 60 s" in result.stdout
     assert (after.earlier, after.trainer) == (before.worker, before.trainer)
     assert after.worker not in result.stdout
-    assert rlax("token", str(tmp_path)).exit_code == 2
+    assert rlax("certs", "token", str(tmp_path)).exit_code == 2
 
 
 def test_a_server_without_a_lock_is_never_seen_by_other_machines(folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import typer
 import yaml
 from documents import DOCUMENTS, ROOT, fences, prose, read, sections
+from typer.core import TyperGroup
 
 from rlax_plugin import types
 from rlax_plugin.build import Registry, registry_of
@@ -54,8 +55,9 @@ def parse(words: list[str]) -> None:
     """
     with contextlib.suppress(typer.Exit):  # of --help
         context = GROUP.make_context("rlax", list(words))
-        name, command, rest = GROUP.resolve_command(context, words)
-        command.make_context(name, rest, parent=context)
+        while isinstance(context.command, TyperGroup):
+            name, command, words = context.command.resolve_command(context, words)
+            context = command.make_context(name, list(words), parent=context)
 
 
 @pages
@@ -76,9 +78,17 @@ def test_a_wrong_command_line_is_found(line: str) -> None:
         parse(line.split())
 
 
-@pytest.mark.parametrize("name", GROUP.commands)
-def test_every_command_has_an_example_and_is_documented(name: str) -> None:
-    command = GROUP.commands[name]
+def commands(group: Any, prefix: str = "") -> dict[str, Any]:
+    """Name, with that of its group -> command."""
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        inner = commands(command, f"{name} ") if isinstance(command, TyperGroup) else {}
+        found |= {f"{prefix}{name}": command} | inner
+    return found
+
+
+@pytest.mark.parametrize(("name", "command"), commands(GROUP).items(), ids=str)
+def test_every_command_has_an_example_and_is_documented(name: str, command: Any) -> None:
     assert command.help and command.epilog.startswith(f"Example:  rlax {name}")
     parse(shlex.split(command.epilog.removeprefix("Example:  rlax")))
     texts = "\n".join(page.read_text() for page in DOCUMENTS)

@@ -301,7 +301,7 @@ def test_the_page_makes_every_secret(tmp_path: Path, run: Manifests, heading: st
     as_above = {k: v for k, v in page_secrets("") if k in ("demo-config", "demo-metrics")}
     made = dict(page_secrets(heading)) | as_above
     certs = tmp_path / "certs"
-    assert rlax("certs", str(certs), "--name", "demo-trainer", "--tokens").exit_code == 0
+    assert rlax("certs", "make", str(certs), "--name", "demo-trainer", "--tokens").exit_code == 0
     needed = set()
     for role in ("trainer", "worker"):
         (copying,) = run.pods[role]["spec"]["initContainers"]
@@ -338,7 +338,7 @@ def test_the_page_makes_every_secret(tmp_path: Path, run: Manifests, heading: st
 
 
 def test_the_secrets_of_hosts_are_kept_when_the_certificate_is_renewed(tmp_path: Path) -> None:
-    command = ("certs", str(tmp_path / "certs"), "--name", "demo-trainer", "--tokens")
+    command = ("certs", "make", str(tmp_path / "certs"), "--name", "demo-trainer", "--tokens")
     result = rlax(*command)
     before = {name: (tmp_path / "certs" / name).read_text() for name in TOKENS}
     assert "BEGIN" not in result.stdout and len(set(before.values())) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -49,7 +50,8 @@ def _text(node: ast.AST) -> str:
 def helps() -> dict[str, list[str]]:
     """Command -> its help, and that of each of its arguments and options."""
     group = get_group(app)
-    commands = {"rlax": group, **group.commands}
+    certs: Any = group.commands["certs"]
+    commands = {"rlax": group, **group.commands, **certs.commands}
     found = {
         name: [command.help or "", *(getattr(p, "help", None) or "" for p in command.params)]
         for name, command in commands.items()
