@@ -58,21 +58,6 @@ class Use:
     choice: Choice
 
 
-class NotLoadedError(ConfigError):
-    """A name that installed plug-ins offer, none of which is built in or listed.
-
-    Args:
-      what: the kind, in words.
-      plugins: plug-ins that offer it.
-    """
-
-    def __init__(self, key: str, name: str, what: str, plugins: Sequence[str]):
-        self.plugins = tuple(plugins)
-        offering = " or ".join(map(repr, plugins))
-        reason = f"plug-in {offering} offers this {what}, but is not listed: add it to rlax.plugins"
-        super().__init__(key, name, reason)
-
-
 class Registry:
     """Everything that plug-ins offer; calls each register hook once.
 
@@ -134,7 +119,12 @@ class Registry:
             raise ConfigError(name_key, name, reason)
         elsewhere = _offered_by(kind, plugin, plain, self.manager.names)
         if elsewhere:
-            raise NotLoadedError(name_key, name, what, elsewhere)
+            offering = " or ".join(map(repr, elsewhere))
+            raise ConfigError(
+                name_key,
+                name,
+                f"plug-in {offering} offers this {what}, but is not listed: add it to rlax.plugins",
+            )
         reason = f"no plug-in offers this {what}; {alternatives(name, self.offers[kind])}"
         raise ConfigError(name_key, name, reason)
 

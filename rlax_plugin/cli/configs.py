@@ -1,4 +1,4 @@
-"""Commands before anything runs: init, check, prompts, plugins, version."""
+"""Commands before anything runs: init, check, score, prompts, plugins, explain, version."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def init(
     Without options, it asks questions if it runs on a terminal. Options that are not given have
     defaults for a run like configs/demo.yml, in which a tiny model learns sums on two CPU cores.
     With --data, such a model learns to answer your own questions.
-    The file explains every key it sets; rlax config lists all other keys and their defaults.
+    The file explains every key it sets; rlax explain rlax has all other keys and their defaults.
     """
     with exit_status():
         from rlax_plugin.commands import init
@@ -345,6 +345,75 @@ def plugins(
             listing.print_loaded(console, config, document["loaded"])
             console.print()
         listing.print_installed(console, document["installed"])
+
+
+@command(CONFIGURE, "rlax explain dapo rlax.objective.entropy_coefficient=0.01")
+def explain(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="section, key, part, preset or metric, such as rlax.rollouts, group_size, wandb, "
+            "grpo or time/step_s; or a config (.yml), whose objective is explained; default: list "
+            "the names",
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE...]",
+            show_default=False,
+            help="a config whose plug-ins are loaded; then, for a preset, keys below "
+            "rlax.objective, such as rlax.objective.kl.coefficient=0.04",
+        ),
+    ] = None,
+    *,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            show_default=False,
+            help="module to load although it is not installed as a plug-in; may be repeated",
+        ),
+    ] = None,
+    markdown: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PAGE",
+            show_default=False,
+            help="print the generated text of a page of docs/ instead: config, metrics, objectives",
+        ),
+    ] = None,
+) -> None:
+    """Explains a name: a key of the config, a part, an algorithm, or a metric.
+
+    Keys are shown with their types, units, defaults and meanings; parts with their options;
+    metrics with their units, and the steps in which they are reported. The last word of a name is
+    enough; if it has several meanings, all are shown. If nothing has this name, metrics are
+    searched for it.
+
+    A preset is shown with its formula, paper, parts and options. An objective is one sum with five
+    slots: aggregation, importance weight, advantage, grad_1 and grad_2. A preset fills the slots. A
+    config can replace each of them, and add corrections, KL to a reference policy or an entropy
+    bonus. The worked example has four samples of one prompt, with rewards 1, 0, 0 and 1. It shows
+    the advantage of each sample, and for each token its ratios, its weight and the gradient of the
+    loss, as rlax train would compute them.
+    """
+    with exit_status():
+        from rich.console import Console
+
+        from rlax_plugin.commands import explain, reference
+        from rlax_plugin.errors import ConfigError, alternatives
+
+        if markdown is not None:
+            if markdown not in reference.PAGES:
+                pages = alternatives(markdown, reference.PAGES)
+                raise ConfigError("--markdown", markdown, f"no such page; {pages}")
+            typer.echo(reference.PAGES[markdown](), nl=False)
+        elif name is None:
+            explain.overview(Console())
+        else:
+            explain.explain(Console(), name, arguments or (), plugin or ())
 
 
 def _print_versions(asked: bool) -> None:

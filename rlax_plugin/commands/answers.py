@@ -52,7 +52,7 @@ class Answers:
     reference: Annotated[
         str, "column of the right answer in this data; empty: the one named answer or the like"
     ] = ""
-    preset: Annotated[str, "preset of the objective; rlax objective lists them"] = "dapo"
+    preset: Annotated[str, "preset of the objective; rlax explain preset lists them"] = "dapo"
     steps: Annotated[int, "number of RL steps"] = STEPS
     workers: Annotated[int, "number of rollout worker processes"] = 2
     staleness: Annotated[

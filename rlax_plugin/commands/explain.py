@@ -1,221 +1,300 @@
-"""The text of ``rlax objective``: presets, the parts in their slots, and one update in numbers.
+"""``rlax explain``: looks a name up among keys, parts, presets and metrics, and shows what it is.
 
-``docs/objectives.md`` contains the output of ``markdown``, so both stay in step with the code.
+An objective is shown with its formula, its parts, and one update in numbers.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import yaml
-from pydantic import BaseModel
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rlax_plugin.build import NotLoadedError, Registry, registry_for
-from rlax_plugin.config import SLOTS, Algorithm, Choice, NoOptions, RlaxSection, Schedule
+from rlax_plugin.build import Registry, registry_for, registry_of
+from rlax_plugin.commands import listing
+from rlax_plugin.commands.reference import (
+    PARTS,
+    Keys,
+    built_in,
+    part_text,
+    parts,
+    preset_notes,
+    presets_of,
+    sections,
+    spoken,
+)
+from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import load_section, overridden
-from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.metrics.dashboard import sparkline
+from rlax_plugin.metrics.names import METRICS, STAGES, Metric
 from rlax_plugin.objective.loss import algorithm_of, choices
-from rlax_plugin.objective.presets import Preset
-from rlax_plugin.ports.kinds import ALL
-from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.testing.objectives import (
     evaluate_objective,
     section_of,
     slots_of,
     unused_arrays,
 )
-from rlax_plugin.text.markdown import markdown_table
 
-KINDS = tuple(kind.name for kind in ALL if kind.fills_slot)
 PREFIX = "rlax.objective"
-_BARS = 24  # of a drawn schedule
 
 
-def section_for(
-    name: str = "", arguments: Sequence[str] = (), plugins: Sequence[str] = ()
-) -> RlaxSection:
-    """Returns a section that sets only the objective.
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Everything that a name may mean.
+
+    Attributes:
+      blocks: keys of sections and parts.
+      presets: names of presets.
+      metrics: metrics of a stage, or of this name.
+    """
+
+    blocks: tuple[Keys, ...]
+    presets: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks or self.presets or self.metrics)
+
+
+def explain(
+    console: Console, name: str, arguments: Sequence[str] = (), plugins: Sequence[str] = ()
+) -> None:
+    """Prints what a name means, and all that it may mean if that is several things.
 
     Args:
-      name: name of the preset, or a config whose own objective is explained.
-      arguments: perhaps a config, whose plug-ins are loaded, then ``key=value``, every key below
-        ``rlax.objective``.
-      plugins: plug-ins to load besides the built-in ones; installed plug-ins that the objective
-        needs are found without being named.
+      name: a section, key, kind or part, perhaps only its last word; a preset; a metric or a stage;
+        or a config, whose own objective is explained.
+      arguments: perhaps a config, whose plug-ins are loaded, then ``key=value`` below
+        ``rlax.objective`` for a preset.
+      plugins: plug-ins to load besides the built-in ones. If these do not have the name, all
+        installed plug-ins are loaded.
 
     Raises:
-      ConfigError: an override is wrong, or its key is not below ``rlax.objective``; or the config
-        is wrong.
+      ConfigError: there is no such name; or an argument or the config is wrong.
     """
-    overrides = [argument for argument in arguments if "=" in argument]
-    objective: dict[str, Any] = {"preset": name}
-    loaded = tuple(plugins)
-    for config in (word for word in (name, *arguments) if _is_config(word)):
-        listed, _ = load_section(config)
-        loaded = tuple(dict.fromkeys((*loaded, *listed.plugins)))
-        if config == name:
-            objective = listed.objective.model_dump(mode="json", exclude_unset=True)
-    if unknown := [word for word in arguments if "=" not in word and not _is_config(word)]:
+    configs = [word for word in (name, *arguments) if _is_config(word)]
+    overrides = [word for word in arguments if "=" in word]
+    if unknown := [word for word in arguments if word not in (*configs, *overrides)]:
         raise ConfigError("command line", unknown[0], "must be a config (.yml) or KEY=VALUE")
-    for override in overrides:
-        if not override.startswith(f"{PREFIX}."):
-            raise ConfigError("command line", override, f"must be a key below {PREFIX}.")
-    content = overridden({"rlax": {"objective": objective}}, overrides)
-    section = section_of(content["rlax"]["objective"], loaded)
-    # No config lists plug-ins here: whatever is installed may be meant, one plug-in at a time.
-    while name and (missing := _not_loaded(section)):
-        if len(missing.plugins) > 1:
-            offering = " and ".join(map(repr, missing.plugins))
-            reason = f"is offered by plug-ins {offering}; choose one with --plugin"
-            raise ConfigError(missing.key, missing.value, reason)
-        loaded += missing.plugins
-        section = section.model_copy(update={"plugins": loaded})
-    return section
+    listed = {config: load_section(config)[0] for config in configs}
+    loaded = (*plugins, *(plugin for section in listed.values() for plugin in section.plugins))
+    if name in listed:
+        objective = listed[name].objective.model_dump(mode="json", exclude_unset=True)
+        show_objective(console, _objective(objective, overrides, loaded))
+        return
+    if not (matches := find(name, _registry(loaded))):
+        loaded += tuple(row["name"] for row in listing.installed_rows() if "offers" in row)
+        matches = find(name, _registry(loaded))
+    if not matches:
+        raise _no_match(name, loaded)
+    if overrides and not matches.presets:
+        raise ConfigError("command line", overrides[0], f"needs a preset, which {name} is not")
+    show_keys(console, matches.blocks)
+    for preset in matches.presets:
+        show_objective(console, _objective({"preset": preset}, overrides, loaded))
+    if matches.metrics:
+        _show_metrics(console, matches.metrics)
 
 
 def _is_config(word: str) -> bool:
     return "=" not in word and word.endswith((".yml", ".yaml"))
 
 
-def _not_loaded(section: RlaxSection) -> NotLoadedError | None:
-    """Returns the error for a part whose plug-in is installed but not loaded; None if none is."""
-    registry = registry_for(section)
-    try:
-        for use in registry.objective_uses(section):
-            registry.offer(use.kind, use.choice.name, use.key)
-    except NotLoadedError as error:
-        return error
-    return None
+def _registry(loaded: Sequence[str]) -> Registry:
+    """Returns the built-in parts, those for tests among them, and those of further plug-ins."""
+    return registry_of(tuple(dict.fromkeys(loaded))) if loaded else built_in()
 
 
-def presets_of(registry: Registry) -> dict[str, Preset]:
-    """Returns every preset that the loaded plug-ins offer, in their order."""
-    return {
-        name: _built(registry, "objective", name, f"{PREFIX}.preset")
-        for name in registry.offers["objective"]
-    }
+def find(wanted: str, registry: Registry | None = None) -> Matches:
+    """Looks a name up among sections, keys, kinds, parts, presets, stages and metrics.
+
+    Args:
+      wanted: dotted key, with or without the leading ``rlax.`` and the index of a list, or the last
+        words of one; or another name. If nothing else has it, a text in a metric's name or meaning.
+      registry: the plug-ins; None: the built-in ones and those for tests.
+    """
+    registry = registry or built_in()
+    presets = registry.offers["objective"]
+    metrics = tuple(
+        metric
+        for metric in METRICS
+        if wanted in (*_ends(metric.name, "/"), metric.name.partition("/")[0])
+        or metric.matches(wanted)
+    )
+    matches = Matches(
+        tuple(_blocks(wanted, registry)), tuple(one for one in presets if one == wanted), metrics
+    )
+    if matches:
+        return matches
+    texts = [(metric, f"{metric.name} {metric.meaning}") for metric in METRICS]
+    return Matches((), (), tuple(metric for metric, text in texts if wanted in text))
 
 
-def part_text(registry: Registry, kind: str, name: str) -> str:
-    """Returns a part's description: the docstring of its options or, if it has none, its own."""
-    extension = registry.offer(kind, name, f"{PREFIX}.{kind}").extension
-    documented = extension.config_class
-    if documented is NoOptions:
-        documented = _built(registry, kind, name, f"{PREFIX}.{kind}")
-    return inspect.cleandoc(documented.__doc__ or "").replace("``", "`")
+def _blocks(wanted: str, registry: Registry) -> Iterator[Keys]:
+    """Yields what the config and its parts have of a name."""
+    stem = re.sub(r"\.\d+(?=\.|$)", "", wanted).removeprefix("rlax.")
+    key = stem if stem == "rlax" else f"rlax.{stem}"
+    kinds = {wanted: ""} if wanted in BY_NAME else {}  # kind -> the option of its parts, if one
+    found = []
+    for section in sections():
+        if stem in _ends(section.title) or section.title.startswith(f"{key}."):
+            found.append(section)
+            continue
+        named = [k for k in section.keys if stem in _ends(k.key) or k.key.startswith(f"{key}.")]
+        named += [k for k in section.keys if k.kind == wanted and k not in named]
+        kinds |= {k.kind: "" for k in named if k.kind}
+        if named:
+            found.append(replace(section, text="", keys=tuple(named)))
+    for place, kind in PARTS.items():
+        if key.startswith(f"{place}."):
+            kinds[kind] = key.removeprefix(f"{place}.")
+    offered = list(parts(registry))
+    for kind, part in offered:
+        if kind in kinds and (option := _with_option(part, kinds[kind])):
+            found.append(_titled(kind, option))
+    if "objective" in kinds:
+        formulas = {
+            f"objective {name}": preset.formula for name, preset in presets_of(registry).items()
+        }
+        found = [replace(block, text=formulas.get(block.title, block.text)) for block in found]
+    if not found:  # the name of an option, or of the options that begin with it
+        found = [_titled(k, option) for k, part in offered if (option := _with_option(part, stem))]
+    yield from found
+    shown = {block.title for block in found}
+    for kind, part in offered:
+        whole = _titled(kind, part)
+        if part.title == wanted and kind != "objective" and whole.title not in shown:
+            text = part_text(registry, kind, wanted) if BY_NAME[kind].fills_slot else part.text
+            yield replace(whole, text=text)
 
 
-def _built(registry: Registry, kind: str, name: str, key: str) -> Any:
-    """Builds a part without options."""
-    section = section_of({}, registry.manager.names)
-    context = BuildContext.outside_run(section)
-    return registry.part(kind, Choice(name=name), key, context)
+def _with_option(part: Keys, option: str) -> Keys | None:
+    """Returns a part with the options of this name, or below it; all of them if it is empty."""
+    keys = [key for key in part.keys if f"{key.key}.".startswith(f"{option}.") or not option]
+    return replace(part, text="", keys=tuple(keys)) if keys or not option else None
 
 
-def _short(choice: Choice | None) -> str:
-    """Formats a choice on one line, as a call."""
-    if choice is None:
-        return ""
-    options = ", ".join(f"{name}={yaml_text(value)}" for name, value in choice.options.items())
-    return f"{choice.name}({options})" if options else choice.name
+def _ends(name: str, separator: str = ".") -> list[str]:
+    """Returns a dotted name and its last words, from all of them to one."""
+    words = name.split(separator)
+    return [separator.join(words[first:]) for first in range(len(words))]
 
 
-# The command line.
+def _titled(kind: str, part: Keys) -> Keys:
+    return replace(part, title=f"{spoken(kind)} {part.title}")
 
 
-def list_presets(console: Console, registry: Registry) -> None:
-    """Prints the formula and parts of every preset."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("preset", no_wrap=True)
-    table.add_column("formula, which is maximised, and its parts")
-    for name, preset in presets_of(registry).items():
-        parts = [choice.name for _, _, choice in choices(preset)]
-        formula = Text(f"{preset.formula.strip()}\n")
-        table.add_row(Text(name, "bold"), formula.append(", ".join(parts), "dim"))
+def _no_match(name: str, loaded: Sequence[str]) -> ConfigError:
+    keys = [title for s in sections() for title in (s.title, *(key.key for key in s.keys))]
+    words = {word for key in keys for word in _ends(key)} | BY_NAME.keys()
+    words |= {part.title for _, part in parts(_registry(loaded))}
+    words |= {word for metric in METRICS for word in _ends(metric.name, "/")}
+    near = difflib.get_close_matches(name, sorted(words), n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    reason = f"no key, part, preset or metric has this name; {hint}rlax explain lists them"
+    return ConfigError("NAME", name, reason)
+
+
+# The objective of a config.
+
+
+def _objective(
+    objective: dict[str, Any], overrides: Sequence[str], loaded: Sequence[str]
+) -> RlaxSection:
+    """Returns a section that sets only the objective; see ``explain``."""
+    for override in overrides:
+        if not override.startswith(f"{PREFIX}."):
+            raise ConfigError("command line", override, f"must be a key below {PREFIX}.")
+    content = overridden({"rlax": {"objective": objective}}, overrides)
+    return section_of(content["rlax"]["objective"], tuple(dict.fromkeys(loaded)))
+
+
+# What is printed.
+
+
+def overview(console: Console) -> None:
+    """Prints the names of what can be explained."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_row(Text("sections", "bold"), ", ".join(section.title for section in sections()))
+    for kind, offers in built_in().offers.items():
+        heading = "presets" if kind == "objective" else kind
+        table.add_row(Text(heading, "bold"), ", ".join(offers))
+    table.add_row(Text("metrics", "bold"), ", ".join(f"{stage.name}/..." for stage in STAGES))
     console.print(table)
-    console.print("\nrlax objective NAME explains a preset, with an example.", style="dim")
+    text = "rlax explain NAME explains one of them, a kind of parts, a key or a metric."
+    console.print(f"\n{text}", style="dim")
 
 
-def show_preset(console: Console, section: RlaxSection) -> None:
+def show_keys(console: Console, blocks: Sequence[Keys]) -> None:
+    """Prints keys as tables, one per section or part."""
+    for block in blocks:
+        none = "" if block.keys or block.text else "  no options"
+        console.print(Text.assemble((block.title, "bold"), none))
+        for paragraph in filter(None, block.text.split("\n\n")):
+            console.print(Padding(Text(" ".join(paragraph.split())), (0, 0, 0, 2)))
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for key in block.keys:
+            name = key.key.removeprefix(f"{block.title}.")
+            default = f"default {key.default}" if key.default else "must be given"
+            facts = Text(f"{key.type}; {default}")
+            table.add_row(Text(f"  {name}"), facts.append(f"\n{key.meaning}", "dim"))
+        if block.keys:
+            console.print(table)
+
+
+def _show_metrics(console: Console, metrics: Sequence[Metric]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("metric", "unit", "meaning", "when"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "metric")
+    for metric in metrics:
+        table.add_row(metric.name, metric.unit, metric.meaning, metric.when)
+    console.print(table)
+
+
+def show_objective(console: Console, section: RlaxSection) -> None:
     """Prints a preset, the section's changes to it, and the worked example."""
     registry = registry_for(section)
     name = section.objective.preset
-    preset = _built(registry, "objective", name, f"{PREFIX}.preset")
+    preset = presets_of(registry)[name]
     algorithm = algorithm_of(section.objective, preset)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("rlax.objective.", "value", "meaning"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "rlax.objective.")
+    for key, kind, choice in choices(algorithm):
+        options = registry.options(kind, choice, f"{PREFIX}.{key}")
+        text = " ".join(part_text(registry, kind, choice.name).split())
+        table.add_row(Text(key, "bold"), Text(choice.name, "bold"), Text(text))
+        listing.add_options(table, listing.option_rows(options))
+        table.add_row()
+    numbers = listing.option_rows(algorithm)
+    listing.add_options(
+        table,
+        {k: row for k, row in numbers.items() if not isinstance(row["value"], Choice | tuple)},
+    )
     console.print(Text.assemble((name, "bold"), f"  {preset.title}"))
     if preset.paper:
         console.print(Text(preset.paper, "cyan"))
     if preset.formula:
         console.print(Padding(Text(preset.formula.rstrip()), (1, 2)))
-    console.print(_parts_table(registry, algorithm))
-    for title, rows in (
-        ("Conventions", [("-", line) for line in preset.conventions]),
-        ("In other libraries", list(preset.peers.items())),
-        (f"Defaults of version {preset.version}, {preset.source}", list(preset.covers.items())),
-        ("What the preset cannot say", [("-", line) for line in preset.lacks]),
-    ):
-        if rows:
-            console.print(_pairs(title, rows))
+    console.print(table, "")
+    for heading, lines in preset_notes(preset):
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+        table.add_column(no_wrap=True)
+        for library, text in lines:
+            table.add_row(library or "-", Text(text))
+        console.print(Text(heading, "bold"), table, "")
     console.print(worked_example(section))
-
-
-def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Group:
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    for left, right in rows:
-        table.add_row(left, Text(right))
-    return Group(Text(title, "bold"), table, Text())
-
-
-def _parts_table(registry: Registry, algorithm: Algorithm) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("rlax.objective.", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("meaning", overflow="fold")
-    for key, kind, choice in choices(algorithm):
-        text = " ".join(part_text(registry, kind, choice.name).split())
-        table.add_row(Text(key, "bold"), Text(choice.name, "bold"), Text(text))
-        options = registry.options(kind, choice, f"{PREFIX}.{key}")
-        _add_fields(table, options, "  ")
-        table.add_row()
-    _add_fields(table, algorithm, "")
-    table.add_row()
-    return table
-
-
-def _add_fields(table: Table, model: BaseModel, prefix: str) -> None:
-    """Adds a row for each number, also those in sections; choices have rows already."""
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        if isinstance(value, Choice | tuple) or (name in SLOTS):
-            continue
-        if isinstance(value, Schedule):
-            table.add_row(
-                Text(f"{prefix}{name}"), _drawn(value), Text(field.description or "", "dim")
-            )
-            continue
-        if isinstance(value, BaseModel):
-            _add_fields(table, value, f"{prefix}{name}.")
-            continue
-        default = "" if field.is_required() else f"default {yaml_text(field.get_default())}"
-        meaning = "; ".join(filter(None, (field.description, default)))
-        table.add_row(Text(f"{prefix}{name}"), Text(yaml_text(value)), Text(meaning, "dim"))
-
-
-def _drawn(schedule: Schedule) -> Text:
-    """Returns a schedule in words, and its values from step 1 to its last one as bars."""
-    (first, _), (last, _) = schedule.corners[0], schedule.corners[-1]
-    steps = np.linspace(min(first, 1), last, _BARS).round().astype(int).tolist()
-    return Text(f"{schedule}\n{sparkline([schedule.at(step) for step in steps])}")
 
 
 # Four samples of one prompt: pi_theta/mu of each token.
@@ -237,7 +316,7 @@ def worked_example(section: RlaxSection) -> RenderableType:
         "entropy_bt": np.ones(ratio_bt.shape),
     }
     unused = unused_arrays(slots_of(section), optional, ratio_bt.shape, len(RATIOS))
-    found = evaluate_objective(
+    evaluation = evaluate_objective(
         section.objective,
         logprobs_bt=behaviour_bt + np.log(ratio_bt),
         behaviour_logprobs_bt=behaviour_bt,
@@ -255,7 +334,12 @@ def worked_example(section: RlaxSection) -> RenderableType:
     for heading in ("sample", "reward", "pi/mu", "pi/pi_old", "A", "weight", "dL/dlog pi"):
         table.add_column(heading, justify="right")
     for row, t in np.argwhere(mask_bt):
-        numbers = (found.ratio_bt, found.advantages_bt, found.weights_bt, found.grad_bt)
+        numbers = (
+            evaluation.ratio_bt,
+            evaluation.advantages_bt,
+            evaluation.weights_bt,
+            evaluation.grad_bt,
+        )
         table.add_row(
             str(row + 1) if t == 0 else "",
             f"{REWARDS[row]:g}" if t == 0 else "",
@@ -264,13 +348,13 @@ def worked_example(section: RlaxSection) -> RenderableType:
         )
     metrics = ", ".join(
         f"{name.removeprefix('objective/')} {value:.4g}"
-        for name, value in found.metrics.items()
+        for name, value in evaluation.metrics.items()
         if name.startswith("objective/")
     )
     return Group(
         Text("Worked example", "bold"),
         table,
-        Text(f"\nloss {found.loss:.6g}, which is minimised", "bold"),
+        Text(f"\nloss {evaluation.loss:.6g}, which is minimised", "bold"),
         Text(
             "The samples belong to one prompt; each row is a token. mu = 0.1, pi_ref = mu, entropy "
             "1 nat, L_max 4. If the trainer computes pi_old, it is sqrt(pi mu), as in a later "
@@ -279,73 +363,3 @@ def worked_example(section: RlaxSection) -> RenderableType:
         ),
         Text(f"metrics: {metrics}", "dim"),
     )
-
-
-# The document.
-
-
-def markdown(registry: Registry) -> str:
-    """Returns the generated part of ``docs/objectives.md``."""
-    found = presets_of(registry)
-    blocks = [
-        "## Presets",
-        "The symbols are those of the [notation](#notation). In the table, agg and is stand for "
-        "the slots `aggregation` and `importance_weight`, and the last column is the value of "
-        "`old_policy`. Each preset has its formula, its config, and notes on its details and on "
-        "other libraries.",
-        *_preset_table(found),
-        *(block for name, preset in found.items() for block in _preset_blocks(name, preset)),
-        "## Parts",
-        "A config chooses a part by its name and can set its options. The text below each name is "
-        "the docstring of the part; it begins with what the part computes.",
-        *(block for kind in KINDS for block in _kind_blocks(registry, kind)),
-    ]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _preset_table(found: Mapping[str, Preset]) -> Iterator[str]:
-    rows = [["preset", "agg", "is", "advantage", "grad_1", "grad_2", "pi_old"]]
-    for name, preset in found.items():
-        slots = [f"`{_short(getattr(preset, slot))}`" for slot in SLOTS]
-        rows.append([f"[{name}](#{name.replace('/', '')})", *slots, preset.old_policy])
-    yield markdown_table(rows)
-
-
-def _preset_blocks(name: str, preset: Preset) -> Iterator[str]:
-    yield f"### {name}"
-    yield f"{preset.title}, <{preset.paper}>"
-    yield f"```text\n{preset.formula.rstrip()}\n```"
-    yield f"```yaml\n{_yaml(preset)}```"
-    if preset.conventions:
-        yield "\n".join(f"- {line}" for line in preset.conventions)
-    if preset.peers:
-        yield "In other libraries:"
-        yield "\n".join(f"- **{library}**: {text}" for library, text in preset.peers.items())
-    if preset.covers:
-        yield f"Defaults of version {preset.version}, <{preset.source}>:"
-        yield "\n".join(f"- **{subject}**: {text}" for subject, text in preset.covers.items())
-    if preset.lacks:
-        yield "What the preset cannot say:"
-        yield "\n".join(f"- {line}" for line in preset.lacks)
-
-
-def _yaml(preset: Preset) -> str:
-    """Formats a preset as YAML under ``rlax.objective``."""
-    slots = {slot: getattr(preset, slot).model_dump(mode="json") for slot in SLOTS}
-    others = preset.model_dump(
-        mode="json", include=set(Algorithm.model_fields) - set(SLOTS), exclude_defaults=True
-    )
-    return yaml.safe_dump(slots | others, sort_keys=False, default_flow_style=None, width=90)
-
-
-def _kind_blocks(registry: Registry, kind: str) -> Iterator[str]:
-    yield f"### {kind.replace('_', ' ').capitalize()}s"
-    for name, offer in registry.offers[kind].items():
-        yield f"#### {name}"
-        yield f"```text\n{part_text(registry, kind, name)}\n```"
-        rows = [["option", "default", "meaning"]]
-        for option, field in offer.extension.config_class.model_fields.items():
-            default = "" if field.is_required() else f"`{yaml_text(field.get_default())}`"
-            rows.append([f"`{option}`", default, field.description or ""])
-        if len(rows) > 1:
-            yield markdown_table(rows)

@@ -1,19 +1,25 @@
-"""``rlax plugins``: lists installed plug-ins, and the parts that a config uses."""
+"""``rlax plugins``: lists installed plug-ins, the parts that a config uses, and their options."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.build import Registry, Use
-from rlax_plugin.config import RlaxSection, leaf_fields
+from rlax_plugin.config import RlaxSection, Schedule, leaf_fields
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import PluginError
+from rlax_plugin.metrics.dashboard import sparkline
 from rlax_plugin.ports.manager import Installed, Manager, installed
+
+_BARS = 24  # of a drawn schedule
 
 
 def installed_rows() -> list[dict[str, Any]]:
@@ -56,15 +62,20 @@ def _used_row(registry: Registry, use: Use) -> dict[str, Any]:
         "plugin": offer.plugin,
         "distribution": origin.distribution,
         "version": origin.version,
-        "options": {
-            name: {
-                "value": operator.attrgetter(name)(options),
-                "default": None if field.is_required() else field.get_default(),
-                "required": field.is_required(),
-                "description": field.description or "",
-            }
-            for name, field in leaf_fields(type(options))
-        },
+        "options": option_rows(options),
+    }
+
+
+def option_rows(options: BaseModel) -> dict[str, dict[str, Any]]:
+    """Returns dotted name -> value and description of each option."""
+    return {
+        name: {
+            "value": operator.attrgetter(name)(options),
+            "default": None if field.is_required() else field.get_default(),
+            "required": field.is_required(),
+            "description": field.description or "",
+        }
+        for name, field in leaf_fields(type(options))
     }
 
 
@@ -107,8 +118,22 @@ def print_used(console: Console, config: str, rows: list[dict[str, Any]]) -> Non
         source = f"{row['distribution']} {row['version']}".strip()
         origin = f"{row['kind']} of {row['plugin']}" + (f" ({source})" if source else "")
         table.add_row(Text(row["key"], "bold"), Text(row["name"], "bold"), Text(origin))
-        for name, option in row["options"].items():
-            default = "" if option["required"] else f"default {yaml_text(option['default'])}"
-            meaning = "; ".join(filter(None, (option["description"], default)))
-            table.add_row(Text(f"  {name}"), Text(yaml_text(option["value"])), Text(meaning, "dim"))
+        add_options(table, row["options"])
     console.print(table)
+
+
+def add_options(table: Table, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds the ``option_rows`` of a part: name, value, and meaning with the default."""
+    for name, option in options.items():
+        value = option["value"]
+        shown = _drawn(value) if isinstance(value, Schedule) else Text(yaml_text(value))
+        default = "" if option["required"] else f"default {yaml_text(option['default'])}"
+        meaning = "; ".join(filter(None, (option["description"], default)))
+        table.add_row(Text(f"  {name}"), shown, Text(meaning, "dim"))
+
+
+def _drawn(schedule: Schedule) -> Text:
+    """Returns a schedule in words, and its values from step 1 to its last one as bars."""
+    (first, _), (last, _) = schedule.corners[0], schedule.corners[-1]
+    steps = np.linspace(min(first, 1), last, _BARS).round().astype(int).tolist()
+    return Text(f"{schedule}\n{sparkline([schedule.at(step) for step in steps])}")

@@ -1,7 +1,7 @@
-"""The reference of the config: every key of ``rlax:``, and the options of every built-in part.
+"""The reference: keys, parts, presets and metrics, as pages and for ``rlax explain``.
 
-All of it is read from the config classes. ``rlax config`` prints it, and docs/config.md contains
-the output of ``markdown``, so both stay in step with the code.
+All of it is read from the code. docs/config.md, docs/metrics.md and the second part of
+docs/objectives.md are ``PAGES``, so they stay in step with the code.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import re
 import types
 import typing
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from rlax_plugin.build import Registry, built_in_plugins
+from rlax_plugin.build import Registry, built_in_plugins, registry_of
 from rlax_plugin.config import (
     INT32_MAX,
+    SLOTS,
     YEAR_S,
+    Algorithm,
     Choice,
     NoOptions,
     RlaxSection,
@@ -36,9 +36,13 @@ from rlax_plugin.config import (
     leaf_fields,
 )
 from rlax_plugin.config.validation import yaml_text
-from rlax_plugin.errors import ConfigError, UnknownKeyError, alternatives
+from rlax_plugin.errors import ConfigError, UnknownKeyError
+from rlax_plugin.metrics import names
+from rlax_plugin.objective.presets import Preset
 from rlax_plugin.ports.kinds import ALL, AT_KEY, BY_NAME, NAME
 from rlax_plugin.ports.manager import Manager
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.testing.objectives import section_of
 from rlax_plugin.text.markdown import markdown_table
 
 # Where a part is chosen -> its kind.
@@ -108,61 +112,19 @@ def sections(model: type[BaseModel] = RlaxSection, key: str = "rlax") -> Iterato
         yield from sections(section, place)
 
 
-def parts(kind: str = "") -> Iterator[tuple[str, Keys]]:
-    """Yields (kind, options) of every built-in part of ``kind``; by default of all kinds."""
-    for offered, offers in _built_in().offers.items():
-        for name, offer in offers.items() if kind in ("", offered) else ():
+def parts(registry: Registry | None = None) -> Iterator[tuple[str, Keys]]:
+    """Yields (kind, options) of every part that plug-ins offer.
+
+    Args:
+      registry: the plug-ins; None: the built-in ones and those for tests.
+    """
+    for kind, offers in (registry or built_in()).offers.items():
+        for name, offer in offers.items():
             options = offer.extension.config_class
             fields = leaf_fields(options)
             keys = tuple(_key(name, name.rpartition(".")[2], field) for name, field in fields)
             text = "" if options is NoOptions else _prose(options)
-            yield offered, Keys(name, text, keys, offer.plugin)
-
-
-def find(wanted: str) -> list[Keys]:
-    """Returns the description of a section, a key, a part, or an option.
-
-    Args:
-      wanted: dotted key, with or without the leading ``rlax.`` and the index of a list, or the last
-        word of one; or the name of a built-in part.
-
-    Raises:
-      ConfigError: there is no such key or part.
-    """
-    stem = re.sub(r"\.\d+(?=\.|$)", "", wanted).removeprefix("rlax.")
-    key = stem if stem == "rlax" else f"rlax.{stem}"
-    found = []
-    for section in sections():
-        keys = [k for k in section.keys if _is(k, stem) or k.key.startswith(f"{key}.")]
-        if keys:
-            found.append(replace(section, keys=tuple(keys)))
-    kinds = {k.kind: "" for section in found for k in section.keys if k.kind and _is(k, stem)}
-    for place, kind in PARTS.items():
-        if key.startswith(f"{place}."):
-            kinds[kind] = key.removeprefix(f"{place}.")
-    for kind, option in kinds.items():
-        for _, part in parts(kind):
-            keys = [k for k in part.keys if f"{k.key}.".startswith(f"{option}.") or not option]
-            if keys or not option:
-                found.append(_titled(kind, replace(part, keys=tuple(keys))))
-    if not found:  # the name of an option, or of the options that begin with it
-        for kind, part in parts():
-            if keys := [k for k in part.keys if f"{k.key}.".startswith(f"{stem}.")]:
-                found.append(_titled(kind, replace(part, keys=tuple(keys))))
-    shown = {block.title for block in found}
-    named = (_titled(kind, part) for kind, part in parts() if part.title == wanted)
-    found += [part for part in named if part.title not in shown]
-    if not found:
-        known = [name for s in sections() for name in (s.title, *(k.key for k in s.keys))]
-        (nearest,) = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-        place = nearest.rpartition(".")[0]
-        beside = [k for k in known if k.rpartition(".")[0] == place]
-        offered = {part.title for _, part in parts()}
-        if near := difflib.get_close_matches(wanted, offered, n=1, cutoff=0.7):
-            reason = f"no such key, and no such part; did you mean {near[0]!r}?"
-            raise ConfigError(wanted, None, reason)
-        raise ConfigError(wanted, None, f"no such key; {alternatives(key, beside)}")
-    return found
+            yield kind, Keys(name, text, keys, offer.plugin)
 
 
 def of_a_part(error: UnknownKeyError) -> ConfigError:
@@ -176,7 +138,7 @@ def of_a_part(error: UnknownKeyError) -> ConfigError:
         for key in part.keys:
             option = key.key.partition(".")[0]
             place = f"rlax.{BY_NAME[kind].places[0]}.{option}"
-            places[option].add(f"{place} is an option of {_spoken(kind)} {part.title!r}")
+            places[option].add(f"{place} is an option of {spoken(kind)} {part.title!r}")
     near = difflib.get_close_matches(word, {*error.known, *places}, n=1, cutoff=0.75)
     if not near or near[0] in error.known or len(places[near[0]]) > 1:
         return error
@@ -184,16 +146,9 @@ def of_a_part(error: UnknownKeyError) -> ConfigError:
     return ConfigError(error.key, error.value, reason, error.others)
 
 
-def _titled(kind: str, part: Keys) -> Keys:
-    return replace(part, title=f"{_spoken(kind)} {part.title}")
-
-
-def _is(known: ConfigKey, stem: str) -> bool:
-    return f".{known.key}".endswith(f".{stem}")
-
-
 @functools.cache
-def _built_in() -> Registry:
+def built_in() -> Registry:
+    """Returns what the built-in plug-ins and those for tests offer."""
     return Registry(Manager([*built_in_plugins().names, "rlax_plugin.testing"]))
 
 
@@ -202,7 +157,7 @@ def _key(key: str, name: str, field: FieldInfo) -> ConfigKey:
     unit = "" if "_per_" in name else _UNITS.get(name.split("_")[-1], "")
     words = _words(field.annotation, field.metadata, unit)
     if kind:
-        words = re.sub("part|text", f"part: {_spoken(kind)}", words)
+        words = re.sub("part|text", f"part: {spoken(kind)}", words)
     return ConfigKey(key, words, _default(field), field.description or "", kind)
 
 
@@ -213,12 +168,13 @@ def _default(field: FieldInfo) -> str:
     return f"{{name: {default.name}}}" if isinstance(default, Choice) else yaml_text(default)
 
 
-def _spoken(kind: str) -> str:
+def spoken(kind: str) -> str:
+    """Returns the name of a kind in words."""
     return kind.replace("_", " ")
 
 
-def _prose(model: type[BaseModel]) -> str:
-    return inspect.cleandoc(model.__doc__ or "").replace("``", "`")
+def _prose(documented: Any) -> str:
+    return inspect.cleandoc(documented.__doc__ or "").replace("``", "`")
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
@@ -273,31 +229,14 @@ def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
                 yield f"{words} {bound:g}"
 
 
-def show(console: Console, found: Sequence[Keys]) -> None:
-    """Prints keys as tables, one per section or part."""
-    for block in found:
-        none = "" if block.keys else "  no options"
-        console.print(Text.assemble((block.title, "bold"), none))
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for key in block.keys:
-            name = key.key.removeprefix(f"{block.title}.")
-            default = f"default {key.default}" if key.default else "must be given"
-            facts = Text(f"{key.type}; {default}")
-            table.add_row(Text(f"  {name}"), facts.append(f"\n{key.meaning}", "dim"))
-        if block.keys:
-            console.print(table)
-
-
 _INTRODUCTION = """\
 # The config
 
-<!-- Written by `rlax config --markdown`; a test compares. -->
+<!-- Written by `rlax explain --markdown config`; a test compares. -->
 
 This page lists every key of the section `rlax:` of a MaxText config, and then the options of \
-every built-in part. On a terminal, `rlax config rlax.rollouts` explains a section, `rlax config \
-rlax.launcher.workers` a key and `rlax config wandb` a part; `rlax check CONFIG` finds the errors \
+every built-in part. On a terminal, `rlax explain rlax.rollouts` explains a section, `rlax explain \
+rlax.launcher.workers` a key and `rlax explain wandb` a part; `rlax check CONFIG` finds the errors \
 in a config, and `rlax plugins CONFIG` lists the parts it uses. Every key can also be set on the \
 command line, for instance `rlax.rollouts.group_size=4`. The [glossary](glossary.md) defines the \
 terms.
@@ -310,7 +249,7 @@ most 2147483647, seconds at most a year, and other numbers finite. All keys outs
 to MaxText."""
 
 
-def markdown() -> str:
+def config_page() -> str:
     """Returns the text of docs/config.md."""
     blocks = [_INTRODUCTION]
     for section in sections():
@@ -323,7 +262,7 @@ def markdown() -> str:
         "`rlax_plugin.testing` are for tests: with them a run needs no model and takes seconds.",
     ]
     for kind, group in itertools.groupby(parts(), key=lambda offered: offered[0]):
-        blocks.append(f"## {_spoken(kind).capitalize()}")
+        blocks.append(f"## {spoken(kind).capitalize()}")
         bare = []
         for _, part in group:
             if part.keys or (part.text and kind not in _EXPLAINED):
@@ -348,7 +287,7 @@ def _about(kind: str, part: Keys) -> str:
 
 def _explained(kind: str, name: str) -> str:
     """Returns a link to a part of the objective; a preset of the same name precedes it there."""
-    presets = _built_in().offers["objective"]
+    presets = built_in().offers["objective"]
     anchor = f"{name}-1" if name in presets and kind != "objective" else name
     return f"[{name}](objectives.md#{anchor.replace('/', '')})"
 
@@ -357,11 +296,101 @@ def _markdown_keys(keys: Sequence[ConfigKey], section: str) -> str:
     rows = [["key" if section else "option", "type", "default", "meaning"]]
     for key in keys:
         words = key.type
-        if key.kind and _built_in().offers[key.kind]:
-            what = _spoken(key.kind)
+        if key.kind and built_in().offers[key.kind]:
+            what = spoken(key.kind)
             words = words.replace(what, f"[{what}](#{what.replace(' ', '-')})")
         words = words.replace(_OR_SCHEDULE, "; or a [schedule](objectives.md#schedules)")
         default = f"`{key.default}`" if key.default else ""
         meaning = key.meaning.replace("<", r"\<").replace("|", r"\|")
         rows.append([f"`{key.key.removeprefix(f'{section}.')}`", words, default, meaning])
     return markdown_table(rows)
+
+
+def presets_of(registry: Registry) -> dict[str, Preset]:
+    """Returns every preset that the loaded plug-ins offer, in their order."""
+    return {name: _built(registry, "objective", name) for name in registry.offers["objective"]}
+
+
+def part_text(registry: Registry, kind: str, name: str) -> str:
+    """Returns a part's description: the docstring of its options or, if it has none, its own."""
+    documented = registry.offer(kind, name, kind).extension.config_class
+    if documented is NoOptions:
+        documented = _built(registry, kind, name)
+    return _prose(documented)
+
+
+def _built(registry: Registry, kind: str, name: str) -> Any:
+    context = BuildContext.outside_run(section_of({}, registry.manager.names))
+    return registry.part(kind, Choice(name=name), kind, context)
+
+
+def objectives_page() -> str:
+    """Returns the generated part of docs/objectives.md."""
+    registry = registry_of(())
+    presets = presets_of(registry)
+    blocks = [
+        "## Presets",
+        "The symbols are those of the [notation](#notation). In the table, agg and is stand for "
+        "the slots `aggregation` and `importance_weight`, and the last column is the value of "
+        "`old_policy`. Each preset has its formula, its config, and notes on its details and on "
+        "other libraries.",
+        _preset_table(presets),
+        *(block for name, preset in presets.items() for block in _preset_blocks(name, preset)),
+        "## Parts",
+        "A config chooses a part by its name and can set its options. The text below each name is "
+        "the docstring of the part; it begins with what the part computes.",
+    ]
+    for kind, group in itertools.groupby(parts(registry), key=lambda offered: offered[0]):
+        if BY_NAME[kind].fills_slot:
+            blocks.append(f"### {spoken(kind).capitalize()}s")
+            for _, part in group:
+                text = part_text(registry, kind, part.title)
+                blocks += [f"#### {part.title}", f"```text\n{text}\n```"]
+                blocks += [_markdown_keys(part.keys, "")] if part.keys else []
+    return "\n\n".join(blocks) + "\n"
+
+
+def _preset_table(presets: Mapping[str, Preset]) -> str:
+    rows = [["preset", "agg", "is", "advantage", "grad_1", "grad_2", "pi_old"]]
+    for name, preset in presets.items():
+        slots = [f"`{_short(getattr(preset, slot))}`" for slot in SLOTS]
+        rows.append([f"[{name}](#{name.replace('/', '')})", *slots, preset.old_policy])
+    return markdown_table(rows)
+
+
+def _short(choice: Choice | None) -> str:
+    """Formats a choice on one line, as a call."""
+    if choice is None:
+        return ""
+    options = ", ".join(f"{name}={yaml_text(value)}" for name, value in choice.options.items())
+    return f"{choice.name}({options})" if options else choice.name
+
+
+def _preset_blocks(name: str, preset: Preset) -> Iterator[str]:
+    slots = {slot: getattr(preset, slot).model_dump(mode="json") for slot in SLOTS}
+    others = preset.model_dump(
+        mode="json", include=set(Algorithm.model_fields) - set(SLOTS), exclude_defaults=True
+    )
+    config = yaml.safe_dump(slots | others, sort_keys=False, default_flow_style=None, width=90)
+    yield f"### {name}"
+    yield f"{preset.title}, <{preset.paper}>"
+    yield f"```text\n{preset.formula.rstrip()}\n```"
+    yield f"```yaml\n{config}```"
+    for heading, lines in preset_notes(preset):
+        yield f"{heading}:"
+        yield "\n".join(f"- **{name}**: {text}" if name else f"- {text}" for name, text in lines)
+
+
+def preset_notes(preset: Preset) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yields (heading, its lines), each line with the name that it is about, if there is one."""
+    notes = {
+        "Conventions": [("", line) for line in preset.conventions],
+        "In other libraries": [*preset.peers.items()],
+        f"Defaults of version {preset.version}, <{preset.source}>": [*preset.covers.items()],
+        "What the preset cannot say": [("", line) for line in preset.lacks],
+    }
+    yield from ((heading, lines) for heading, lines in notes.items() if lines)
+
+
+PAGES = {"config": config_page, "metrics": names.markdown, "objectives": objectives_page}
+"""Name of a page -> its generated text."""

@@ -121,7 +121,7 @@ class Network(Section):
     )
     prometheus_token_file: PathText = Field(
         default="",
-        description="file with the token that a scrape of the trainer must send (authorization: "
+        description="file with the token that a scrape of the trainer must send (authorization."
         "credentials_file in Prometheus): one line of at least 16 characters, readable only by its "
         "owner. Empty: every local user can read the page, which is possible only if "
         "rlax.network.host is a loopback address. For workers use rlax serve "

@@ -208,8 +208,8 @@ class Objective(Algorithm):
 
     preset: str = Field(
         default="grpo",
-        description="name of a published algorithm whose values are used; rlax objective lists "
-        "all presets",
+        description="name of a published algorithm whose values are used; rlax explain preset "
+        "lists all presets",
     )
     epochs: PositiveInt = Field(default=1, description="number of passes over one batch")
     mini_batches: PositiveInt = Field(

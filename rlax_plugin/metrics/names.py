@@ -371,20 +371,15 @@ def find(name: str) -> Metric | None:
     return min(rows, key=lambda metric: metric.is_pattern, default=None)
 
 
-def search(text: str) -> tuple[Metric, ...]:
-    """Returns rows with ``text`` in their name or meaning, or whose pattern it matches."""
-    return tuple(m for m in METRICS if text in m.name or text in m.meaning or m.matches(text))
-
-
 _INTRODUCTION = """\
 # Metrics
 
-<!-- Written by `rlax metrics --markdown`; a test compares. -->
+<!-- Written by `rlax explain --markdown metrics`; a test compares. -->
 
 Every step reports numbers named `stage/name` to the run's `metrics.jsonl`, its \
-[trackers](trackers.md) and Prometheus. This page lists all of them. `rlax metrics` prints the \
-list, and `rlax metrics TEXT` the metrics whose name or meaning contains TEXT. Angle brackets \
-stand for any name.
+[trackers](trackers.md) and Prometheus. This page lists all of them. `rlax explain time/step_s` \
+explains one, `rlax explain time` all of a stage, and any other text all metrics whose name or \
+meaning contains it. Angle brackets stand for any name.
 """
 
 

@@ -162,7 +162,7 @@ def per_group(function: GroupAdvantage) -> AdvantageSlot:
                 advantages_n[members_g] = function(rewards_g, outcomes.lengths_n[members_g])
         return advantages_n
 
-    advantages.__doc__ = function.__doc__  # what ``rlax objective`` shows
+    advantages.__doc__ = function.__doc__  # what ``rlax explain`` shows
     return advantages
 
 

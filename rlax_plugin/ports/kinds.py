@@ -1,7 +1,7 @@
 """The kinds of parts: one entry each, which hooks, registry, commands and checks are built from.
 
 ``hookspecs`` makes the hook of each kind, ``build`` looks up a config's choices at its places,
-``rlax config`` explains it there, ``rlax check-plugin`` runs its contract, and ``rlax new-plugin``
+``rlax explain`` explains it there, ``rlax check-plugin`` runs its contract, and ``rlax new-plugin``
 writes one from the template with its name.
 """
 

@@ -87,7 +87,7 @@ def _check_learning(section: RlaxSection, slots: ObjectiveSlots) -> None:
             1,
             f"must be at least 2 with rlax.objective.advantage = {name}, which compares the "
             "samples of a group: every advantage would be 0. Or choose an advantage without a "
-            "baseline of the group (rlax config advantage)",
+            "baseline of the group (rlax explain advantage)",
         )
 
 

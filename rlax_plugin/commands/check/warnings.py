@@ -54,7 +54,7 @@ def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
         yield (
             "rlax.curation.filters",
             "is empty, so groups whose rewards are all equal take up rows of the batch and teach "
-            "nothing; a filter can reject them (rlax config filters)",
+            "nothing; a filter can reject them (rlax explain filters)",
         )
     needed = config.samples * section.staleness.steps_ahead * section.curation.oversample
     if config.workers and rollouts.slots * config.workers >= 2 * needed:

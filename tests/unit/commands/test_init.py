@@ -342,7 +342,7 @@ def test_on_a_terminal_it_asks(folder: Path) -> None:
         process.wait(60)
         os.close(ours)
         os.close(theirs)
-    assert process.returncode == 0 and "rlax objective lists them [dapo]: " in stdout
+    assert process.returncode == 0 and "rlax explain preset lists them [dapo]: " in stdout
     content = yaml.safe_load((folder / "asked.yml").read_text())
     assert (content["steps"], content["base_output_directory"]) == (12, "elsewhere")
     assert content["rlax"]["objective"] == {"preset": "grpo"}

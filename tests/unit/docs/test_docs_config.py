@@ -1,4 +1,4 @@
-"""docs/config.md is the reference of the config classes, and ``rlax config`` finds things in it."""
+"""docs/config.md is the reference of the config classes; ``rlax explain`` finds things in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typer.testing import CliRunner, Result
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
-from rlax_plugin.commands import reference
+from rlax_plugin.commands import explain, reference
 from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
 from rlax_plugin.config.validation import validate
 from rlax_plugin.ports.kinds import ALL, choose
+from rlax_plugin.text.secrets import hidden
 
 SAMPLERS = {
     "learnability": ("candidates", "unasked_first", "floor", "exponent"),
@@ -24,13 +25,15 @@ SAMPLERS = {
 
 
 def rlax(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["config", *arguments])
+    return CliRunner().invoke(app, ["explain", *arguments])
 
 
 def test_the_page_is_that_of_the_code() -> None:
-    result = rlax("--markdown")
+    result = rlax("--markdown", "config")
     assert result.exit_code == 0
-    assert result.stdout == read("config.md"), "rlax config --markdown > docs/config.md"
+    assert result.stdout == read("config.md"), "rlax explain --markdown config > docs/config.md"
+    assert hidden(result.stdout) == result.stdout  # as the streams of a command write it
+    assert "known: config, metrics, objectives" in rlax("--markdown", "confg").stderr
 
 
 def test_every_key_and_option_says_what_it_means() -> None:
@@ -140,7 +143,7 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
     ],
 )
 def test_finds_sections_keys_and_options(wanted: str, titles: list[str], keys: list[str]) -> None:
-    found = reference.find(wanted)
+    found = explain.find(wanted).blocks
     assert [block.title for block in found] == titles
     listed = [key.key for block in found for key in block.keys]
     assert [key.rsplit(".", 1)[-1] for key in listed] == [key.rsplit(".", 1)[-1] for key in keys]
@@ -148,13 +151,13 @@ def test_finds_sections_keys_and_options(wanted: str, titles: list[str], keys: l
 
 
 def test_options_in_sections_have_dotted_names() -> None:
-    (whole,) = reference.find("rlax.trainer.warm_start")
+    (whole,) = explain.find("rlax.trainer.warm_start").blocks
     assert [k.key for k in whole.keys][:3] == [
         "warm_start.enabled",
         "warm_start.steps",
         "warm_start.batch_rows",
     ]
-    assert reference.find("warm_start") == [whole]
+    assert explain.find("warm_start").blocks == (whole,)
     text = " ".join(rlax("rlax.trainer.warm_start.directory").stdout.split())
     assert text.startswith(
         'trainer maxtext warm_start.directory text; default "" directory of a finished'
@@ -163,21 +166,45 @@ def test_options_in_sections_have_dotted_names() -> None:
 
 def test_prints_a_section() -> None:
     text = " ".join(rlax("rlax.staleness").stdout.split())
-    assert text.startswith("rlax.staleness reload_every whole number, at least 1; default 1 j: ")
-    everything = rlax().stdout
+    (block,) = [s for s in reference.sections() if s.title == "rlax.staleness"]
+    about = " ".join(block.text.split())
+    keys = "reload_every whole number, at least 1; default 1 j: "
+    assert text.startswith(f"rlax.staleness {about} {keys}")
+    everything = " ".join(rlax().stdout.split())
     assert all(section.title in everything for section in reference.sections())
+    assert all(name in everything for name in ("wandb", "gspo_token", "clipped_ratio", "time/..."))
 
 
 def test_the_name_of_a_part_shows_its_options() -> None:
     text = " ".join(rlax("wandb").stdout.split())
     assert text.startswith("tracker wandb ") and "project text; default rlax W&B project" in text
-    (launcher,) = reference.find("local")
+    (launcher,) = explain.find("local").blocks
     assert [key.key for key in launcher.keys][:2] == ["workers", "max_restarts"]
-    assert "did you mean 'wandb'?" in rlax("wanbd").stderr
+    assert "did you mean 'wandb' or " in rlax("wanbd").stderr
+    clipped = " ".join(rlax("clipped_ratio").stdout.split())
+    assert clipped.startswith("gradient term clipped_ratio clip(r, 1 - low, 1 + high) if A > 0")
+
+
+def test_a_name_with_several_meanings_shows_all_of_them() -> None:
+    staleness = explain.find("staleness")
+    assert [block.title for block in staleness.blocks] == ["rlax.staleness"]
+    assert "staleness/max" in [metric.name for metric in staleness.metrics]
+    both = explain.find("reference")  # a section, and a signal
+    assert {"rlax.objective.reference", "signal reference"} <= {b.title for b in both.blocks}
+    text = rlax("staleness").stdout
+    assert "reload_every" in text and "staleness/max" in text
+
+
+def test_a_kind_shows_where_its_parts_are_chosen_and_all_of_them() -> None:
+    titles = [block.title for block in explain.find("rollout_engine").blocks]
+    assert titles == ["rlax.rollouts", "rollout engine jetstream", "rollout engine scripted"]
+    assert explain.find("preset").blocks[1].title == "objective grpo"
+    assert "1/(N len) sum min(r A" in explain.find("preset").blocks[1].text
 
 
 def test_a_misspelt_key_is_told_its_nearest_match() -> None:
     result = rlax("rlax.rolouts.group_siz")
     assert result.exit_code == 2 and result.stdout == ""
-    assert "did you mean 'rlax.rollouts.group_size'?" in result.stderr
-    assert "did you mean 'rlax.weights'?" in rlax("rlax.wieghts").stderr
+    assert "did you mean 'rlax.rollouts.group_size' or " in result.stderr
+    assert "did you mean 'rlax.weights' or " in rlax("rlax.wieghts").stderr
+    assert "'grpo'" in rlax("grop").stderr

@@ -86,7 +86,7 @@ def test_the_config_of_maxtext_has_one_more_key(
 @pytest.mark.parametrize("page", [VERL, MAXTEXT, TRL], ids=["verl", "maxtext", "trl"])
 def test_presets_and_parts_of_the_tables_exist(page: str) -> None:
     offers = registry_of(()).offers
-    for name in re.findall(r"`rlax objective ([\w/]+)`|`preset=\"([\w/]+)\"`", prose(page)):
+    for name in re.findall(r"`rlax explain ([\w/]+)`|`preset=\"([\w/]+)\"`", prose(page)):
         assert "".join(name) in offers["objective"]
     rows = dict(re.findall(r"^\| .* \| `(rlax\.objective\.[\w.]+)`: (.*) \|$", prose(page), re.M))
     kinds = {"aggregation": "aggregation", "preset": "objective"}

@@ -16,8 +16,9 @@ from typer.testing import CliRunner, Result
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
-from rlax_plugin.commands import explain
+from rlax_plugin.commands import reference
 from rlax_plugin.objective.loss import choices
+from rlax_plugin.ports.kinds import ALL
 from rlax_plugin.testing import evaluate_objective
 from rlax_plugin.testing.objectives import section_of, slots_of
 
@@ -27,13 +28,15 @@ WRITTEN, GENERATED = OBJECTIVES.split("a test compares. -->\n\n")
 
 
 def test_the_tables_are_those_of_the_code() -> None:
-    expected = explain.markdown(registry_for(section_of({})))
-    assert expected == GENERATED, "put the output of `rlax objective --markdown` below the marker"
+    expected = reference.objectives_page()
+    assert expected == GENERATED, (
+        "put the output of `rlax explain --markdown objectives` below the marker"
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_tells_its_sources_and_differences(name: str) -> None:
-    preset = explain.presets_of(registry_for(section_of({})))[name]
+    preset = reference.presets_of(registry_for(section_of({})))[name]
     assert preset.title and preset.formula and preset.conventions
     assert preset.paper.startswith("https://")
     assert {"TRL", "verl", "Tunix"} <= preset.peers.keys()
@@ -51,16 +54,16 @@ def test_every_preset_tells_its_sources_and_differences(name: str) -> None:
     ],
 )
 def test_what_other_libraries_do_is_said_with_the_preset(name, library, words) -> None:
-    assert words in explain.presets_of(registry_for(section_of({})))[name].peers[library]
+    assert words in reference.presets_of(registry_for(section_of({})))[name].peers[library]
 
 
 def test_icepop_alone_is_said_to_be_only_a_mask_wherever_it_is_chosen() -> None:
     registry = registry_for(section_of({}))
-    assert "Alone it is only a mask" in explain.part_text(registry, "correction", "icepop")
+    assert "Alone it is only a mask" in reference.part_text(registry, "correction", "icepop")
     option = registry.offers["correction"]["icepop"].extension.config_class.model_fields["high"]
     assert (
         "kept ones are not multiplied by m, unlike in verl" in option.description
-    )  # in `rlax config`
+    )  # in `rlax explain`
     found = evaluate_objective(
         {"preset": "aipo", "corrections": [{"name": "icepop"}]},
         logprobs_bt=np.log([[0.3], [0.6]]),  # m = 3 stays, m = 6 does not
@@ -74,9 +77,9 @@ def test_icepop_alone_is_said_to_be_only_a_mask_wherever_it_is_chosen() -> None:
 
 def test_every_part_says_what_it_is_and_what_its_options_mean() -> None:
     registry = registry_for(section_of({}))
-    for kind in explain.KINDS:
+    for kind in (kind.name for kind in ALL if kind.fills_slot):
         for name, offer in registry.offers[kind].items():
-            assert explain.part_text(registry, kind, name), f"{kind} {name}"
+            assert reference.part_text(registry, kind, name), f"{kind} {name}"
             for option, field in offer.extension.config_class.model_fields.items():
                 assert field.description, f"{kind} {name}.{option}"
 

@@ -39,8 +39,8 @@ from rlax_plugin.cli import app
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective.loss import resolve
 
-app(["objective"], standalone_mode=False)
-check("the list of objectives")
+app(["explain", "preset"], standalone_mode=False)
+check("the list of presets")
 for preset in rlax_objectives.rlax_register_objective():
     section = RlaxSection(
         plugins=["rlax_objectives"],

@@ -114,21 +114,28 @@ def test_finding_a_row(name: str, row: str | None) -> None:
 
 
 def run(*argv: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["metrics", *argv])
+    result = CliRunner().invoke(app, ["explain", *argv])
     return result.exit_code, result.output
 
 
 def test_the_command_lists_searches_and_rejects() -> None:
-    _, everything = run()
-    assert all(metric.name in everything for metric in METRICS)
-    _, lengths = run("staleness")
-    assert "staleness/max" in lengths and "time/wait_s" not in lengths
+    for stage in metric_names.STAGES:
+        _, listed = run(stage.name)
+        assert all(metric.name in listed for metric in stage.metrics)
+    _, ages = run("staleness/max")
+    assert "staleness/max" in ages and "time/wait_s" not in ages
+    _, pattern = run("evaluation_hard/pass_at_16")
+    assert "evaluation_<set>/pass_at_<k>" in pattern
+    _, named = run("wait_s")  # the last word
+    assert "time/wait_s" in named and "time/step_s" not in named
+    _, meant = run("longest sample scored")  # in no name, but in a meaning
+    assert "issued_max" in meant
     status, error = run("stalenes/max")
-    assert status == 2 and "staleness" in error
+    assert status == 2 and "did you mean 'staleness/max'" in error
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    status, page = run("--markdown")
+    status, page = run("--markdown", "metrics")
     assert status == 0
     written = (ROOT / "docs/metrics.md").read_text()
-    assert page == written, "write it anew: rlax metrics --markdown > docs/metrics.md"
+    assert page == written, "write it anew: rlax explain --markdown metrics > docs/metrics.md"

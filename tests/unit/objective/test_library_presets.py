@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
-from rlax_plugin.commands import explain
+from rlax_plugin.commands import reference
 from rlax_plugin.testing.objectives import evaluate_objective, section_of
 
 SUBJECTS = ("objective", "advantage", "KL", "aggregation", "truncation", "temperature", "updates")
 
 
 def test_each_tells_its_version_its_source_and_what_it_covers():
-    found = explain.presets_of(registry_for(section_of({})))
+    found = reference.presets_of(registry_for(section_of({})))
     assert {"trl/grpo", "verl/grpo", "areal/grpo"} <= set(LIBRARIES)
     for name in LIBRARIES:
         preset = found[name]
@@ -27,7 +27,7 @@ def test_each_tells_its_version_its_source_and_what_it_covers():
 
 @pytest.mark.parametrize("name", ["trl/grpo", "areal/grpo"])
 def test_the_command_prints_the_table(name):
-    result = CliRunner().invoke(app, ["objective", name], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["explain", name], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "Defaults of version" in result.output and "What the preset cannot say" in result.output
     assert "Worked example" in result.output and "temperature" in result.output

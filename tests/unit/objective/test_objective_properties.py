@@ -15,7 +15,7 @@ from objective_harness import jit
 
 from rlax_plugin.api import loss_weight, own_terms, whole_update
 from rlax_plugin.build import registry_for
-from rlax_plugin.commands.explain import presets_of
+from rlax_plugin.commands.reference import presets_of
 from rlax_plugin.config import Batches, Rollouts
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.diagnostics import summarise
