@@ -1,70 +1,55 @@
-"""A small HTTP server for a WSGI application, such as the page that Prometheus scrapes.
+"""HTTP servers: uvicorn on a thread of its own, with the deadlines and limits that it lacks.
 
-All connections are served on one thread, and each gets one answer. A client that is silent, slow
-or sends too much delays neither other clients nor the end of the process: every connection has a
-deadline, and if there are too many, the oldest one is closed.
+A client that is silent, slow or sends too much delays neither other clients nor the end of the
+process: every connection gets one answer and has a deadline, and if there are too many, the oldest
+one is closed. Importing this module loads uvicorn, so whoever serves something imports it then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 import socket
-import sys
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
-from io import BytesIO
-from typing import Any
-from urllib.parse import unquote
-from wsgiref.types import WSGIApplication
+from functools import partial
+from typing import Any, cast
+
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlax_plugin.config.addresses import bare
 
-CONNECTIONS = 64
-"""Maximum number of open connections."""
-CONNECTION_S = 5.0
-"""Maximum seconds from the start of a connection to the end of its answer."""
-HEAD_BYTES = 16 << 10
-"""Maximum size of a request's first line and headers."""
-_HEADERS = 64  # of one request
-_REST_BYTES = 1 << 20  # read and thrown away, so that a client that sends too much gets its answer
 _CLOSE_S = 2.0
-_REQUEST = re.compile(r"([A-Z]{1,16}) (/[!-~]*) (HTTP/1\.[01])")
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\0\r\n]*)")
-
-Headers = Sequence[tuple[str, str]]
+_FINISH_S = 1  # for requests under way when the server closes; uvicorn takes whole seconds
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """The head of a request; header names are lower-case."""
+class Limits:
+    """What clients may take of a server.
 
-    method: str
-    target: str
-    protocol: str
-    headers: Mapping[str, str]
+    Attributes:
+      connections: maximum number of open connections.
+      connection_s: maximum seconds from the start of a connection to the end of its answer.
+      head_bytes: maximum size of a request's first line and headers.
+    """
 
-
-class _RejectedError(Exception):
-    """A request that gets an error as its answer."""
-
-    def __init__(self, status: HTTPStatus, *headers: tuple[str, str]):
-        self.status, self.headers = status, headers
+    connections: int = 64
+    connection_s: float = 5.0
+    head_bytes: int = 16 << 10
 
 
-class WsgiServer:
+class HttpServer:
     """Serves an application on a thread of its own until it is closed.
 
-    Only GET and HEAD without a body are answered, for any path.
-
     Args:
+      app: called on that thread; while it computes without awaiting, other requests wait.
       host: address to bind.
       port: 0 takes any free one.
-      app: called on that thread, for one request at a time; while it computes, others wait.
-      token: each request must have it in ``Authorization: Bearer TOKEN``; "" if none is required.
+      limits: limits of clients.
 
     Attributes:
       port: the port that is bound.
@@ -73,145 +58,100 @@ class WsgiServer:
       OSError: the port is taken.
     """
 
-    def __init__(self, host: str, port: int, app: WSGIApplication, *, token: str = ""):
-        self._host, self._app, self._token = host, app, token.encode()
+    def __init__(self, app: ASGIApp, host: str, port: int, limits: Limits = Limits()):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((bare(host), port), family=family, backlog=CONNECTIONS)
+        listener = socket.create_server((bare(host), port), family=family)
         self.port: int = listener.getsockname()[1]
-        self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
-        self._loop = asyncio.new_event_loop()
-        self._closing = asyncio.Event()
+        config = uvicorn.Config(
+            app,
+            http=cast(Any, partial(_Protocol, limits)),
+            h11_max_incomplete_event_size=limits.head_bytes,
+            headers=[("Connection", "close")],
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # bad requests are warnings, and any client can send them
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=_FINISH_S,
+        )
+        self._server = _Server(config)
         self._thread = threading.Thread(
-            target=self._run, args=(listener,), name=f"http {self.port}", daemon=True
+            target=self._server.run, args=([listener],), name=f"http {self.port}", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
         """Frees the port, ends all connections and the thread; takes at most 2 s."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(_CLOSE_S)
+        self._server.should_exit = True
+        self._thread.join(_CLOSE_S)
 
-    def _run(self, listener: socket.socket) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve(listener))
 
-    async def _serve(self, listener: socket.socket) -> None:
-        server = await asyncio.start_server(self._connected, sock=listener, limit=HEAD_BYTES)
-        await self._closing.wait()
-        server.close()
-        for writer in self._open:
-            writer.transport.abort()
+class _Server(uvicorn.Server):
+    """A server whose end waits for no client."""
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for connection in [*self.server_state.connections]:
+            cast(_Protocol, connection).transport.abort()
+        await super().shutdown(sockets)
+
+
+class _Protocol(H11Protocol):
+    """A connection with a deadline, which ends the oldest one if there are too many."""
+
+    def __init__(self, limits: Limits, **arguments: Any):
+        super().__init__(**arguments)
+        self._limits = limits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(self._limits.connection_s, transport.abort)
+        if len(self.connections) > self._limits.connections:
+            connections = cast(set[_Protocol], self.connections)
+            oldest = min(connections, key=lambda connection: connection._deadline.when())
+            connections.discard(oldest)
             oldest.transport.abort()
-        self._open[writer] = None
-        try:
-            async with asyncio.timeout(CONNECTION_S):
-                await self._answer(reader, writer)
-        except (OSError, EOFError):  # of which the deadline's TimeoutError is one
-            pass  # it is the client's loss
-        finally:
-            self._open.pop(writer, None)
-            writer.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        rejected = False
-        try:
-            request = _parsed(await _head(reader))
-            self._check(request)
-            status, headers, body = self._called(request)
-            if request.method == "HEAD":
-                body = b""
-        except _RejectedError as error:
-            rejected = True
-            body = f"{error.status.value} {error.status.phrase}\n".encode()
-            status = f"{error.status.value} {error.status.phrase}"
-            plain = ("Content-Type", "text/plain; charset=utf-8")
-            headers = (*error.headers, plain, ("Content-Length", str(len(body))))
-        lines = [f"HTTP/1.1 {status}", "Connection: close", *(f"{k}: {v}" for k, v in headers)]
-        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-        await writer.drain()
-        if rejected:  # closing with something unread would reset the connection: no answer
-            writer.write_eof()
-            await _read_rest(reader)
-        writer.close()
-        await writer.wait_closed()
+    def data_received(self, data: bytes) -> None:
+        # In pieces, because h11 limits a head only while it is incomplete.
+        size = self._limits.head_bytes
+        for begin in range(0, len(data), size):
+            if not self.transport.is_closing():
+                super().data_received(data[begin : begin + size])
 
-    def _check(self, request: _Request) -> None:
-        if self._token:
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            known = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
-            if not known or scheme.lower() != "bearer":
-                raise _RejectedError(HTTPStatus.UNAUTHORIZED, ("WWW-Authenticate", "Bearer"))
-        if request.method not in ("GET", "HEAD"):
-            raise _RejectedError(HTTPStatus.METHOD_NOT_ALLOWED, ("Allow", "GET, HEAD"))
-        length = request.headers.get("content-length", "0")
-        if length != "0" or "transfer-encoding" in request.headers:
-            raise _RejectedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    def eof_received(self) -> bool:
+        return self.cycle is not None  # who sends no more may still wait for an answer
 
-    def _called(self, request: _Request) -> tuple[str, Headers, bytes]:
-        started: list[tuple[str, Headers]] = []
-
-        def start_response(
-            status: str, headers: list[tuple[str, str]], exc_info: Any = None, /
-        ) -> Any:
-            started.append((status, headers))
-
-        path, _, query = request.target.partition("?")
-        environ: dict[str, Any] = {
-            "REQUEST_METHOD": request.method,
-            "SCRIPT_NAME": "",
-            "PATH_INFO": unquote(path, "latin-1"),
-            "QUERY_STRING": query,
-            "SERVER_NAME": self._host,
-            "SERVER_PORT": str(self.port),
-            "SERVER_PROTOCOL": request.protocol,
-            "wsgi.version": (1, 0),
-            "wsgi.url_scheme": "http",
-            "wsgi.input": BytesIO(),
-            "wsgi.errors": sys.stderr,
-            "wsgi.multithread": False,
-            "wsgi.multiprocess": False,
-            "wsgi.run_once": False,
-        }
-        for name, value in request.headers.items():
-            environ[f"HTTP_{name.upper().replace('-', '_')}"] = value
-        body = b"".join(self._app(environ, start_response))
-        status, headers = started[-1]
-        framing = ("connection", "content-length")
-        headers = [(name, value) for name, value in headers if name.lower() not in framing]
-        return status, (*headers, ("Content-Length", str(len(body)))), body
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
 
 
-async def _head(reader: asyncio.StreamReader) -> str:
-    """The first line and the headers of a request."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError:
-        raise _RejectedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from None
-    return head[:-4].decode("latin-1")
+def read_only(app: ASGIApp, token: str) -> ASGIApp:
+    """Lets only GET and HEAD without a body reach an application.
+
+    Args:
+      app: application to protect.
+      token: each request must have it in ``Authorization: Bearer TOKEN``; "" if none is required.
+    """
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        answer: ASGIApp = app
+        if token and not _has_token(headers.getlist("authorization"), token):
+            answer = PlainTextResponse("a token is required\n", 401, {"WWW-Authenticate": "Bearer"})
+        elif scope["method"] not in ("GET", "HEAD"):
+            answer = PlainTextResponse("only GET and HEAD\n", 405, {"Allow": "GET, HEAD"})
+        elif headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            answer = PlainTextResponse("no body is allowed\n", 413)
+        await answer(scope, receive, send)
+
+    return guarded
 
 
-def _parsed(head: str) -> _Request:
-    first, *lines = head.split("\r\n")
-    if (request := _REQUEST.fullmatch(first)) is None:
-        raise _RejectedError(HTTPStatus.BAD_REQUEST)
-    if len(lines) > _HEADERS:
-        raise _RejectedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-    headers: dict[str, str] = {}
-    for line in lines:
-        if (header := _HEADER.fullmatch(line)) is None:
-            raise _RejectedError(HTTPStatus.BAD_REQUEST)
-        name, value = header[1].lower(), header[2].strip(" \t")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return _Request(request[1], request[2], request[3], headers)
-
-
-async def _read_rest(reader: asyncio.StreamReader) -> None:
-    left = _REST_BYTES
-    while left > 0 and (data := await reader.read(1 << 16)):
-        left -= len(data)
+def _has_token(values: list[str], token: str) -> bool:
+    scheme, _, credentials = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    matches = hmac.compare_digest(credentials.strip().encode("latin-1"), token.encode())
+    return matches and scheme.lower() == "bearer"

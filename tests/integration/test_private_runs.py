@@ -24,9 +24,10 @@ from other_user import readable_by_stranger
 from planted import plant
 from runs import DEADLINE_S, HELPERS, Run, plugins
 from small_tokenizers import CHATML, characters
+from starlette.responses import PlainTextResponse
 from waiting import wait_until
 
-from rlax_plugin.rpc.http import WsgiServer
+from rlax_plugin.rpc.http import HttpServer
 from rlax_plugin.rpc.run_secrets import known_secrets
 
 SECRET = "a-secret-that-no-process-may-have"
@@ -239,7 +240,7 @@ def test_a_run_that_others_can_write_to_is_neither_continued_nor_written_to(
 def test_what_is_inherited_is_found(tmp_path: Path) -> None:
     """The helper itself: a process that has what no process of a run may have."""
     log, ledger = tmp_path / "trainer.log", tmp_path / "ledger.sqlite"
-    server = WsgiServer("127.0.0.1", 0, lambda environ, start_response: [])
+    server = HttpServer(PlainTextResponse(""), "127.0.0.1", 0)
     inheritance = Inheritance(os.getpid(), ["one-secret", "another-secret"])
     source, target = os.pipe()
     listener = next(
