@@ -1,17 +1,14 @@
 """The processes of a run on this machine: each leaves a mark, by which others find and ask it.
 
-A process that has left its mark writes the stacks of its threads when others request them (see
-``stacks``): by a file, and by ``SIGNAL`` if code holds its interpreter. The mark says exactly which
-process that is: without the handler, the signal would kill another one that has got the same pid.
+A process that has left its mark writes the stacks of its threads when others request them by a
+file. The mark says exactly which process that is, as another one may have got the same pid.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import json
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +22,6 @@ from rlax_plugin.liveness.run_status import NOW_MOST
 from rlax_plugin.records.private import make_private
 from rlax_plugin.text.harmless import one_line
 
-SIGNAL = signal.SIGUSR2
 STATE_DIR = "RLAX_STATE_DIR"
 """Environment variable by which a launcher names the run's state directory to its workers."""
 
@@ -53,7 +49,6 @@ class Mark:
       state_dir: of the run.
       still: names of the activities that stand still, each with the Unix time since when.
       threads: names of its threads, by the number that stacks show, such as ``0x00007f12``.
-      answering: the kernel's id of the thread that writes its stacks on request; 0: unknown.
     """
 
     role: Role
@@ -64,7 +59,6 @@ class Mark:
     state_dir: str
     still: tuple[tuple[str, float], ...] = ()
     threads: tuple[tuple[str, str], ...] = ()
-    answering: int = 0
 
     @property
     def stacks(self) -> Path:
@@ -119,8 +113,6 @@ class Announced:
 def announced(state_dir: Path, role: Role, name: str = "") -> Iterator[Announced | None]:
     """Leaves the mark of this process in a run's state directory, within ``with``.
 
-    The signal's handler stays to the end of the process: a late signal must not kill it.
-
     Yields:
       The mark; None if the directory cannot be written, which is no reason to end.
     """
@@ -137,11 +129,9 @@ def announced(state_dir: Path, role: Role, name: str = "") -> Iterator[Announced
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         stacks_path = folder / f"{os.getpid()}.stacks"
         stacks = os.fdopen(os.open(stacks_path, flags, 0o600), "ab", buffering=0)
-        faulthandler.register(SIGNAL, file=stacks, all_threads=True, chain=False)
         mark = Mark(role, name, os.getpid(), start, boot, str(state_dir))
         mark.request.unlink(missing_ok=True)  # of an earlier process with this pid
         answering = Answering(mark.request, stacks.fileno())
-        mark = dataclasses.replace(mark, answering=answering.thread)
         _write(path, mark)
         made = Announced(path, mark, stacks)
     try:
@@ -240,15 +230,12 @@ def _write(path: Path, mark: Mark) -> None:
 def _of_json(said: dict[str, Any], state_dir: Path) -> Mark:
     texts = [said[name] for name in ("role", "name", "boot")]
     numbers = [said["pid"], said["start"]]
-    answering = said.get("answering", 0)
     if not all(isinstance(text, str) for text in texts) or said["role"] not in get_args(Role):
         raise ValueError("not a mark")
     if "/" in said["name"]:
         raise ValueError("a name that would lead elsewhere")
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         raise ValueError("not a mark")
-    if not (isinstance(answering, int) and 0 <= answering <= _MOST_PID):
-        raise ValueError("no thread has such a number")
     if said["pid"] > _MOST_PID or said["start"] > _MOST_TICKS:
         raise ValueError("no process has such numbers")
     still = tuple((one_line(str(what)), float(since)) for what, since in said["still"])
@@ -266,5 +253,4 @@ def _of_json(said: dict[str, Any], state_dir: Path) -> Mark:
         state_dir=str(state_dir),
         still=still,
         threads=threads,
-        answering=answering,
     )

@@ -69,11 +69,6 @@ class Answering:
         self._thread = threading.Thread(target=self._run, name="rlax-stacks", daemon=True)
         self._thread.start()
 
-    @property
-    def thread(self) -> int:
-        """The kernel's id of the thread."""
-        return self._thread.native_id or 0
-
     def end(self) -> None:
         """Ends the thread; waits for it for a moment."""
         self._ended.set()

@@ -15,12 +15,12 @@ from waiting import wait_until
 
 from rlax_plugin.commands.doctor.evidence import Evidence, gather
 from rlax_plugin.commands.doctor.findings import Finding, findings
+from rlax_plugin.commands.doctor.stacks_shown import ask
 from rlax_plugin.commands.status.source import seen_here, seen_there
 from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.liveness.marks import lives, marks
 from rlax_plugin.liveness.run_status import ControllerStatus
-from rlax_plugin.liveness.stacks import ask
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.secret import read_secret

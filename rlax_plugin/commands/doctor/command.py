@@ -11,11 +11,10 @@ from rlax_plugin.commands.doctor.bundle import write_bundle
 from rlax_plugin.commands.doctor.evidence import Evidence, Process, gather, last_lines
 from rlax_plugin.commands.doctor.findings import Finding, findings
 from rlax_plugin.commands.doctor.fleet_findings import recent_losses
-from rlax_plugin.commands.doctor.stacks_shown import shortened
+from rlax_plugin.commands.doctor.stacks_shown import ask, newest, shortened
 from rlax_plugin.commands.status.place import place_of
 from rlax_plugin.commands.status.show import lines_of
 from rlax_plugin.liveness.marks import Mark
-from rlax_plugin.liveness.stacks import ask, newest
 from rlax_plugin.text.terminal import HarmlessConsole
 
 _STACKS_S = 3.0
