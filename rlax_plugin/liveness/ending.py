@@ -28,8 +28,9 @@ def record_ending(state_dir: Path, error: BaseException | None) -> None:
     Args:
       error: that ends it; None or an interrupt: it is complete, or was interrupted.
     """
-    ended_well = error is None or isinstance(error, KeyboardInterrupt)
-    failure = "" if ended_well else in_one_line(error)
+    failure = ""
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        failure = in_one_line(error)
     try:
         RunFiles(state_dir, makes_root=False).put_json(_NAME, {"failure": failure})
     except (RlaxError, OSError) as problem:

@@ -243,6 +243,7 @@ class RunStatus(_Part):
       trainer: activity of the trainer's thread; None: it has not begun.
       publisher: the weight version that is being published; None: none is.
       unwritten: attempts to write weights that have failed; None: none has, for a minute.
+      ledger: the wait for another process that has the ledger locked; None: there is none.
       controller: None until the controller runs.
     """
 
@@ -253,6 +254,7 @@ class RunStatus(_Part):
     trainer: Doing | None = None
     publisher: Doing | None = None
     unwritten: FailedAttempts | None = None
+    ledger: Doing | None = None
     controller: ControllerStatus | None = None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import shlex
 import sqlite3
 import time
@@ -88,8 +89,8 @@ class Ledger:
     Args:
       path: path on a local disk, as SQLite's locks do not work on NFS.
       run: hash of the run's config; a ledger of another run is emptied.
-      note: called with a line when a method begins to wait for another process's transaction, for
-        at most ``locked_s``, and when it ends.
+      note: called with a line and True when a method begins to wait for another process's
+        transaction, for at most ``locked_s``, and with a line and False when that has ended.
 
     Raises:
       RlaxError: the file cannot be opened, or is not a ledger.
@@ -100,7 +101,7 @@ class Ledger:
         path: Path,
         run: str,
         *,
-        note: Callable[[str], object] = log.warning,
+        note: Callable[[str, bool], object] = lambda line, waits: log.warning(line),
         locked_s: float = _LOCKED_S,
     ):
         self._path, self._note, self._locked_s = path, note, locked_s
@@ -295,7 +296,7 @@ class _Transaction:
         self,
         db: sqlite3.Connection,
         path: Path,
-        note: Callable[[str], object],
+        note: Callable[[str, bool], object],
         locked_s: float,
     ):
         self._db, self._path, self._note, self._locked_s = db, path, note, locked_s
@@ -306,17 +307,18 @@ class _Transaction:
             if time.monotonic() >= end_s:
                 raise RlaxError(
                     f"{self._unwritable(error)} for {self._locked_s:g} s: end the process that has "
-                    f"a transaction open ({self._holders})"
+                    f"a transaction open ({self._holder})"
                 ) from error
             if not waited:
-                self._note(
+                line = (
                     f"the ledger {self._path} is locked by another process, such as sqlite3 with "
-                    f"an open transaction; the run waits for it, for at most {self._locked_s:g} s "
-                    f"({self._holders})"
+                    f"an open transaction ({self._holder}); the run waits for it, for at most "
+                    f"{self._locked_s:g} s"
                 )
+                self._note(line, True)
             waited = True
         if waited:
-            self._note("the ledger is not locked any more, and the run goes on")
+            self._note("the ledger is not locked any more, and the run goes on", False)
 
     def _begin(self) -> sqlite3.Error | None:
         """Begins; returns the error if another process has the database locked.
@@ -334,7 +336,14 @@ class _Transaction:
         return None
 
     @property
-    def _holders(self) -> str:
+    def _holder(self) -> str:
+        with suppress(OSError):  # no Linux
+            # Of a WAL's database it is the index that is locked.
+            inodes = {str(os.stat(f"{self._path}{end}").st_ino) for end in ("", "-shm")}
+            for line in Path("/proc/locks").read_text().splitlines():
+                match line.split():
+                    case [_, "POSIX", _, "WRITE", pid, file, *_] if file.split(":")[-1] in inodes:
+                        return f"pid {pid}"
         command = shlex.join(("fuser", "-v", str(self._path.absolute())))
         return f"{command} lists the processes that use it"
 

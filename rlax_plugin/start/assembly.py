@@ -262,7 +262,7 @@ class _Assembly:
         for i, choice in enumerate(self._section.trackers):
             trackers.append(self._builder.part("tracker", choice, f"rlax.trackers.{i}"))
         open_ledger = functools.partial(
-            Ledger, state_dir / "ledger.sqlite", setup.computes, note=setup.dashboard.message
+            Ledger, state_dir / "ledger.sqlite", setup.computes, note=self._ledger_waits
         )
         # It may be locked for minutes, and the loop serves workers and the terminal.
         ledger = await asyncio.wrap_future(on_daemon(open_ledger, "opening the ledger"))
@@ -284,6 +284,13 @@ class _Assembly:
             if isinstance(self._trainer, CheckpointReader | CheckpointStarter)
             else dict,
         )
+
+    def _ledger_waits(self, line: str, waits: bool) -> None:
+        self._setup.dashboard.message(line)
+        if waits:
+            self._observed.ledger.begins(line)
+        else:
+            self._observed.ledger.ends()
 
     @property
     def _weights_directory(self) -> str:

@@ -37,6 +37,7 @@ class ObservedRun:
 
     Attributes:
       trainer: activity of the trainer's thread; publisher: that of the publisher's.
+      ledger: the wait for another process that has the ledger locked.
       unwritten: attempts of the publisher that have failed.
     """
 
@@ -47,6 +48,7 @@ class ObservedRun:
         self._machine = MachineMetrics()
         self._newest: ControllerStatus | None = None
         self.trainer, self.publisher, self.unwritten = Activity(), Activity(), Failures()
+        self.ledger = Activity()
 
     def __enter__(self) -> Self:
         forget_ended(self._state_dir)
@@ -116,6 +118,7 @@ class ObservedRun:
             trainer=self.trainer.doing,
             publisher=self.publisher.doing,
             unwritten=self.unwritten.recent,
+            ledger=self.ledger.doing,
             controller=controller,
         )
 

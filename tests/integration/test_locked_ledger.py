@@ -14,6 +14,10 @@ from runs import CONFIG, DEADLINE_S, HELPERS, held, process
 from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
+from rlax_plugin.commands.doctor.evidence import gather
+from rlax_plugin.commands.doctor.findings import findings
+from rlax_plugin.commands.status.place import place_of
+from rlax_plugin.liveness.status_file import last_status
 from rlax_plugin.records.files import RunFiles
 
 LOCKS = """
@@ -26,14 +30,14 @@ sys.stdin.read()
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Another process has a transaction open."""
+def locked(path: Path) -> Iterator[int]:
+    """Another process has a transaction open; yields its id."""
     with subprocess.Popen(
         [sys.executable, "-c", LOCKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == b"locked\n"
-        yield
+        yield other.pid
         other.stdin.close()
 
 
@@ -56,10 +60,17 @@ def test_a_run_waits_for_a_ledger_that_is_locked(
 
     with train(3) as trainer:
         wait_until(lambda: said.exists() and lines("step 1/3"), "step 1", limit_s=DEADLINE_S)
-        with locked(ledger):
+        with locked(ledger) as pid:
             going.touch()
             until = "the wait while it trains"
             wait_until(lambda: lines(waits) or trainer.poll() is not None, until)
+            place = place_of(str(run))
+            status = wait_until(
+                lambda: (one := last_status(place.state_dir)) and one.ledger, "the status"
+            )
+            assert status.what.startswith(waits) and f" (pid {pid}); " in status.what
+            found = findings(gather(place.files, place.section, place.state_dir))
+            assert any(one.what.startswith(waits) for one in found), found
         assert trainer.wait(DEADLINE_S) == 0, said.read_text()
         assert (lines(waits), lines(goes_on)) == (1, 1)
     with ExitStack() as lock:

@@ -218,6 +218,14 @@ def _trainer(evidence: Evidence, status: RunStatus) -> Iterator[Finding]:
     trainer = evidence.by_pid.get(status.pid)
     if trainer is not None and trainer.state in STOPPED:
         return
+    if (locked := status.ledger) is not None:
+        since_s = max(0.0, evidence.now + evidence.seen.ahead_s - locked.since)
+        yield Finding(
+            f"{locked.what}: since {in_seconds(since_s)}",
+            "that time ends the run, which the same command continues",
+            "end the transaction in that process, or the process",
+            trainer,
+        )
     away = absent(evidence, "host")  # which holds up the computation of all others
     if (failed := status.unwritten) is not None:
         times = "once" if failed.count == 1 else f"{failed.count} times"

@@ -49,9 +49,9 @@ def rendered(seen: Seen) -> RenderableType:
 
 
 def _doing(status: RunStatus, now: float) -> list[str]:
+    lines = [] if status.ledger is None else [_timed("ledger", status.ledger, now)]
     if status.phase is not None:
-        return [_timed("phase", status.phase, now)]
-    lines = []
+        return [*lines, _timed("phase", status.phase, now)]
     if status.trainer is not None:
         lines.append(_timed("trainer", status.trainer, now))
     if status.publisher is not None:

@@ -401,6 +401,17 @@ def test_a_lost_worker_is_missed_until_it_comes_back() -> None:
     assert what.startswith("worker far was lost ")  # it was started again, and is not there yet
 
 
+def test_a_ledger_that_another_process_has_locked() -> None:
+    locked = Doing(what="the ledger /l is locked by another process (pid 9)", since=988.0)
+    seen = Seen(status(0.05).model_copy(update={"ledger": locked}))
+    ((what, ends),) = said(seen=seen)
+    assert what == "the ledger /l is locked by another process (pid 9): since 12 s"
+    assert ends.startswith("that time ends the run")
+    assert f"ledger: {locked.what}, since 12 s" in lines_of(seen, NOW)
+    starting = seen.status.model_copy(update={"phase": Doing(what="starting", since=988.0)})
+    assert lines_of(Seen(starting), NOW)[0] == f"ledger: {locked.what}, since 12 s"
+
+
 def test_how_a_worker_has_ended_is_said_before_that_one_of_its_processes_was_killed() -> None:
     sentence = "worker far is started again at 11:30:00: it ended 1 times in a row, with status 2"
     killed = [process(), process("worker", "", "far", 9), process("worker", "", "fa", 10)]

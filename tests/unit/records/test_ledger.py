@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from histories import History, bits, group, rejected, scored
@@ -172,27 +174,30 @@ def test_a_full_disk_is_an_error_that_names_the_ledger(failing: str) -> None:
 
     full: Any = Full()
     reason = r"^the ledger /run/ledger\.sqlite cannot be written: database or disk is full$"
-    transaction = _Transaction(full, Path("/run/ledger.sqlite"), lambda _: None, 1.0)
+    transaction = _Transaction(full, Path("/run/ledger.sqlite"), lambda *_: None, 1.0)
     with pytest.raises(RlaxError, match=reason), transaction:
         full.execute("INSERT")
     assert done[-1] == ("BEGIN IMMEDIATE" if failing == "BEGIN IMMEDIATE" else "ROLLBACK")
 
 
-def test_a_transaction_of_another_process_is_waited_for(tmp_path: Path) -> None:
-    path, notes = tmp_path / "ledger.sqlite", list[str]()
-    ledger = Ledger(path, "hash", note=notes.append)
+def test_a_transaction_of_another_process_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, notes = tmp_path / "ledger.sqlite", list[tuple[str, bool]]()
+    ledger = Ledger(path, "hash", note=lambda *note: notes.append(note))
     other = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     adding = on_daemon(lambda: add(ledger, ev.Issued(0, ("a",), 0)), "adding")
-    (locked,) = wait_until(lambda: list(notes), "the note")
-    assert f"the ledger {path} is locked by another process" in locked
-    assert f"fuser -v {path} lists the processes that use it" in locked
+    ((locked, waits),) = wait_until(lambda: list(notes), "the note")
+    assert f"the ledger {path} is locked by another process" in locked and waits
+    assert f"(pid {os.getpid()}); the run waits" in locked  # ``other`` is of this process
     other.execute("COMMIT")
     assert adding.result(LIMIT_S) == 1
-    assert notes[1:] == ["the ledger is not locked any more, and the run goes on"]
+    assert notes[1:] == [("the ledger is not locked any more, and the run goes on", False)]
     other.execute("BEGIN IMMEDIATE")
     ledger.close()
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))  # /proc/locks
     wanted = r"written: database is locked for 0 s: end the process that .* \(fuser -v .* lists"
     with pytest.raises(RlaxError, match=wanted):
-        Ledger(path, "hash", note=notes.append, locked_s=0.0)
+        Ledger(path, "hash", locked_s=0.0)
     other.close()
