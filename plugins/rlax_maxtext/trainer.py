@@ -159,7 +159,8 @@ class MaxTextTrainer(Trainer):
                     if self._context.hosts is not None:
                         raise  # the other hosts would have to start again, too
                     error.set_aside()
-                    log.warning("%s; it is moved to damaged/, and the one before it counts", error)
+                    moved = "it is moved to damaged/, and the one before it counts"
+                    port.found_damaged(f"{error}; {moved}")
                     port.waits(f"building the model: {error}, the one before it counts", _BUILD_S)
                 else:
                     break

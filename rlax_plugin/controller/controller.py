@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,8 @@ from rlax_plugin.resume.retention import Retaining
 from rlax_plugin.resume.snapshots import snapshot, write_snapshot
 from rlax_plugin.types import EMPTY, Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.fingerprint import digest
+
+log = logging.getLogger("rlax.controller")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ class Controller(FleetListener):
       stats: of the steps that are finished.
       machine: metrics ``machine/...`` for the next step; any thread replaces them as a whole.
       before: result of the evaluation before training; None until it is measured.
+      damaged: sentences about records that this process has found damaged and does without.
     """
 
     def __init__(
@@ -140,6 +144,7 @@ class Controller(FleetListener):
         self.stats = RunStats(self._kept)
         self.before: Evaluated | None = None
         self.machine: dict[str, float] = {}
+        self.damaged: list[str] = []
         self._begun: asyncio.Task[None] | None = None  # once there are weights
         self._ending: asyncio.Task[None] | None = None  # of the newest finished step
         self._visible: WeightVersion | None = None  # the newest
@@ -160,6 +165,12 @@ class Controller(FleetListener):
         if not self._supervision.closing:
             self.dashboard.message(f"worker {worker.name} lost: {reason}")
             self._observers.notify("worker_lost", worker=worker.name, reason=reason)
+
+    def found_damaged(self, what: str) -> None:
+        """Shows a record that is damaged and that the run does without; any thread may call."""
+        log.warning("%s", what)
+        self.dashboard.message(f"warning: {what}")
+        self.damaged.append(what)
 
     def worker_quarantined(self, name: str, reason: str) -> None:
         self.dashboard.message(f"worker {name} is quarantined: {reason}")
@@ -456,6 +467,7 @@ class Controller(FleetListener):
             ledger=self._ledger,
             recorder=self._recorder,
             checkpoints=self._checkpoints,
+            found_damaged=self.found_damaged,
         )
         past = await self._recorder.call(
             past_steps,

@@ -170,6 +170,7 @@ class StatusCollector(FleetListener):
             lost=self._missed(),
             failing=self._failing(),
             losses=self._lately_lost(),
+            damaged=tuple(map(shown, run.damaged[:MOST_SHOWN])),
             groups=tuple(map(self._group, self._slowest())),
             jobs=self._jobs(),
         )

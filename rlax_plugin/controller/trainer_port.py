@@ -219,6 +219,9 @@ class ControllerPort(TrainerPort):
         begin = self._controller.dashboard.waiting.begin
         self._loop.call_soon_threadsafe(partial(begin, what, typical_s=typical_s))
 
+    def found_damaged(self, what: str) -> None:
+        self._controller.found_damaged(what)
+
     # --- for the caller of the trainer ------------------------------------------------------------
 
     @property

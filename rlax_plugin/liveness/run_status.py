@@ -187,6 +187,7 @@ class ControllerStatus(_Part):
       reward_error: the newest error of a reward, if most calls of rewards fail; empty: they do not.
       wanted: number of workers that the launcher keeps; None: unknown.
       failing: a sentence for each worker that the launcher cannot keep running at present.
+      damaged: a sentence for each record that this process has found damaged and does without.
     """
 
     seen: Moment
@@ -215,6 +216,7 @@ class ControllerStatus(_Part):
     lost: tuple[LostStatus, ...] = ()
     failing: tuple[Text, ...] = ()
     losses: tuple[LossStatus, ...] = ()
+    damaged: tuple[Text, ...] = ()
     groups: tuple[GroupStatus, ...] = ()
     jobs: tuple[JobStatus, ...] = ()
 

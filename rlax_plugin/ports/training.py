@@ -358,6 +358,13 @@ class TrainerPort(Publication, Protocol):
           typical_s: seconds that it typically takes, shown the first time; 0: unknown.
         """
 
+    def found_damaged(self, what: str) -> None:
+        """Shows something damaged that the trainer does without, such as its newest checkpoint.
+
+        Args:
+          what: a sentence that also says what counts instead.
+        """
+
     def decide(self, step: int) -> Decision:
         """The trainer's instructions at the end of ``step``; call once, as late as possible.
 

@@ -85,6 +85,7 @@ class Recovery:
       run_state: is brought to that step.
       recorder: continues from the end of the journal.
       checkpoints: returns step -> name below ``checkpoints/``, for messages.
+      found_damaged: called with a sentence about each damaged record that is not needed.
 
     Raises:
       TrainingError: no whole snapshot belongs to that checkpoint; says what to do.
@@ -100,8 +101,9 @@ class Recovery:
         ledger: Ledger,
         recorder: Recorder,
         checkpoints: Callable[[], Mapping[int, str]] = dict,
+        found_damaged: Callable[[str], object] = log.warning,
     ):
-        self._files, self.step = files, step
+        self._files, self.step, self._found_damaged = files, step, found_damaged
         self.segment, self.checksum = 0, journal.START
         self.metrics: dict[str, float] = {}
         self.observers: dict[str, Any] = {}
@@ -116,7 +118,7 @@ class Recovery:
             self.metrics = document["metrics"]
             self.observers = document["observers"]
             self.earlier_steps = document["earlier_steps"]
-        found = _segments(files, self.segment, self.checksum)
+        found = _segments(files, self.segment, self.checksum, found_damaged)
         self._stretches: dict[int, list[tuple[Segment, str]]] = {}
         self._rest: list[tuple[Segment, str]] = []
         for segment, checksum in found:
@@ -150,7 +152,7 @@ class Recovery:
         try:
             ledger.append(journal.read(self._files, until=number))
         except JournalError as error:  # of a segment that only queries of the ledger need
-            log.warning("the ledger has no events up to segment %d: %s", self.segment, error)
+            self._found_damaged(f"the ledger has no events up to segment {self.segment}: {error}")
             ledger.append(found)
         return [], []
 
@@ -222,7 +224,9 @@ def _restore_snapshot(step: int, run_state: RunState, files: RunFiles) -> dict[s
     return document
 
 
-def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment, str]]:
+def _segments(
+    files: RunFiles, after: int, checksum: str, found_damaged: Callable[[str], object]
+) -> list[tuple[Segment, str]]:
     """Returns the segments after a snapshot. A damaged last one was never committed: ignored.
 
     Raises:
@@ -236,7 +240,8 @@ def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment,
     except JournalError as error:
         if error.number < journal.last_number(files):
             raise _with_remedy(error, files, after) from error
-        log.warning("the last segment does not count: %s", error)
+        lost = "the last segment does not count, and what it recorded is generated again"
+        found_damaged(f"{lost}: {error}")
         found = [pair for pair in found if pair[0].number < error.number]
     return found
 

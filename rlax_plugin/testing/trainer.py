@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -30,8 +29,6 @@ from rlax_plugin.testing.model import BigramView
 from rlax_plugin.testing.running_value import RunningValue, less_value
 from rlax_plugin.testing.task import VOCABULARY, check_vocabulary
 from rlax_plugin.types import Canary, Descent
-
-log = logging.getLogger("rlax.trainer")
 
 # Outside ``rlax:``, the run's own; a base file of MaxText's may be named, and is not read.
 _KEYS = ("steps", "run_name", "base_output_directory", "base_config")
@@ -73,13 +70,16 @@ class Checkpoints:
     def save(self, step: int, weights: policy.Weights) -> None:
         self._files.put(f"checkpoints/{step}.npz", pack(weights))
 
-    def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
+    def newest(
+        self, found_damaged: Callable[[str], object]
+    ) -> tuple[int, dict[str, np.ndarray]] | None:
         """Step and weights of the newest readable checkpoint; None if there is none."""
         for step, name in sorted(self.names().items(), reverse=True):
             try:
                 return self.read(name)
             except (OSError, ValueError, RlaxError) as error:
-                log.warning("the checkpoint of step %d cannot be read: %s", step, error)
+                why = f"the checkpoint of step {step} cannot be read: {error}"
+                found_damaged(f"{why}. The one before it counts")
         return None
 
     def names(self) -> dict[int, str]:
@@ -190,7 +190,7 @@ class BigramTrainer(Trainer):
         check_vocabulary(context)
 
     def run(self, port: TrainerPort) -> None:
-        start, weights = self._checkpoints.newest() or (0, self.first_weights())
+        start, weights = self._checkpoints.newest(port.found_damaged) or (0, self.first_weights())
         model = BigramView(weights, start, self._temperature)
         self._signals.start(model, start)
         _publish(port, start, weights, self._dtypes)

@@ -10,7 +10,32 @@ from finished_run import SETTINGS, FinishedRun
 from runs import Run
 
 from rlax_plugin.commands.audit import audit
+from rlax_plugin.commands.status.show import lines_of
+from rlax_plugin.commands.status.source import Seen
+from rlax_plugin.liveness.status_file import last_status
+from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_and_segment_are_said_where_they_are_seen(
+    tmp_path: Path, finished_run: FinishedRun
+) -> None:
+    run = finished_run.copied_to(tmp_path).dir
+    last = run / journal.segment_name(journal.last_number(RunFiles(run)))
+    for path in (run / "checkpoints/20.npz", last):
+        data = path.read_bytes()
+        path.write_bytes(data[:-40] + bytes([data[-40] ^ 1]) + data[-39:])
+    status, out = Run(tmp_path, *SETTINGS, "steps=22").end()
+    said = " ".join(out.split())
+    assert status == 0, out
+    seen = last_status(run)
+    assert seen is not None and seen.controller is not None
+    checkpoint, segment = seen.controller.damaged
+    assert checkpoint.startswith("the checkpoint of step 20 cannot be read: ")
+    assert segment.startswith("the last segment does not count, and what it recorded is generated")
+    assert f"warning: {checkpoint}" in said and f"warning: {segment}" in said
+    assert f"since its start: {segment}" in lines_of(Seen(seen))
 
 
 @pytest.mark.slow

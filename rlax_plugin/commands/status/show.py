@@ -32,6 +32,7 @@ def lines_of(seen: Seen, now: float | None = None) -> list[str]:
         lines.append(_pace(found, ended=seen.ended))
         lines.append(_rollouts(found))
         lines += [] if seen.ended else found.failing
+        lines += [f"since its start: {text}" for text in found.damaged]
         if found.shares:
             shares = "  ".join(f"{name} {share:.0%}" for name, share in found.shares.items())
             lines.append(f"time of a step: {shares}")

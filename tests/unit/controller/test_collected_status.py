@@ -43,7 +43,13 @@ def controller(stats: RunStats) -> Any:
         }
     )
     return SimpleNamespace(
-        stats=stats, fleet=fleet, generation=made, section=section, run_state=state, ready=""
+        stats=stats,
+        fleet=fleet,
+        generation=made,
+        section=section,
+        run_state=state,
+        ready="",
+        damaged=[],
     )
 
 

@@ -67,6 +67,9 @@ class Port:
     def before_checkpoint(self, step: int) -> None:
         self.calls.append(("before_checkpoint", step))
 
+    def found_damaged(self, what: str) -> None:
+        raise AssertionError(what)
+
     def decide(self, step: int) -> Decision:
         stop = step == self._stop_after
         return Decision(save=stop, stop=stop)
@@ -125,7 +128,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     for damage in (lambda data: data[:-10], lambda data: data[:500] + b"x" + data[501:]):
         newest = tmp_path / "checkpoints/10.npz"
         newest.write_bytes(damage(newest.read_bytes()))
-        found = Checkpoints(RunFiles(tmp_path)).newest()
+        said: list[str] = []
+        found = Checkpoints(RunFiles(tmp_path)).newest(said.append)
+        assert len(said) == 1 and said[0].startswith("the checkpoint of step 10 cannot be read: ")
         assert found is not None and found[0] == 5
         assert same_bits(found[1], port.published[5])
 
