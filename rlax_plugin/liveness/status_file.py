@@ -28,11 +28,18 @@ class StatusFile:
 
     Args:
       collect: returns the status; called on the thread.
+      removed: called on the thread if the directory is not there any more.
     """
 
-    def __init__(self, state_dir: Path, collect: Callable[[], RunStatus]):
+    def __init__(
+        self,
+        state_dir: Path,
+        collect: Callable[[], RunStatus],
+        removed: Callable[[], object] = lambda: None,
+    ):
         # A directory that is removed stays so: who looks for the run would find a part of it.
         self._files, self._collect = RunFiles(state_dir, makes_root=False), collect
+        self._removed = removed
         self._ended = threading.Event()
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="rlax-status", daemon=True)
@@ -50,6 +57,10 @@ class StatusFile:
             try:
                 self._files.put(_NAME, self._collect().model_dump_json().encode())
                 self._failed = False
+            except FileNotFoundError:
+                if not self._failed:
+                    self._removed()
+                self._failed = True
             # Whatever is wrong with a status must not end those to come, and is logged.
             except Exception as error:
                 if not self._failed:

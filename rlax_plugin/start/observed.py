@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
@@ -34,6 +35,7 @@ class ObservedRun:
     Args:
       state_dir: of the run.
       waiting: the phase that the run waits for while it does not train.
+      removed: see ``StatusFile``.
 
     Attributes:
       trainer: activity of the trainer's thread; publisher: that of the publisher's.
@@ -41,8 +43,8 @@ class ObservedRun:
       unwritten: attempts of the publisher that have failed.
     """
 
-    def __init__(self, state_dir: Path, waiting: Waiting):
-        self._state_dir, self._waiting = state_dir, waiting
+    def __init__(self, state_dir: Path, waiting: Waiting, removed: Callable[[], object]):
+        self._state_dir, self._waiting, self._removed = state_dir, waiting, removed
         self._closing = ExitStack()
         self._controller: tuple[StatusCollector, asyncio.AbstractEventLoop] | None = None
         self._machine = MachineMetrics()
@@ -56,7 +58,7 @@ class ObservedRun:
         enter = self._closing.enter_context
         mark = enter(announced(self._state_dir, "trainer"))
         self._watchdog = enter(Watchdog(mark))
-        enter(StatusFile(self._state_dir, self.status))
+        enter(StatusFile(self._state_dir, self.status, self._removed))
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from rich.console import Console
@@ -47,6 +48,7 @@ from rlax_plugin.start.observed import ObservedRun
 from rlax_plugin.start.preflight import check_start
 from rlax_plugin.start.results import print_results, summary, too_few_steps
 from rlax_plugin.start.run_directory import (
+    WITHOUT_STATE,
     check_same_run,
     exposures,
     finished,
@@ -150,7 +152,16 @@ def train(
             dashboard=dashboard,
             schedules=schedules_of(builder.registry, section),
         )
-        observed = ObservedRun(state_dir, dashboard.waiting)
+
+        def removed() -> None:
+            with suppress(RlaxError):  # the run directory is gone as well, which ends the run
+                lease.check()
+                dashboard.message(
+                    f"warning: the state directory {state_dir} was removed while the run trains: "
+                    f"{WITHOUT_STATE}"
+                )
+
+        observed = ObservedRun(state_dir, dashboard.waiting, removed)
         run = _Run(setup, out, began_s, observed, lease)
         with run.signals, observed:
             lease.on_lost = run.interrupt

@@ -56,6 +56,13 @@ def state_directory(section: RlaxSection, files: RunFiles) -> Path:
     return Path(section.state_dir) if section.state_dir else usual_state_directory(files)
 
 
+WITHOUT_STATE = (
+    "it goes on without status and logs; end it with Ctrl-C, and the same command continues it "
+    "with a new one"
+)
+"""The rest of a sentence about a run whose state directory was removed."""
+
+
 def usual_state_directory(files: RunFiles) -> Path:
     """Returns the state directory of a run whose config names none.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from finished_run import SETTINGS, FinishedRun
-from runs import Run
+from runs import CONFIG, DEADLINE_S, HELPERS, Run, held, process
+from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.commands.status.show import lines_of
@@ -36,6 +39,28 @@ def test_a_damaged_checkpoint_and_segment_are_said_where_they_are_seen(
     assert segment.startswith("the last segment does not count, and what it recorded is generated")
     assert f"warning: {checkpoint}" in said and f"warning: {segment}" in said
     assert f"since its start: {segment}" in lines_of(Seen(seen))
+
+
+@pytest.mark.slow
+def test_a_run_says_that_its_state_directory_was_removed_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+    state, going, log = tmp_path / "state", tmp_path / "going", tmp_path / "train.log"
+    settings = (*held({2: going}), f"rlax.state_dir={state}", "rlax.evaluation.problems=0")
+    removed = f"warning: the state directory {state} was removed while the run trains: it goes on"
+
+    def said() -> str:
+        return " ".join(log.read_text().split()) if log.exists() else ""
+
+    with process(tmp_path, "train", "train", CONFIG, *settings, "steps=3") as trainer:
+        wait_until(lambda: "step 1/3" in said(), "step 1", limit_s=DEADLINE_S)
+        shutil.rmtree(state)
+        wait_until(lambda: removed in said() or trainer.poll() is not None, "the line")
+        going.touch()
+        assert trainer.wait(DEADLINE_S) == 0, log.read_text()
+    assert said().count(removed) == 1 and not state.exists()
+    assert audit(RunFiles(tmp_path / "runs/testing")).clean
 
 
 @pytest.mark.slow

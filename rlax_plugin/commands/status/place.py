@@ -13,7 +13,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.liveness.plain_files import whole
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start.lease import EVERY_S, trainer_here, trainer_without
-from rlax_plugin.start.run_directory import state_directory
+from rlax_plugin.start.run_directory import WITHOUT_STATE, state_directory
 
 _MOST_BYTES = 16 << 20
 _OF_A_RUN = ("status.json", ".lock", "processes", "logs")  # at least one is in a state directory
@@ -78,8 +78,7 @@ def place_of(run: str) -> RunPlace:
         if (pid := trainer_here(files)) is not None:
             reason = (
                 f"has lost its state directory ({found}), which was removed while process {pid} "
-                "trains the run: it goes on without status and logs; end it with Ctrl-C, and the "
-                "same command continues it with a new one"
+                f"trains the run: {WITHOUT_STATE}"
             )
         raise ConfigError("RUN", run, reason)
     return RunPlace(files, found, section, "" if problem is None else str(problem))

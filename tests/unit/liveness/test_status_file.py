@@ -134,6 +134,14 @@ def test_a_disk_that_cannot_be_written_is_said_once(tmp_path: Path, caplog) -> N
     assert caplog.text.count("the status cannot be written") == 1
 
 
+def test_a_directory_that_is_gone_is_said_once(tmp_path: Path, caplog) -> None:
+    attempts, said = [], list[str]()
+    gone = tmp_path / "gone"
+    with StatusFile(gone, lambda: attempts.append(1) or STATUS, lambda: said.append("gone")):
+        wait_until(lambda: len(attempts) >= 3, "two attempts, and a third begun")
+    assert said == ["gone"] and not caplog.messages and not gone.exists()
+
+
 def test_an_activity_says_what_and_since_when() -> None:
     activity, before = Activity(), time.time()
     assert activity.doing is None
