@@ -22,7 +22,6 @@ from rlax_plugin.liveness.run_status import (
     GroupStatus,
     JobStatus,
     LossStatus,
-    LostStatus,
     WorkerStatus,
     finite,
     shown,
@@ -86,8 +85,8 @@ class StatusCollector(FleetListener):
         self.controller, self._last_step = controller, last_step
         self._generation, self._section = controller.generation, controller.section
         self._heard: dict[tuple[str, str], _Heard] = {}
-        self._lost: dict[str, tuple[str, float]] = {}  # name -> reason, last heartbeat
-        self._losses = deque[tuple[str, str, float]](maxlen=_MOST_LOSSES)  # name, reason, when
+        # Name, reason, when, last heartbeat; also of workers that are not missed.
+        self._losses = deque[tuple[str, str, float, float]](maxlen=_MOST_LOSSES)
         self._steps, self._step_at = 0, None
         self._asked_s = time.monotonic()
         self._slots_used, self._rewards_used = _Average(), _Average()
@@ -107,16 +106,13 @@ class StatusCollector(FleetListener):
             if (more := one.failures - before.failures) > 0:
                 one.unread.failed("", int(min(more, 1e3)))
         self._heard[worker.identity] = one
-        self._lost.pop(worker.name, None)
         if worker.serves(None):
             self._slots_used.add(min(worker.assigned, worker.slots) / max(worker.slots, 1))
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        heard = self._heard.pop(worker.identity, None)
-        if reason not in _ENDED:
-            self._lost.pop(worker.name, None)  # the newest are last
-            self._lost[worker.name] = reason, time.monotonic() if heard is None else heard.at_s
-            self._losses.append((worker.name, reason, time.monotonic()))
+        now_s = time.monotonic()
+        heard_s = self._heard.pop(worker.identity, _Heard(now_s)).at_s
+        self._losses.append((worker.name, reason, now_s, heard_s))
 
     def _allow_for_pause(self) -> None:
         """Forgives the workers the time in which this process did not run."""
@@ -167,7 +163,6 @@ class StatusCollector(FleetListener):
             batch=shown(run.ready),
             wanted=None if scaler is None else scaler.wanted,
             workers=tuple(map(self._worker, run.fleet.workers.values())),
-            lost=self._missed(),
             failing=self._failing(),
             losses=self._lately_lost(),
             damaged=tuple(map(shown, run.damaged[:MOST_SHOWN])),
@@ -180,25 +175,24 @@ class StatusCollector(FleetListener):
         sentences = launcher.failing.values() if isinstance(launcher, FailingLauncher) else ()
         return tuple(shown(sentence) for sentence in list(sentences)[:MOST_SHOWN])
 
-    def _missed(self) -> tuple[LostStatus, ...]:
-        now_s = time.monotonic()
-        self._lost = {n: one for n, one in self._lost.items() if now_s - one[1] < _LOST_S}
-        return tuple(
-            LostStatus(name=shown(name), reason=shown(reason), silent_s=now_s - at_s)
-            for name, (reason, at_s) in list(self._lost.items())[-MOST_SHOWN:]
-        )
-
     def _lately_lost(self) -> tuple[LossStatus, ...]:
         now_s, now = time.monotonic(), time.time()
         while self._losses and now_s - self._losses[0][2] >= _LOST_S:
             self._losses.popleft()
-        counts = Counter(name for name, _, _ in self._losses)
-        newest = {name: (reason, at_s) for name, reason, at_s in self._losses}
+        last_reason = {name: reason for name, reason, *_ in self._losses}
+        missed = [one for one in self._losses if one[1] not in _ENDED]
+        counts = Counter(name for name, *_ in missed)
+        newest = {one[0]: one for one in missed}.values()
         return tuple(
             LossStatus(
-                name=shown(name), reason=shown(why), at=now - (now_s - at_s), count=counts[name]
+                name=shown(name),
+                reason=shown(reason),
+                at=now - (now_s - at_s),
+                count=counts[name],
+                away=name not in self.controller.fleet.workers and last_reason[name] not in _ENDED,
+                silent_s=now_s - heard_s,
             )
-            for name, (why, at_s) in sorted(newest.items(), key=lambda one: one[1][1])[-MOST_SHOWN:]
+            for name, reason, at_s, heard_s in sorted(newest, key=lambda one: one[2])[-MOST_SHOWN:]
         )
 
     def _slowest(self) -> list[Under]:

@@ -104,30 +104,22 @@ class WorkerStatus(_Part):
         return f"worker {self.name} decodes at {self.speed:.0%} of the median worker's speed"
 
 
-class LostStatus(_Part):
-    """A worker that was lost and has not registered again.
-
-    Attributes:
-      silent_s: seconds since its last heartbeat.
-    """
-
-    name: Text
-    reason: Text
-    silent_s: Number
-
-
 class LossStatus(_Part):
     """The losses of one worker in the last ten minutes, although it may be back.
 
     Attributes:
       at: Unix time of the newest; ``reason``: of that one.
       count: number of losses.
+      away: True if it has not registered again.
+      silent_s: seconds since its last heartbeat before the newest.
     """
 
     name: Text
     reason: Text
     at: Moment
     count: Count
+    away: bool = False
+    silent_s: Number = 0.0
 
 
 class GroupStatus(_Part):
@@ -213,12 +205,16 @@ class ControllerStatus(_Part):
     batch: Text = ""
     wanted: Count | None = None
     workers: tuple[WorkerStatus, ...] = ()
-    lost: tuple[LostStatus, ...] = ()
     failing: tuple[Text, ...] = ()
     losses: tuple[LossStatus, ...] = ()
     damaged: tuple[Text, ...] = ()
     groups: tuple[GroupStatus, ...] = ()
     jobs: tuple[JobStatus, ...] = ()
+
+    @property
+    def lost(self) -> list[LossStatus]:
+        """The workers that were lost and are away."""
+        return [one for one in self.losses if one.away]
 
 
 class FailedAttempts(_Part):

@@ -16,7 +16,7 @@ from rlax_plugin.liveness.run_status import (
     ControllerStatus,
     GroupStatus,
     JobStatus,
-    LostStatus,
+    LossStatus,
     WorkerStatus,
 )
 from rlax_plugin.text.amounts import in_seconds
@@ -167,7 +167,7 @@ def _is_stopped_or_killed(evidence: Evidence, name: str) -> bool:
     return any(one.mark.name == name for one in absent(evidence, "worker"))
 
 
-def _lost(evidence: Evidence, lost: LostStatus) -> Finding:
+def _lost(evidence: Evidence, lost: LossStatus) -> Finding:
     return Finding(
         f"worker {lost.name} was lost ({lost.reason}) and has not come back, "
         f"{in_seconds(lost.silent_s)} after its last heartbeat; its groups run elsewhere",

@@ -36,7 +36,6 @@ from rlax_plugin.liveness.run_status import (
     GroupStatus,
     JobStatus,
     LossStatus,
-    LostStatus,
 )
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.weights.publisher import ASKING
@@ -382,10 +381,12 @@ def test_times_of_a_trainer_whose_clock_differs_are_read_by_its_clock() -> None:
 
 
 def test_a_lost_worker_is_missed_until_it_comes_back() -> None:
-    lost = LostStatus(name="far", reason="no heartbeat for 3 s", silent_s=8.0)
+    lost = LossStatus(
+        name="far", reason="no heartbeat for 3 s", at=992.0, count=1, away=True, silent_s=8.0
+    )
     fresh = lost.model_copy(update={"silent_s": 4.0})
-    assert said(seen=Seen(status(0.05, lost=(fresh,)))) == []
-    missing = Seen(status(0.05, lost=(lost,)))
+    assert said(seen=Seen(status(0.05, losses=(fresh,)))) == []
+    missing = Seen(status(0.05, losses=(lost,)))
     ((what, _),) = said(seen=missing)
     assert what == (
         "worker far was lost (no heartbeat for 3 s) and has not come back, 8 s after its last "

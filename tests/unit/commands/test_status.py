@@ -29,7 +29,6 @@ from rlax_plugin.liveness.run_status import (
     ControllerStatus,
     Doing,
     LossStatus,
-    LostStatus,
     RunStatus,
     WorkerStatus,
 )
@@ -133,8 +132,10 @@ def test_nothing_is_advised_until_a_step_has_ended_since(changes: dict[str, Any]
 
 
 def test_lost_and_frozen_workers_are_listed() -> None:
-    gone = LostStatus(name="far", reason="no heartbeat for 3 s", silent_s=8.0)
-    seen = Seen(status(0.5, workers=(worker("a"), worker("b")), lost=(gone,)))
+    gone = LossStatus(
+        name="far", reason="no heartbeat for 3 s", at=992.0, count=1, away=True, silent_s=8.0
+    )
+    seen = Seen(status(0.5, workers=(worker("a"), worker("b")), losses=(gone,)))
     console = Console(file=io.StringIO(), width=120)
     console.print(rendered(replace(seen, frozen=frozenset({"b", "far"}))))
     *_, a, b, far = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -117,8 +117,10 @@ def test_workers_that_are_silent_lost_and_back(monkeypatch: pytest.MonkeyPatch) 
     collector.worker_lost(member("gone"), "left")
     (lost,) = after(2).lost
     assert (lost.name, lost.reason, lost.silent_s) == ("far", "no heartbeat for 6 s", 8.0)
+    run.fleet.workers["far"] = far
     collector.worker_heard(far)
-    assert after(1).lost == ()
+    assert after(1).lost == []
+    del run.fleet.workers["far"]
     collector.worker_lost(far, "no heartbeat for 6 s")
     found = after(590)
     assert len(found.lost) == 1
@@ -128,7 +130,11 @@ def test_workers_that_are_silent_lost_and_back(monkeypatch: pytest.MonkeyPatch) 
     found = after(8)  # the first one is ten minutes old
     assert [one.count for one in found.losses] == [1] and len(found.lost) == 1
     found = after(3)
-    assert found.lost == () and found.losses == ()
+    assert found.lost == [] and found.losses == ()
+    collector.worker_lost(far, "no heartbeat for 6 s")
+    collector.worker_lost(far, "left")  # it had come back
+    found = after(1)
+    assert found.lost == [] and [one.count for one in found.losses] == [1]
 
 
 def test_loadings_that_take_long_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
