@@ -2,7 +2,7 @@
 
 ``hookspecs`` makes the hook of each kind, ``build`` looks up a config's choices at its places,
 ``rlax explain`` explains it there, ``rlax check-plugin`` runs its contract, and ``rlax new-plugin``
-writes one from the template with its name.
+writes one: a copy of the example of its hook.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind:
     """One kind of part.
 
     Attributes:
-      name: name of the kind, and of its template in ``commands/scaffold/templates/parts``.
+      name: name of the kind.
       part: type of the part: a name in ``rlax_plugin.api``, or a function's arguments and result.
       process: the processes in which it is built.
       places: config keys below ``rlax`` that choose such a part; a key that ends in ``[]`` holds a

@@ -1,9 +1,11 @@
-"""Writes the package of a new plug-in: one working part, its entry point and its test."""
+"""Writes the package of a new plug-in: one working part, its entry point and its test.
+
+The part is the example of docs/plugin_hooks.md, which a test runs. Where that needs other parts of
+a run, as an engine does, it is a template that runs alone.
+"""
 
 from __future__ import annotations
 
-import ast
-import builtins
 import importlib.util
 import keyword
 import re
@@ -17,6 +19,7 @@ from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.kinds import BY_NAME
 
 _TEMPLATES = Path(__file__).with_name("templates")
+_EXAMPLES = Path(__file__).with_name("plugin_hooks.md")  # a link to the page in docs/
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,6 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
     sources = {
         "pyproject.toml": "pyproject.toml.jinja",
         "README.md": "README.md.jinja",
-        module: f"parts/{kind}.py.jinja",
         f"tests/test_{name}.py": "test.py.jinja",
     }
     environment = jinja2.Environment(
@@ -73,8 +75,11 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
         keep_trailing_newline=True,
         autoescape=False,  # these are programs, not pages
     )
+    part = f"parts/{kind}.py.jinja"
+    if (_TEMPLATES / part).exists():
+        sources[module] = part
     texts = {file: environment.get_template(t).render(words) for file, t in sources.items()}
-    _reject_shadow(name, texts[module])
+    texts.setdefault(module, _example(kind, name))
     for file, text in texts.items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,18 +102,9 @@ def _check_name(name: str) -> None:
         raise ConfigError("NAME", name, "is also an installed module: choose another name")
 
 
-def _reject_shadow(name: str, text: str) -> None:
-    """Rejects a name that would shadow a name that the new module uses."""
-    tree = ast.parse(text)
-    imported = {
-        alias.asname or alias.name.partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    for one in (name, *defined):
-        if one in imported or hasattr(builtins, one):
-            what = "imports" if one in imported else "needs from Python"
-            reason = f"would define {one}, which the module {what}: choose another name"
-            raise ConfigError("NAME", name, reason)
+def _example(kind: str, name: str) -> str:
+    """Returns the example of a kind, which registers ``name`` instead."""
+    blocks = re.findall(r"^```python\n(.*?)^```", _EXAMPLES.read_text("utf-8"), re.M | re.S)
+    (source,) = (block for block in blocks if f"def {BY_NAME[kind].hook}(" in block)
+    registered = re.sub(r'"\w+"(?=: Extension\()', f'"{name}"', source)
+    return f'"""{kind.replace("_", " ").capitalize()} ``{name}``."""\n\n{registered}'

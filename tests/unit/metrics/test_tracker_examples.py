@@ -1,4 +1,4 @@
-"""The tracker of the docs and the one that ``rlax new-plugin`` writes: each step once."""
+"""The tracker of the docs, which ``rlax new-plugin`` copies, has each step once."""
 
 from __future__ import annotations
 
@@ -7,27 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from documents import fences
 from installs import on_path
 
 from rlax_plugin.commands.scaffold import write_package
 from rlax_plugin.config import NoOptions
 
-DOCS = Path(__file__).parents[3] / "docs"
 
-
-@pytest.fixture(params=["docs", "template"])
-def build(request: pytest.FixtureRequest, tmp_path: Path):
+@pytest.fixture
+def build(tmp_path: Path):
     """Makes a tracker, as each process of a run does."""
-    if request.param == "docs":
-        blocks = fences((DOCS / "plugin_hooks.md").read_text(), "python")
-        (source,) = (block for block in blocks if "rlax_register_tracker" in block)
-        (tmp_path / "te_tracker.py").write_text(source)
-        folder = tmp_path
-    else:
-        write_package("te_tracker", "tracker", tmp_path)
-        folder = tmp_path / "te_tracker" / "src"
-    with on_path(folder):
+    write_package("te_tracker", "tracker", tmp_path)
+    with on_path(tmp_path / "te_tracker" / "src"):
         module = importlib.import_module("te_tracker")
         (extension,) = module.rlax_register_tracker().values()
         (tmp_path / "run").mkdir()
