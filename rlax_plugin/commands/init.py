@@ -6,31 +6,42 @@ comments are the descriptions of the config classes.
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
+from pydantic import BaseModel
 
 from rlax_plugin.build import Registry, registry_for, registry_of
-from rlax_plugin.commands import converted, own_data
+from rlax_plugin.commands import own_data
 from rlax_plugin.commands.answers import TINY as _TINY
-from rlax_plugin.commands.answers import Answers, declared
-from rlax_plugin.commands.commented_yaml import CommentedYaml, in_yaml
-from rlax_plugin.commands.converted import ConvertedModel
+from rlax_plugin.commands.answers import Answers, Declared, declared
+from rlax_plugin.commands.own_data import Task, evaluation
 from rlax_plugin.commands.recipe import WIDTH, Size
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
-from rlax_plugin.config.loading import ResolvedConfig, maxtext_configs, model_keys
+from rlax_plugin.config.loading import (
+    CONVERTED,
+    ResolvedConfig,
+    maxtext_configs,
+    merged,
+    model_keys,
+)
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
-from rlax_plugin.tokens import byte_level
 
 _Options = Mapping[str, Any] | None
 _MOST_SLOTS = 256
+_PATHS = ("load_parameters_path", "tokenizer_path")  # of a converted model
+_WIDTH = 100  # columns
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
 _PRESET = "rlax.objective.preset"
 # What lets any preset train on samples of older weights.
@@ -40,38 +51,7 @@ _CORRECTED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question for one of ``Answers``: ``name`` of the field, the text, and the default."""
-
-    name: str
-    text: str
-    default: str | int
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """The part of a config that describes its task.
-
-    Attributes:
-      plugin: plug-in to name in ``rlax.plugins``; empty for a built-in one.
-      trainer: options of the trainer for a tiny, untrained model.
-      notes: sentences for the user.
-    """
-
-    plugin: str
-    prompt_source: Mapping[str, Any]
-    reward: str
-    max_prompt_tokens: int
-    max_new_tokens: int
-    vocab_size: int
-    evaluation: Mapping[str, Any]
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-_ARITHMETIC = _Task(
-    "",
+_ARITHMETIC = Task(
     {"name": "arithmetic", "digits": 2},
     "exact_answer",
     max_prompt_tokens=8,
@@ -87,40 +67,35 @@ _ARITHMETIC = _Task(
         }
     },
 )
-_NEW_TOKENS = 256  # of a task that nothing is known about
-_PROBLEMS = 128
-_ASKED = {"split": "test", "problems": _PROBLEMS, "samples": 8, "k": [1, 8]}
-_NOTHING: dict[str, Any] = {"problems": 0}
 _NUMBER_TOKENS = 8
 _NUMBERS = ("number_tasks", "rlax_number_tasks")
 
 
-def questions(answers: Mapping[str, Any]) -> Iterator[Question]:
-    """Yields the questions of ``rlax init``; a default may depend on earlier answers.
+def questions(answers: Mapping[str, Any]) -> Iterator[Declared]:
+    """Yields the questions of ``rlax init``, at most five; what they leave out has options.
 
     Args:
       answers: answers to the questions so far.
     """
-    for one in declared():
-        if one.name == "task":
-            yield Question(one.name, one.text, _usual_task(str(answers["model"])))
-        elif one.name in own_data.COLUMNS:
-            continue  # nearly all data has columns with the usual names
-        elif (one.name == "data" and not _can_read(str(answers["model"]))) or (
-            one.name == "reward" and not answers.get("data")
-        ):
-            continue
-        elif one.default is not None:
-            yield Question(one.name, one.text, one.default)
+    choices = {choice.name: choice for choice in declared()}
+    yield choices["model"]
+    if _can_read(str(answers["model"])):
+        yield choices["data"]
+    if answers.get("data"):
+        yield choices["reward"]
+    else:
+        yield choices["task"]._replace(default=_usual_task(str(answers["model"])))
+    yield choices["preset"]
+    yield choices["steps"]
 
 
 def _can_read(model: str) -> bool:
     """True if the model has a tokenizer: a converted one has, and the built-in one reads bytes."""
-    return model == _TINY or converted.is_directory(model)
+    return model == _TINY or _is_directory(model)
 
 
 def _usual_task(model: str) -> str:
-    return _NUMBERS[0] if converted.is_directory(model) else "arithmetic"
+    return _NUMBERS[0] if _is_directory(model) else "arithmetic"
 
 
 def check_target(path: Path, force: bool) -> None:
@@ -170,7 +145,7 @@ def config_text(
       ConfigError, PluginError: see ``write``.
     """
     tiny = answers.model == _TINY
-    model = converted.read(answers.model) if converted.is_directory(answers.model) else None
+    model = _read_converted(answers.model) if _is_directory(answers.model) else None
     if not tiny and model is None:
         _check_model(answers.model)
     task = _task(answers, model, source)
@@ -205,7 +180,7 @@ def config_text(
     # The built-in model keeps the weights of all its attention for the backward pass.
     logits = model.keys["vocab_size"] if model else task.vocab_size
     logits += _TINY_HEADS * section.row_tokens if tiny else 0
-    writer = CommentedYaml(registry, {use.key: use.kind for use in registry.uses(section)})
+    writer = _CommentedYaml(registry, {use.key: use.kind for use in registry.uses(section)})
     template = jinja2.Template(
         files("rlax_plugin.commands").joinpath("starter.yml.j2").read_text(encoding="utf-8"),
         trim_blocks=True,
@@ -213,8 +188,8 @@ def config_text(
         undefined=jinja2.StrictUndefined,
     )
     text = template.render(
-        run_name=in_yaml(path.stem),
-        output_directory=in_yaml(answers.output_directory),
+        run_name=_in_yaml(path.stem),
+        output_directory=_in_yaml(answers.output_directory),
         steps=answers.steps,
         model=answers.model,
         tiny_width=WIDTH,
@@ -243,7 +218,7 @@ def _check_model(name: str) -> None:
         raise ConfigError("--model", name, reason)
 
 
-def _task(answers: Answers, model: ConvertedModel | None, source: _Options) -> _Task:
+def _task(answers: Answers, model: _Converted | None, source: _Options) -> Task:
     """Returns the chosen task.
 
     Raises:
@@ -275,7 +250,7 @@ def _task(answers: Answers, model: ConvertedModel | None, source: _Options) -> _
     return task
 
 
-def _of_data(answers: Answers, model: ConvertedModel | None, source: _Options) -> _Task:
+def _of_data(answers: Answers, model: _Converted | None, source: _Options) -> Task:
     """Returns a task made of the user's own data and a reward.
 
     Raises:
@@ -289,23 +264,10 @@ def _of_data(answers: Answers, model: ConvertedModel | None, source: _Options) -
             "leave --model out for the built-in model, which reads bytes"
         )
         raise ConfigError("--data", answers.data, reason)
-    keys = model.keys if model else {}
-    found = own_data.of_answers(answers, keys, model is None, source)
-    problems = min(_PROBLEMS, found.test_prompts)
-    return _Task(
-        "",
-        found.prompt_source,
-        found.reward,
-        max_prompt_tokens=found.max_prompt_tokens,
-        max_new_tokens=found.max_new_tokens or _NEW_TOKENS,
-        vocab_size=keys.get("vocab_size", byte_level.SIZE),
-        evaluation=_ASKED | {"split": "test", "problems": problems} if problems else _NOTHING,
-        trainer={"warm_start": found.warm_start} if found.warm_start else {},
-        notes=found.notes,
-    )
+    return own_data.of_answers(answers, model.keys if model else {}, model is None, source)
 
 
-def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> _Task:
+def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> Task:
     """Returns the task of a plug-in, from its prompts.
 
     Args:
@@ -336,27 +298,22 @@ def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> _Task:
         source = f"{plugin}:{source}"
     if reward not in known["reward"]:
         reward = f"{plugin}:{reward}"
-    return _Task(
-        plugin if listed else "",
+    held_out = ((split, _count(built, split)) for split in ("test", "validation"))
+    return Task(
         {"name": source},
         reward,
         max_prompt_tokens=max(len(prompt.tokens) for prompt in prompts),
-        max_new_tokens=_NEW_TOKENS,
         vocab_size=largest + 1,
-        evaluation=_evaluation(built),
+        evaluation=evaluation(*next((split for split in held_out if split[1]), ("", 0))),
+        plugin=plugin if listed else "",
     )
 
 
-def _evaluation(source: PromptSource) -> dict[str, Any]:
-    """Returns the settings of an evaluation on the first held-out split that is not empty."""
-    for split in ("test", "validation"):
-        try:
-            prompts = source.prompts(split)
-        except ConfigError:  # there is no such split
-            continue
-        if prompts:
-            return _ASKED | {"split": split, "problems": min(_PROBLEMS, len(prompts))}
-    return _NOTHING
+def _count(source: PromptSource, split: str) -> int:
+    try:
+        return len(source.prompts(split))
+    except ConfigError:  # there is no such split
+        return 0
 
 
 def _only(registry: Registry, kind: str, plugin: str) -> str:
@@ -377,7 +334,7 @@ def _reward(named: str, directory: Path) -> dict[str, Any]:
 
 
 def _values(
-    answers: Answers, task: _Task, tiny: bool, size: Size, directory: Path
+    answers: Answers, task: Task, tiny: bool, size: Size, directory: Path
 ) -> dict[str, Any]:
     """Returns the section ``rlax:`` as a config in ``directory`` has it."""
     filters = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
@@ -404,3 +361,111 @@ def _values(
         "trackers": [{"name": "tensorboard"}],
         "trainer": {"name": "maxtext", **(task.trainer if tiny else {})},
     }
+
+
+# A directory that ``rlax convert`` wrote.
+
+
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    """The config's keys of a converted model.
+
+    Attributes:
+      keys: key -> value, as in a config.
+      lines: the same keys as text, each with a comment.
+    """
+
+    keys: Mapping[str, Any]
+    lines: tuple[str, ...]
+
+
+def _is_directory(model: str) -> bool:
+    """True if an answer to "which model" is a directory, not a name."""
+    return "/" in model or Path(model).is_dir()
+
+
+def _read_converted(directory: str) -> _Converted:
+    path = Path(directory) / CONVERTED
+    if not path.is_file():
+        reason = f"has no {CONVERTED}: it must be a directory that rlax convert has written"
+        raise ConfigError("--model", directory, reason)
+    keys = merged(path, ())
+    for key in ("vocab_size", "base_emb_dim"):
+        number = keys.get(key)
+        if type(number) is not int or number < 1:
+            raise ConfigError(f"{key} in {path}", number, "must be a positive number")
+    for key in _PATHS:
+        if (named := keys.get(key)) is not None and not Path(str(named)).exists():
+            reason = "does not exist; if the directory was moved, correct its path there"
+            raise ConfigError(f"{key} in {path}", named, reason)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return _Converted(keys, tuple(line for line in lines if not line.startswith("#")))
+
+
+# The section as text.
+
+
+@dataclass(frozen=True, slots=True)
+class _CommentedYaml:
+    """Writes values as YAML, each key with the description of its config class."""
+
+    registry: Registry
+    kinds: Mapping[str, str]  # dotted key -> kind of the part that is chosen there
+
+    def lines(
+        self, values: Mapping[str, Any], model: type[BaseModel], key: str, depth: int = 1
+    ) -> Iterator[str]:
+        """Yields the lines of a section.
+
+        Args:
+          model: config class whose fields are the keys of ``values``.
+          key: dotted key of the section.
+        """
+        for name, value in values.items():
+            here, about = f"{key}.{name}", model.model_fields[name].description or ""
+            kind = self.kinds.get(here) if isinstance(value, Mapping) else None
+            if name == "plugins":
+                yield from _with_comment(f"{name}:", about, depth)
+                for plugin in value:
+                    yield from _with_comment(f"- {plugin}", self._about_plugin(plugin), depth + 1)
+            elif kind and len(value) > 1:
+                yield from _with_comment(f"{name}:", about, depth)
+                yield f"{'  ' * (depth + 1)}name: {value['name']}"
+                options = {option: given for option, given in value.items() if option != "name"}
+                offer = self.registry.offer(kind, value["name"], here)
+                yield from self.lines(options, offer.extension.config_class, here, depth + 1)
+            elif not kind and issubclass(section := _type(model, name), BaseModel):
+                about = (inspect.getdoc(section) or "").partition("\n")[0]
+                yield from _with_comment(f"{name}:", about, depth)
+                yield from self.lines(value, section, here, depth + 1)
+            else:
+                yield from _with_comment(f"{name}: {_in_yaml(value)}", about, depth)
+
+    def _about_plugin(self, name: str) -> str:
+        """Returns the docstring of the plug-in's module."""
+        module = self.registry.manager.origin(name).target.partition(":")[0]
+        about = inspect.getdoc(importlib.import_module(module)) or ""
+        return about.partition("\n")[0].replace("``", "`")
+
+
+def _type(model: type[BaseModel], name: str) -> type:
+    """Returns the type of a key's value, as far as its default tells."""
+    return type(model.model_fields[name].get_default(call_default_factory=True))
+
+
+def _with_comment(text: str, about: str, depth: int) -> Iterator[str]:
+    """Yields a line with a comment after it, or above it if it is too long."""
+    indent = "  " * depth
+    about = about.rstrip(".")
+    if len(line := f"{indent}{text}  # {about}".removesuffix("  # ")) <= _WIDTH:
+        yield line
+        return
+    prefix = f"{indent}# "
+    yield from textwrap.wrap(about, _WIDTH, initial_indent=prefix, subsequent_indent=prefix)
+    yield f"{indent}{text}"
+
+
+def _in_yaml(value: Any) -> str:
+    """Returns a value in YAML's flow style, on one line."""
+    # As the one item of a list: a text alone would be a document, and end with "...".
+    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=10_000)[1:-2]

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.tokens.byte_level import BYTES
+from rlax_plugin.tokens.byte_level import BYTES, SIZE
 from rlax_plugin.types import Prompt
 
 COLUMNS = ("question", "reference")
@@ -47,26 +47,38 @@ _WARM_ROWS, _WARM_STEPS = 128, 1000
 _EVERY = 2  # of the training prompts; the others are new to RL, also if these are learned by heart
 
 
+_PROBLEMS = 128  # of an evaluation
+_NEW_TOKENS = 256  # of a task that nothing is known about
+
+
 @dataclass(frozen=True, slots=True)
-class OwnData:
-    """A prompt source for the user's own data, as a config has it.
+class Task:
+    """The part of a config that describes its task.
 
     Attributes:
-      reward: name of a reward that suits the references; or that, or the function, given.
+      reward: name of a reward, or the function given.
       max_prompt_tokens: maximum length; longer prompts are left out.
-      max_new_tokens: length that the answers need; None if the model is not the built-in one.
-      test_prompts: number of held-out questions.
-      warm_start: options of the trainer's warm start; empty: there is none.
+      trainer: options of the trainer for a tiny, untrained model.
+      plugin: plug-in to name in ``rlax.plugins``; empty for a built-in one.
       notes: sentences for the user.
     """
 
     prompt_source: Mapping[str, Any]
     reward: str
     max_prompt_tokens: int
-    max_new_tokens: int | None
-    test_prompts: int
-    warm_start: Mapping[str, Any]
-    notes: tuple[str, ...]
+    vocab_size: int
+    evaluation: Mapping[str, Any]
+    max_new_tokens: int = _NEW_TOKENS
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    plugin: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def evaluation(split: str, prompts: int) -> dict[str, Any]:
+    """Returns the settings of an evaluation on a held-out split; of none if it has no prompts."""
+    if not prompts:
+        return {"problems": 0}
+    return {"split": split, "problems": min(_PROBLEMS, prompts), "samples": 8, "k": [1, 8]}
 
 
 def check_absent(answers: Answers) -> None:
@@ -87,7 +99,7 @@ def of_answers(
     maxtext: Mapping[str, Any],
     built_in: bool,
     options: Mapping[str, Any] | None = None,
-) -> OwnData:
+) -> Task:
     """Reads the data that ``rlax init`` was given; see ``read``.
 
     Args:
@@ -114,7 +126,7 @@ def read(
     maxtext: Mapping[str, Any],
     built_in: bool,
     options: Mapping[str, Any],
-) -> OwnData:
+) -> Task:
     """Reads all of the data, as training will.
 
     Args:
@@ -137,7 +149,7 @@ def read(
     if right != shares:
         tables = _tables(source, right, maxtext)
     source |= {"held_out": right} if right else {}
-    kept, test = tables["train"], len(tables.get("test", ()))
+    kept, test = tables["train"], evaluation("test", len(tables.get("test", ())))
     notes = _without_references(kept)
     if not reward:
         reward = _reward(kept, data)
@@ -146,12 +158,14 @@ def read(
     notes += _commonest(kept)
     longest = _fitting(kept.lengths)
     if not built_in:
-        return OwnData(source, reward, longest, None, test, {}, tuple(notes))
+        vocabulary = maxtext.get("vocab_size", SIZE)
+        return Task(source, reward, longest, vocabulary, test, notes=tuple(notes))
     new, warm = _answers(kept, len(tables.get("validation", ())), notes)
     longest = _prompts(data, kept, longest, notes)
     held_out = ", ".join(f"{len(tables[name])} {name}" for name in right) or "none"
     notes.insert(0, f"prompts: {len(kept)} to train on; held out: {held_out}")
-    return OwnData(source, reward, longest, new, test, warm, tuple(notes))
+    trainer = {"warm_start": warm} if warm else {}
+    return Task(source, reward, longest, SIZE, test, new, trainer, notes=tuple(notes))
 
 
 def _shares(questions: int, built_in: bool) -> dict[str, float]:

@@ -20,6 +20,7 @@ from installs import on_path, write
 from small_tokenizers import byte_level
 
 from rlax_plugin.cli import app
+from rlax_plugin.commands.init import questions
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.text.command_lines import pasteable
 
@@ -333,7 +334,7 @@ def test_on_a_terminal_it_asks(folder: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    answers = ["", "", "", "grpo", "12", "1", "", "elsewhere", ""]
+    answers = ["", "", "", "grpo", "12"]  # it waits for no sixth one
     try:
         os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
         stdout, _ = process.communicate(timeout=280)
@@ -344,9 +345,25 @@ def test_on_a_terminal_it_asks(folder: Path) -> None:
         os.close(theirs)
     assert process.returncode == 0 and "rlax explain preset lists them [dapo]: " in stdout
     content = yaml.safe_load((folder / "asked.yml").read_text())
-    assert (content["steps"], content["base_output_directory"]) == (12, "elsewhere")
+    assert (content["steps"], content["base_output_directory"]) == (12, "runs")
     assert content["rlax"]["objective"] == {"preset": "grpo"}
-    assert content["rlax"]["launcher"]["workers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, ["model", "data", "task", "preset", "steps"]),
+        ({"data": "mine.jsonl"}, ["model", "data", "reward", "preset", "steps"]),
+        ({"model": "qwen3-0.6b"}, ["model", "task", "preset", "steps"]),
+    ],
+)
+def test_at_most_five_questions_are_asked(given: dict[str, str], names: list[str]) -> None:
+    answers: dict[str, object] = {}
+    asked = []
+    for question in questions(answers):
+        asked.append(question.name)
+        answers[question.name] = given.get(question.name, question.default)
+    assert asked == names
 
 
 def command_lines() -> list[list[str]]:
