@@ -225,7 +225,7 @@ def overview(console: Console) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_row(Text("sections", "bold"), ", ".join(section.title for section in sections()))
-    for kind, offers in built_in().offers.items():
+    for kind, offers in registry_of(()).offers.items():
         heading = "presets" if kind == "objective" else kind
         table.add_row(Text(heading, "bold"), ", ".join(offers))
     table.add_row(Text("metrics", "bold"), ", ".join(f"{stage.name}/..." for stage in STAGES))

@@ -42,6 +42,7 @@ from rlax_plugin.objective.presets import Preset
 from rlax_plugin.ports.kinds import ALL, AT_KEY, BY_NAME, NAME
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.prompts.config import DatasetConfig
 from rlax_plugin.testing.objectives import section_of
 from rlax_plugin.text.markdown import markdown_table
 
@@ -53,6 +54,7 @@ _UNITS = {"s": "seconds", "tokens": "tokens", "steps": "steps", "mib": "MiB"}
 _SAID_ONCE = (INT32_MAX, YEAR_S)  # in the introduction
 # Kinds whose parts docs/objectives.md explains.
 _EXPLAINED = {"objective", *(kind.name for kind in ALL if kind.fills_slot)}
+_SHARED = "Options of every dataset"  # described once on the page
 _OR_SCHEDULE = "; or a schedule"
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -202,7 +204,7 @@ def _words(annotation: Any, metadata: Sequence[Any], unit: str) -> str:
     if origin is tuple:
         not_empty = " of at least one" if any(hasattr(m, "min_length") for m in metadata) else ""
         return f"list{not_empty}, each: {_words(inner[0], (), unit)}"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return "mapping of names"
     if origin is typing.Literal:
         return " or ".join(yaml_text(value) for value in inner)
@@ -258,16 +260,28 @@ def config_page() -> str:
             blocks.append(_markdown_keys(section.keys, section.title))
     blocks += [
         "# Parts",
-        "This section has all built-in parts and their options. The parts of plug-in "
-        "`rlax_plugin.testing` are for tests: with them a run needs no model and takes seconds.",
+        "This section has all built-in parts and their options. It leaves out those of plug-in "
+        "`rlax_plugin.testing`, with which a run needs no model and takes seconds; `rlax explain "
+        "scripted` explains one of them.",
     ]
-    for kind, group in itertools.groupby(parts(), key=lambda offered: offered[0]):
+    shared = tuple(_key(name, name, field) for name, field in leaf_fields(DatasetConfig))
+    for kind, group in itertools.groupby(parts(registry_of(())), key=lambda offered: offered[0]):
         blocks.append(f"## {spoken(kind).capitalize()}")
+        if kind == "prompt_source":
+            blocks += [
+                f"### {_SHARED}",
+                _prose(DatasetConfig).partition("\n\n")[2],
+                _markdown_keys(shared, ""),
+            ]
         bare = []
         for _, part in group:
             if part.keys or (part.text and kind not in _EXPLAINED):
                 blocks += [f"### {part.title}", _about(kind, part)]
-                blocks += [_markdown_keys(part.keys, "")] if part.keys else []
+                own = tuple(key for key in part.keys if key not in shared)
+                if kind == "prompt_source" and own != part.keys:
+                    anchor = _SHARED.lower().replace(" ", "-")
+                    blocks[-1] += f" It has the [options of every dataset](#{anchor}) as well."
+                blocks += [_markdown_keys(own, "")] if own else []
             else:
                 bare.append(f"{_explained(kind, part.title)} (`{part.plugin}`)")
         if bare:
@@ -296,7 +310,7 @@ def _markdown_keys(keys: Sequence[ConfigKey], section: str) -> str:
     rows = [["key" if section else "option", "type", "default", "meaning"]]
     for key in keys:
         words = key.type
-        if key.kind and built_in().offers[key.kind]:
+        if key.kind and registry_of(()).offers[key.kind]:
             what = spoken(key.kind)
             words = words.replace(what, f"[{what}](#{what.replace(' ', '-')})")
         words = words.replace(_OR_SCHEDULE, "; or a [schedule](objectives.md#schedules)")

@@ -36,6 +36,21 @@ def test_the_page_is_that_of_the_code() -> None:
     assert "known: config, metrics, objectives" in rlax("--markdown", "confg").stderr
 
 
+def test_the_page_describes_options_of_datasets_once_and_none_of_parts_for_tests() -> None:
+    page = read("config.md")
+    assert page.count("| `held_out` |") == 1 and page.count("| `max_row_bytes` |") == 1
+    readers = ("jsonl", "parquet", "hf", "tfds", "reasoning_gym")
+    assert page.count("It has the [options of every dataset]") == len(readers)
+    toys = [
+        name
+        for offers in reference.built_in().offers.values()
+        for name, offer in offers.items()
+        if offer.plugin == "rlax_plugin.testing"
+    ]
+    assert len(toys) > 5 and not any(f"\n### {name}\n" in page for name in toys)
+    assert "latency_s" in rlax("scripted").stdout and "held_out" in rlax("parquet").stdout
+
+
 def test_every_key_and_option_says_what_it_means() -> None:
     keys = [key for section in reference.sections() for key in section.keys]
     keys += [key for _, part in reference.parts() for key in part.keys]
