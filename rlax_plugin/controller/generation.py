@@ -9,9 +9,9 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
+from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
-from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.scaling import Scaler
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.waiting import ASSUME, Waiting

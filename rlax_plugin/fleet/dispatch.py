@@ -20,13 +20,13 @@ from rlax_plugin.fleet.choosing_worker import (
     takes,
     wrong_everywhere,
 )
+from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.fleet.earlier_turns import EarlierTurns
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.fleet.giving_up import GivingUp
 from rlax_plugin.fleet.growing import take_report
 from rlax_plugin.fleet.missing_worker import MissingWorker
 from rlax_plugin.fleet.moving import to_move
-from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.replies import all_contributors
 from rlax_plugin.fleet.speeds import Speeds

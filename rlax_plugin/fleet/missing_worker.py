@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.fleet.choosing_worker import sequence_tokens, takes
-from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.fleet.tickets import Ticket, fail
 from rlax_plugin.fleet.worker import Worker
 

@@ -19,7 +19,7 @@ from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
-from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.liveness.activity import Activity, Failures, ends_at
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights

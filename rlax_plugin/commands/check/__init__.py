@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlax_plugin.commands.check.deadlines import deadlines, in_words
 from rlax_plugin.commands.check.examined import Examined, examine, examine_parts
 from rlax_plugin.commands.check.warnings import warnings
-from rlax_plugin.commands.check.words import numbers, words
+from rlax_plugin.commands.check.words import deadlines, numbers, words
 from rlax_plugin.text.amounts import in_bytes
 
 __all__ = ["Examined", "examine", "examine_parts", "explanation", "show"]
@@ -32,7 +31,7 @@ def explanation(config: Examined) -> dict[str, Any]:
     found += [one for result in checked.values() for one in result.warnings]
     found += [(need.key, need.text) for need in needed if not need.holds]
     return {
-        "words": words(config) | {"Deadlines": in_words(config)},
+        "words": words(config),
         "numbers": numbers(config),
         "memory_bytes": {key: dict(facts.memory) for key, facts in checked.items() if facts.memory},
         "deadlines": {

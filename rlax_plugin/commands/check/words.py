@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from rlax_plugin.commands.check.examined import Examined
 from rlax_plugin.config import Evaluation, Weights
+from rlax_plugin.fleet.deadlines import Need, Rates, needs, sample_s
 from rlax_plugin.objective.loss import choices
 from rlax_plugin.start.schedules import schedules_of
+from rlax_plugin.text.amounts import in_seconds
 
 Words = dict[str, str]
 
@@ -21,6 +23,7 @@ def words(config: Examined) -> dict[str, Words]:
         **({"Schedules": scheduled} if (scheduled := _schedules(config)) else {}),
         "Files": _files(config),
         **{key: dict(facts.says) for key, facts in (config.checked or {}).items() if facts.says},
+        "Deadlines": _deadlines(config),
     }
 
 
@@ -231,4 +234,48 @@ def _files(config: Examined) -> Words:
     if section.state_dir:
         words["ledger and logs"] = section.state_dir
     words["metrics"] = ", ".join(["metrics.jsonl", *(c.name for c in section.trackers)])
+    return words
+
+
+def deadlines(config: Examined) -> dict[str, Need]:
+    """Returns key below ``rlax.deadlines`` -> its minimum, as far as it is known.
+
+    Deadlines that depend on weights are known once a part has reported their size, and ``group_s``
+    once the engine has reported how often it shows progress. If the launcher does not say how many
+    workers there will be, one is assumed.
+    """
+    facts = (config.checked or {}).values()
+    sizes = [one.weights_bytes for one in facts if one.weights_bytes is not None]
+    silent = [one.silent_tokens for one in facts if one.silent_tokens is not None]
+    minimums = needs(
+        config.section,
+        Rates.assumed(config.section.deadlines.assume),
+        slots=[config.section.rollouts.slots] * (config.workers or 1),
+        weights_bytes=max(sizes, default=None),
+        silent_tokens=max(silent, default=None),
+    )
+    if config.checked is None:
+        del minimums["group_s"]
+    return minimums
+
+
+def _deadlines(config: Examined) -> Words:
+    """Returns title -> text: assumed speeds, minimum deadlines, and the cost of a short drain."""
+    section = config.section
+    rates = Rates.assumed(section.deadlines.assume)
+    assume, drain_s = section.deadlines.assume, section.deadlines.drain_s
+    words = {
+        "assumed": f"{assume.tokens_per_s:g} tokens/s per sequence, "
+        f"{assume.prefill_tokens_per_s:g} prompt tokens/s per worker, "
+        f"{assume.bytes_per_s / 1e6:g} MB/s for weights, {assume.startup_s:g} s to start a worker"
+    }
+    for name, need in deadlines(config).items():
+        words[name] = f"{need.given_s:g} s; at least {in_seconds(need.needed_s)} are needed"
+    if section.rollouts.on_new_weights != "continue" and drain_s < sample_s(
+        section, rates, section.rollouts.slots
+    ):
+        words["drain_s"] = (
+            f"{drain_s:g} s may be too short for a preempted worker to finish its samples, which "
+            "are then generated again; rlax.rollouts.on_new_weights: continue keeps their tokens"
+        )
     return words

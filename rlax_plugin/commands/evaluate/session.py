@@ -11,7 +11,7 @@ from rlax_plugin.controller.generation import Generation
 from rlax_plugin.evaluation.asking import Handed, ask_all
 from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
-from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.metrics.waiting import Waiting
 from rlax_plugin.ports.protocols import PromptSource, WeightStore

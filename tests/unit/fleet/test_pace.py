@@ -14,7 +14,7 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError
-from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.types import BASE
 from rlax_plugin.weights.publisher import Publisher, by_one_host
