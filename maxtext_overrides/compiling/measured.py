@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 
-from maxtext_overrides.compiling import hlo, hlo_counts, kernels
+from maxtext_overrides.upstream.declared import BY_MODULE
+from maxtext_overrides.upstream.signatures import check
 from rlax_plugin.ports.compiling import CompiledProgram
 from rlax_plugin.text.harmless import one_line
+
+OVERRIDES = BY_MODULE["maxtext_overrides/compiling/measured.py"]
 
 # What JAX and its kernels raise for a program that they cannot compile.
 REJECTIONS = (
@@ -24,6 +28,11 @@ REJECTIONS = (
     TypeError,
     ValueError,
 )
+# %name = <shape> opcode(operands), attributes; the start of an asynchronous one counts for it.
+_COLLECTIVE = re.compile(
+    r'(?m)^\s+(?:ROOT )?%?[\w.-]+ = [^"\n]*? (all-gather|all-reduce|all-to-all'
+    r"|collective-broadcast|collective-permute|ragged-all-to-all|reduce-scatter)(?:-start)?\("
+)
 _LONGEST = 600  # characters of the compiler's message
 _STATUS = re.compile(r"^(?:[A-Z_]{4,}|[A-Za-z.]*Error): (?:E\d+: )?")
 _SEE = re.compile(r"\s*See https?://\S+ for more details\.?")
@@ -32,43 +41,52 @@ _SEE = re.compile(r"\s*See https?://\S+ for more details\.?")
 def compile_measured(
     name: str,
     work: str,
-    jitted: Any,
-    arguments: Sequence[Any],
+    compile_it: Callable[[], jax.stages.Compiled],
     *,
+    flops: float,
     beside: Mapping[str, int],
-    options: Mapping[str, str] | None = None,
-) -> tuple[CompiledProgram, Any]:
-    """Traces and compiles a jitted function for the devices of its shardings.
+) -> CompiledProgram:
+    """Compiles a program, and reads the compiler's figures.
 
     Args:
-      name: see ``CompiledProgram``; so are ``work`` and ``beside``.
-      arguments: ``jax.ShapeDtypeStruct``s in place of arrays.
-      options: of the compiler.
-
-    Returns:
-      The figures, and what JAX compiled; None if the compiler rejected.
+      name: see ``CompiledProgram``; so are ``work``, ``flops`` and ``beside``.
+      compile_it: traces and compiles the program.
     """
     began_s = time.monotonic()
     empty = CompiledProgram(name=name, work=work, seconds=0.0, beside=beside)
     try:
-        traced = jitted.trace(*arguments)
-        compiled = traced.lower().compile(compiler_options=dict(options) if options else None)
+        compiled = compile_it()
     except REJECTIONS as error:
-        seconds = time.monotonic() - began_s
-        return replace(empty, seconds=seconds, rejected=shortened(error)), None
-    seconds = time.monotonic() - began_s
-    counted = hlo_counts.count(hlo.parse(compiled.as_text()))
-    found = kernels.count(traced.jaxpr)
-    program = replace(
+        return replace(empty, seconds=time.monotonic() - began_s, rejected=shortened(error))
+    return replace(
         empty,
-        seconds=seconds,
+        seconds=time.monotonic() - began_s,
         memory=_memory(compiled.memory_analysis()),
-        flops=counted.flops + found.flops,
-        collectives=counted.collectives,
-        collective_bytes=counted.collective_bytes,
-        notes=_notes(counted, found),
+        flops=flops,
+        collectives=collectives(compiled.as_text() or ""),
     )
-    return program, compiled
+
+
+def collectives(text: str) -> dict[str, int]:
+    """Returns kind -> number of collective operations in the text of a compiled program."""
+    return dict(Counter(_COLLECTIVE.findall(text)))
+
+
+def flops_per_token(config: Any) -> float:
+    """Returns the operations of one forward pass for one token: 2 per weight that it meets.
+
+    MaxText counts these weights for every family, with those experts that a token is sent to, and
+    without the attention to other tokens.
+
+    Raises:
+      OverrideError: MaxText's source differs from the tested one.
+    """
+    check(OVERRIDES, config.allow_untested)
+    from maxtext.utils import maxtext_utils
+
+    _, weights, _ = maxtext_utils.calculate_tflops_training_per_device(config, log=False)
+    passes = 3  # forward, and backward for inputs and for weights
+    return weights * 1e12 / (passes * config.per_device_batch_size * config.max_target_length)
 
 
 def _memory(stats: Any) -> dict[str, int]:
@@ -79,17 +97,6 @@ def _memory(stats: Any) -> dict[str, int]:
         "aliased": int(stats.alias_size_in_bytes),
         "code": int(stats.generated_code_size_in_bytes),
     }
-
-
-def _notes(counted: hlo_counts.Counts, found: kernels.KernelCounts) -> tuple[str, ...]:
-    notes = []
-    if loops := len(counted.unknown_loops):
-        many = f"{loops} loops run" if loops > 1 else "a loop runs"
-        notes.append(f"{many} as often as the data require, and the figures count one round")
-    if found.uncounted:
-        names = ", ".join(found.uncounted)
-        notes.append(f"the operations of these kernels are not counted: {names}")
-    return tuple(notes)
 
 
 def shortened(error: Exception) -> str:

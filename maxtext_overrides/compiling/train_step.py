@@ -13,7 +13,11 @@ from typing import Any
 
 import jax
 
-from maxtext_overrides.compiling.measured import bytes_per_device, compile_measured
+from maxtext_overrides.compiling.measured import (
+    bytes_per_device,
+    compile_measured,
+    flops_per_token,
+)
 from maxtext_overrides.rounding import version_like
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.train_loop import Events, extended
@@ -61,43 +65,27 @@ def compile_train_step(
     found: list[CompiledProgram] = []
 
     def measured(
-        function: Any,
-        arguments: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-        mesh: Any,
-        in_shardings: Any,
-        out_shardings: Any,
-        static_argnums: Any,
-        donate_argnums: Any,
-        config: Any,
-        axis_rules: Any,
+        function: Any, arguments: Any, keywords: Any, mesh: Any, in_shardings: Any, *others: Any
     ) -> Any:
-        del keywords
         weights = {
             rounds: bytes_per_device(_weights(arguments[0], in_shardings[0], config, rounds))
             for rounds in (False, True)
         }
-        with jax.set_mesh(mesh), axis_rules:
-            jitted = jax.jit(
-                function,
-                in_shardings=in_shardings,
-                out_shardings=out_shardings,
-                static_argnums=static_argnums,
-                donate_argnums=donate_argnums,
-            )
-            beside = {purpose: weights[rounds] for purpose, rounds in copies.items()}
-            program, _ = compile_measured(
-                "train step", work, jitted, arguments, beside=beside, options=options
-            )
+        program = compile_measured(
+            "train step",
+            work,
+            lambda: compile_it(function, arguments, keywords, mesh, in_shardings, *others),
+            flops=3 * rows * length * flops_per_token(config) / mesh.size,
+            beside={purpose: weights[rounds] for purpose, rounds in copies.items()},
+        )
         found.append(program)
         raise _Compiled
 
     events = Events(batches=_no_batch, on_step_end=lambda *_: None, update_arrays=update_arrays)
     extension = extended(config, events, arrays, objective, outputs, frozen_updates)
-    with extension as (train, _), _compiler(config, measured) as train_compile:
-        options = train.max_utils.parse_libtpu_flags_to_dict(config.compile_xla_flags)
-        with contextlib.suppress(_Compiled):
-            train_compile.main([""])
+    compiler = _compiler(config, measured)
+    with extension, compiler as (train_compile, compile_it), contextlib.suppress(_Compiled):
+        train_compile.main([""])
     return found[0]
 
 
@@ -107,14 +95,18 @@ def _no_batch(step: int) -> Mapping[str, Any]:
 
 @contextmanager
 def _compiler(config: Any, measured: Any) -> Iterator[Any]:
-    """Yields ``train_compile``, which takes this config, and calls ``measured`` to compile."""
+    """Yields ``train_compile``, which takes this config and compiles with ``measured``.
+
+    Yields:
+      The module, and the function with which it compiles otherwise.
+    """
     with unavailable("tensorflow", "google.cloud.aiplatform"):
         from maxtext.trainers.pre_train import train_compile
     stock = train_compile.pyconfig.initialize, train_compile.jit_and_compile
     train_compile.pyconfig.initialize = lambda argv: config
     train_compile.jit_and_compile = measured
     try:
-        yield train_compile
+        yield train_compile, stock[1]
     finally:
         train_compile.pyconfig.initialize, train_compile.jit_and_compile = stock
 

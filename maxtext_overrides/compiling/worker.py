@@ -8,7 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from maxtext_overrides.compiling.measured import bytes_per_device, compile_measured
+from maxtext_overrides.compiling.measured import (
+    bytes_per_device,
+    compile_measured,
+    flops_per_token,
+)
 from maxtext_overrides.sampler.decode import DecodeEngine
 from rlax_plugin.ports.compiling import CompiledProgram
 
@@ -19,8 +23,14 @@ class _DescribedEngine(DecodeEngine):
     def reset(self) -> None:
         """Does nothing, as there is no state to clear."""
 
-    def compiled(self, progress: Callable[[str], None]) -> Iterator[CompiledProgram]:
-        """Compiles the largest prefill, and the two largest loops of decode steps."""
+    def compiled(
+        self, progress: Callable[[str], None], flops_per_token: float
+    ) -> Iterator[CompiledProgram]:
+        """Compiles the largest prefill, and the two largest loops of decode steps.
+
+        Args:
+          flops_per_token: operations of one chip for a token.
+        """
         weights = self.variables_like()
         beside = {"new weights, while they are loaded": bytes_per_device(weights)}
         state = jax.tree.map(
@@ -31,7 +41,7 @@ class _DescribedEngine(DecodeEngine):
         bucket = max(self._buckets, key=lambda one: (one.rows * one.length, one.length))
         settings = {name: state[name] for name in _SETTINGS}
         numbers = _like((self.slots,))
-        what = (
+        arguments = (
             _like((bucket.rows, bucket.length)),
             _like((bucket.rows,)),
             numbers,
@@ -42,19 +52,25 @@ class _DescribedEngine(DecodeEngine):
         rows = f"{bucket.rows:,} prompt{'s' * (bucket.rows > 1)} x {bucket.length:,} tokens"
         progress("prefill")
         yield compile_measured(
-            "prefill", rows, self._insert, (state, weights, *what), beside=beside
-        )[0]
-        what = (_like((self.slots,), bool), _like(()), _like((), bool))
+            "prefill",
+            rows,
+            lambda: self._insert.lower(state, weights, *arguments).compile(),
+            flops=bucket.rows * bucket.length * flops_per_token,
+            beside=beside,
+        )
+        arguments_of_loop = (_like((self.slots,), bool), _like(()), _like((), bool))
         # The program for shorter prompts copies a part of their caches.
         for reach, name in zip(reversed(self._reaches), _DECODES, strict=False):
             progress(name)
             yield compile_measured(
                 name,
                 f"one token in each of {self.slots:,} slots",
-                self._decode,
-                (state, weights, *what, reach),
+                lambda reach=reach: self._decode.lower(
+                    state, weights, *arguments_of_loop, reach
+                ).compile(),
+                flops=self.slots * flops_per_token,
                 beside=beside,
-            )[0]
+            )
 
 
 _DECODES = ("decode", "decode, short prompts")
@@ -88,4 +104,4 @@ def compile_worker(
     engine = _DescribedEngine(
         config, group_size=group_size, prompt_tokens=prompt_tokens, rounds=rounds, devices=devices
     )
-    yield from engine.compiled(progress)
+    yield from engine.compiled(progress, flops_per_token(config) / len(devices))

@@ -32,11 +32,11 @@ class CompiledProgram:
         ``aliased`` is the part of the outputs that is in the memory of arguments.
       beside: purpose -> bytes that the process holds while this program runs, and that are none of
         its arguments.
-      flops: floating-point operations of matrix products and kernels; a part of the program that
-        a loop runs n times counts n times.
-      collectives: kind of collective operation -> how often one call runs it.
-      collective_bytes: kind -> bytes of the results.
-      notes: sentences on what the figures leave out.
+      flops: floating-point operations of one call by a formula: 2 for each token, each weight that
+        the token meets, and each pass, of which an update has 3. It counts neither attention nor
+        what is computed again in the backward pass.
+      collectives: kind of collective operation -> how many the program's text has; those in the
+        body of a loop count once.
     """
 
     name: str
@@ -47,8 +47,6 @@ class CompiledProgram:
     beside: Mapping[str, int] = field(default_factory=dict)
     flops: float = 0.0
     collectives: Mapping[str, int] = field(default_factory=dict)
-    collective_bytes: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     @property
     def program_bytes(self) -> int:

@@ -33,8 +33,6 @@ def main() -> None:
         "beside": {"copy that is being published": 2},
         "flops": 1e14,
         "collectives": {"all-gather": 529},
-        "collective_bytes": {"all-gather": 1 << 30},
-        "notes": ["a loop counts one round"],
     }
     lines.say({"program": program})
     lines.say({"done": True})

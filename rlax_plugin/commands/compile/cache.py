@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.commands.compile.process import program_of
 from rlax_plugin.config.identity import config_hash, hashed
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.user_directories import cache_home
@@ -107,7 +106,7 @@ def read(name: str) -> list[CompiledProgram] | None:
     """
     try:
         document = json.loads((directory() / f"{name}.json").read_text())
-        return [program_of(one) for one in document["programs"]]
+        return [CompiledProgram(**one) for one in document["programs"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

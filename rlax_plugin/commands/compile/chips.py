@@ -19,8 +19,6 @@ class Chip:
       kind: the first part of the name of a slice.
       hbm_bytes: memory that programs may use; the compiler of libtpu 0.0.52 states it when a
         program needs more.
-      flops_per_s: peak of bfloat16 matrix products, as Google publishes it.
-      hbm_bytes_per_s: peak bandwidth of the memory, as Google publishes it.
       cores_per_device: the number in the name of a slice counts cores; v4 and v5p have two in one
         device.
       host: name of the slice that is one host.
@@ -28,8 +26,6 @@ class Chip:
 
     kind: str
     hbm_bytes: int
-    flops_per_s: float
-    hbm_bytes_per_s: float
     cores_per_device: int
     host: str
 
@@ -37,12 +33,12 @@ class Chip:
 CHIPS = {
     chip.kind: chip
     for chip in (
-        Chip("v4", int(30.75 * _GIB), 275e12, 1228e9, 2, "v4-8"),
-        Chip("v5e", int(15.75 * _GIB), 197e12, 819e9, 1, "v5e-4"),
-        Chip("v5p", int(95.73 * _GIB), 459e12, 2765e9, 2, "v5p-8"),
-        Chip("v6e", int(31.24 * _GIB), 918e12, 1640e9, 1, "v6e-4"),
-        # Of TPU7x a chip is two devices, each with half of its memory and its speed.
-        Chip("tpu7x", int(94.74 * _GIB), 1153e12, 3690e9, 1, "tpu7x-8"),
+        Chip("v4", int(30.75 * _GIB), 2, "v4-8"),
+        Chip("v5e", int(15.75 * _GIB), 1, "v5e-4"),
+        Chip("v5p", int(95.73 * _GIB), 2, "v5p-8"),
+        Chip("v6e", int(31.24 * _GIB), 1, "v6e-4"),
+        # Of TPU7x a chip is two devices, each with half of its memory.
+        Chip("tpu7x", int(94.74 * _GIB), 1, "tpu7x-8"),
     )
 }
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
@@ -67,7 +66,7 @@ def compile_part(
             if "next" in line:
                 what, since_s = f"compiling {one_line(str(line['next']), 64)}", time.monotonic()
             elif "program" in line:
-                programs.append(program_of(line["program"]))
+                programs.append(CompiledProgram(**line["program"]))
             elif "reason" in line:
                 raise ConfigError(line["key"], line["value"], line["reason"])
             elif "error" in line:
@@ -94,12 +93,3 @@ def _asked(config: ResolvedConfig, kind: str, topology: str) -> bytes:
         "topology": topology,
     }
     return json.dumps(asked, default=str).encode() + b"\n"
-
-
-def program_of(document: Mapping[str, Any]) -> CompiledProgram:
-    """Returns a program from its JSON form.
-
-    Raises:
-      TypeError: fields are missing or unknown.
-    """
-    return CompiledProgram(**{**document, "notes": tuple(document["notes"])})

@@ -130,20 +130,13 @@ def _table(one: CompiledPart) -> Table:
     row("fits", ["yes" if one.fits(p) else "no" for p in programs], "bold")
     row("floating-point operations", ["-" if p.rejected else f"{p.flops:.3g}" for p in programs])
     for kind in collectives:
-        row(kind, [_collective(p, kind) for p in programs])
+        row(kind, [f"{p.collectives[kind]:,}" if kind in p.collectives else "-" for p in programs])
     row("compiled in", [in_seconds(p.seconds) for p in programs])
     return table
 
 
-def _collective(program: CompiledProgram, kind: str) -> str:
-    if not (number := program.collectives.get(kind, 0)):
-        return "-"
-    return f"{number:,}, {in_bytes(program.collective_bytes.get(kind, 0))}"
-
-
 def _notes(one: CompiledPart) -> list[str]:
-    notes = [f"{p.name}: {one_line(note)}" for p in one.programs for note in p.notes]
-    notes += [f"{p.name} is rejected: {one_line(p.rejected)}" for p in one.programs if p.rejected]
+    notes = [f"{p.name} is rejected: {one_line(p.rejected)}" for p in one.programs if p.rejected]
     if one.cached is not None:
         notes.append(f"these figures are from an earlier call, kept in {one.cached}")
     return notes
