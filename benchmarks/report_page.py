@@ -56,7 +56,7 @@ def opened(chromium: Browser, path: Path) -> dict[str, float]:
     page = context.new_page()
     page.add_init_script(STAMPS)
     page.goto(path.as_uri())
-    page.wait_for_selector("body[data-pairs=ready]")
+    page.wait_for_selector("body[data-table=ready]")
     found = page.evaluate("ready")
     found["cpu"] = sum(s - before_s.get(pid, 0.0) for pid, s in cpu_s_by_process().items())
     context.close()

@@ -85,8 +85,6 @@ def report_views(chromium: Browser, run: str, directory: Path) -> None:
     page.wait_for_selector("#rollout-tokens .token")
     save(page, "report-rollout")
     page.click("#close")
-    at(page, "#early-late")
-    save(page, "report-early-late")
     page.click("#theme")
     at(page, "h3:text('Objective')")
     save(page, "report-dark")

@@ -67,5 +67,5 @@ def open_page(
     page.wait_for_selector("body[data-charts=ready]")
     page.evaluate("drawAll()")  # charts off the screen are drawn when they come near it
     if page.locator("#rollouts").count():
-        page.wait_for_selector("body[data-pairs=ready]")
+        page.wait_for_selector("body[data-table=ready]")
     return page, problems

@@ -205,32 +205,6 @@ def test_a_rollout_opens_token_by_token(page, run):
     expect(page.locator("#rollout")).not_to_be_visible()
 
 
-def test_early_and_late_are_of_one_prompt(page, run, tmp_path):
-    rows = run.samples()
-    prompt = page.locator("#prompt-search").input_value()
-    groups = sorted({(r["step"], r["group"]) for r in rows if r["prompt"] == prompt})
-    early, late = groups[0], groups[-1]
-    assert late[0] - early[0] >= 6
-    headings = texts(page, ".side h3")
-    assert headings == [
-        f"{name}: step {step}, group {group}"
-        for name, (step, group) in (("Early", early), ("Late", late))
-    ]
-    for side, (_, group) in zip(page.locator(".side").all(), (early, late), strict=True):
-        of_group = [r for r in rows if r["group"] == group]
-        expect(side.locator(".mean")).to_contain_text(
-            f"mean reward {np.mean([r['reward'] for r in of_group]):.3f} of 4"
-        )
-        answers = side.locator(".answer .tokens").all()
-        assert len(answers) == 4
-        for answer, row in zip(answers, of_group, strict=True):
-            expect(answer).to_contain_text(row["completion"])
-    page.click("#another")
-    expect(page.locator("#prompt-search")).not_to_have_value(prompt)
-    page.screenshot(path=tmp_path / "page.png", full_page=True)
-    assert (tmp_path / "page.png").stat().st_size > 50_000
-
-
 def test_light_and_dark(page):
     background = "getComputedStyle(document.body).backgroundColor"
     text = "drawAll().then(() => byId('chart-reward').layout.font.color)"
@@ -313,28 +287,5 @@ def test_what_prompts_and_completions_say_is_only_text(chromium, tmp_path):
     page.locator("#rows tr").first.click()
     expect(page.locator("#rollout-prompt")).to_have_text(evil)
     assert "journal/ does not exist" in texts(page, "#missing li")
-    page.context.close()
-    assert problems == []
-
-
-def test_early_and_late_without_a_prompt_that_was_asked_twice(chromium, tmp_path):
-    for number in range(4):
-        prompt = make_prompt(f"question {number}", id=f"p{number}")
-        group = make_group((1.0,), id=number, prompt=prompt)
-        path = tmp_path / journal.samples_name(number + 1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        batch = TrainBatch(number + 1, (group,), (np.zeros(1),))
-        path.write_bytes(samples.to_parquet(number + 1, samples.of_batch(batch)))
-    page, problems = open_page(chromium, write_report(str(tmp_path)))
-    told = "no prompt was asked more than once: these are groups of two prompts"
-    expect(page.locator("#pairs")).to_have_text(told)
-    for early, late in ((0, 3), (1, 2)):
-        assert texts(page, ".side pre") == [f"question {early}", f"question {late}"]
-        assert texts(page, ".side h3") == [
-            f"Early: step {early + 1}, group {early}",
-            f"Late: step {late + 1}, group {late}",
-        ]
-        page.click("#another")
-        expect(page.locator(".side pre").first).not_to_have_text(f"question {early}")
     page.context.close()
     assert problems == []

@@ -10,7 +10,6 @@ from rlax_plugin.commands.report.recorded_groups import GroupAt
 MAX_ROLLOUTS = 10_000
 MAX_BYTES = 7_300_000  # of rollouts, as estimated; with plotly's 2 MB a page of 10 MB
 
-_PAIRS_SHARE = 0.25
 _GOLDEN = 0.6180339887498949
 
 
@@ -24,41 +23,17 @@ def choose(
 ) -> list[GroupAt]:
     """Returns as many groups as fit, with the steps evenly represented.
 
-    A quarter of the space is for the first and last groups of prompts that were used again much
-    later, so that early and late answers to one prompt can be compared. Groups that would not fit
-    alone are left out.
+    Groups that would not fit alone are left out.
     """
     groups = [group for group in groups if fits(group, max_rollouts, max_bytes)]
-    chosen: dict[int, GroupAt] = {}
+    chosen: list[GroupAt] = []
     rollouts, size = 0, 0.0
-
-    def take(group: GroupAt, share: float) -> bool:
-        nonlocal rollouts, size
-        if group.group in chosen:
-            return True
-        if rollouts + group.samples > share * max_rollouts or size + group.size > share * max_bytes:
-            return False
-        chosen[group.group] = group
-        rollouts, size = rollouts + group.samples, size + group.size
-        return True
-
-    if sum(g.samples for g in groups) > max_rollouts or sum(g.size for g in groups) > max_bytes:
-        for first, last in _pairs(groups):
-            if not (take(first, _PAIRS_SHARE) and take(last, _PAIRS_SHARE)):
-                break
     for group in _evenly(groups):
-        if not take(group, 1.0):
+        rollouts, size = rollouts + group.samples, size + group.size
+        if rollouts > max_rollouts or size > max_bytes:
             break
-    return sorted(chosen.values(), key=lambda g: (g.step, g.group))
-
-
-def _pairs(groups: Sequence[GroupAt]) -> list[tuple[GroupAt, GroupAt]]:
-    """Returns the first and last group of each prompt that has two, furthest apart first."""
-    of_prompt: dict[str, list[GroupAt]] = defaultdict(list)
-    for group in sorted(groups, key=lambda g: (g.step, g.group)):
-        of_prompt[group.prompt_id].append(group)
-    pairs = [(found[0], found[-1]) for found in of_prompt.values() if len(found) > 1]
-    return sorted(pairs, key=lambda pair: pair[0].step - pair[1].step)
+        chosen.append(group)
+    return sorted(chosen, key=lambda g: (g.step, g.group))
 
 
 def _evenly(groups: Sequence[GroupAt]) -> list[GroupAt]:

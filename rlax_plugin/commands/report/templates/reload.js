@@ -68,7 +68,7 @@ function startReloading() {
 }
 
 goBack(); // the charts have their places, but what is below may not be there yet
-const whole = typeof pairsStarted === "undefined" ? chartsStarted : pairsStarted;
+const whole = typeof tableStarted === "undefined" ? chartsStarted : tableStarted;
 whole.then(() => {
   if (touched === -Infinity) goBack();
   const field = left.focused && document.getElementById(left.focused.id);
