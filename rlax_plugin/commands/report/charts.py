@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlax_plugin.commands.report import curation, curation_charts, special
+from rlax_plugin.commands.report import curation, special
 from rlax_plugin.commands.report.busy import BusyStep
 from rlax_plugin.commands.report.busy_chart import busy_chart
 from rlax_plugin.commands.report.machine_charts import PREFIX, machine_charts
@@ -149,7 +149,7 @@ def sections(
 def _rollouts_and_data(runs: Sequence[RunData], curated: Section | None) -> Section:
     others, constant = _others(runs, _ROLLOUTS)
     of_runs = [
-        *_each(curation_charts.pass_rates, runs),
+        *_each(curation.pass_rates, runs),
         *present(
             special.rejected_share(runs) if len(runs) > 1 else None,
             chart(_LENGTH, runs),

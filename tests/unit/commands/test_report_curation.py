@@ -10,9 +10,12 @@ import pytest
 from histories import History, group
 from scipy.special import betaincinv
 
-from rlax_plugin.commands.report.calibration import calibration, share_interval
-from rlax_plugin.commands.report.curation import curation_section
-from rlax_plugin.commands.report.curation_charts import fates
+from rlax_plugin.commands.report.curation import (
+    calibration,
+    curation_section,
+    fates,
+    share_interval,
+)
 from rlax_plugin.commands.report.history import ACCEPTED, StepEvents
 from rlax_plugin.commands.report.history import History as Told
 from rlax_plugin.commands.report.rollouts import read_rollouts
