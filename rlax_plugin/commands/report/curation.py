@@ -38,7 +38,7 @@ from rlax_plugin.pass_rates.intervals import beta_interval
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.prompts.record import training_prompts
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.resume.snapshots import rates_name, read_document, snapshot_steps
+from rlax_plugin.resume.snapshots import rates_name, snapshot_steps
 from rlax_plugin.text.harmless import one_line
 
 if TYPE_CHECKING:
@@ -163,20 +163,22 @@ def _never_asked(
     if record is None:
         notes.append("How many prompts the run has is not recorded, nor which were never asked.")
         return
-    whole = AskedShare("all", record.prompts, len(domain_p))
-    share = whole.never / max(whole.prompts, 1)
-    remark = f"{_percent(share)} of {whole.prompts:,}"
-    figures.append(Figure("prompts never asked", f"{whole.never:,}", remark))
+    prompts, asked = record.prompts, len(domain_p)
+    remark = f"{_percent((prompts - asked) / max(prompts, 1))} of {prompts:,}"
+    figures.append(Figure("prompts never asked", f"{prompts - asked:,}", remark))
     if not record.domains or domains == ONE_DOMAIN:
         if record.domains or domains != ONE_DOMAIN:
             notes.append("It is not recorded how many prompts of each domain were never asked.")
         return
-    found = [whole, *asked_by_domain(record.domains, domain_p, domains)]
+    counts = np.bincount(domain_p, minlength=len(domains))[: len(domains)].tolist()
+    asked_of = dict(zip(domains, counts, strict=True))
+    largest_first = sorted(record.domains.items(), key=lambda domain: -domain[1])
+    shares = [("all", prompts, asked)]
+    shares += [(name or "(none)", n, asked_of.get(name, 0)) for name, n in largest_first if n]
     rows = [
-        (one.domain or "(none)", f"{one.prompts:,}", f"{one.asked:,}", f"{one.never:,}",
-         _percent(one.never / max(one.prompts, 1)))
-        for one in found
-    ]  # fmt: skip
+        (name, f"{n:,}", f"{k:,}", f"{n - k:,}", _percent((n - k) / max(n, 1)))
+        for name, n, k in shares
+    ]
     columns = ("domain", "prompts", "asked", "never asked", "share")
     tables.append(Table("Prompts that were never asked", columns, rows))
     if unknown := int(np.count_nonzero(domain_p == len(domains))):
@@ -256,9 +258,6 @@ def newest_rates(files: RunFiles) -> NewestRates | None:
     if not (steps := snapshot_steps(files)):
         return None
     step, name = steps[-1], rates_name(steps[-1])
-    document = read_document(files, step) or {}
-    if (inline := document.get("run_state", {}).get("pass_rates")) is not None:
-        return _of_earlier_version(step, inline)
     try:
         rates = unpacked(files.get(name), name)
     except FileNotFoundError:
@@ -274,23 +273,6 @@ def newest_rates(files: RunFiles) -> NewestRates | None:
         groups_n=rates.column("groups").astype(np.int64),
         domain_n=of_n.indices.fill_null(len(names)).to_numpy(False).astype(np.int64),
         domains=(*names, "") if of_n.null_count or not names else tuple(names),
-    )
-
-
-def _of_earlier_version(step: int, inline: dict[str, tuple[float, float]]) -> NewestRates:
-    """Converts a document of an earlier version, with prompt id -> (passed, all)."""
-    import pyarrow as pa
-
-    counts = np.array(list(inline.values()), np.float64).reshape(-1, 2)
-    rows = len(counts)
-    return NewestRates(
-        step=step,
-        ids=pa.array(list(inline), pa.string()),
-        passed_n=counts[:, 0],
-        failed_n=counts[:, 1] - counts[:, 0],
-        groups_n=np.ones(rows, np.int64),
-        domain_n=np.zeros(rows, np.int64),
-        domains=ONE_DOMAIN,
     )
 
 
@@ -391,35 +373,6 @@ def domain_rates(
 
 
 _EXAMPLES = 6  # of each kind
-
-
-@dataclass(frozen=True, slots=True)
-class AskedShare:
-    """The number of prompts of a domain, or of all, and of those that were used."""
-
-    domain: str
-    prompts: int
-    asked: int
-
-    @property
-    def never(self) -> int:
-        return self.prompts - self.asked
-
-
-def asked_by_domain(
-    prompts_of: Mapping[str, int], domain_p: np.ndarray, domains: Sequence[str]
-) -> list[AskedShare]:
-    """Returns the number of used prompts of each domain, the largest domain first.
-
-    Args:
-      prompts_of: domain -> number of its training prompts.
-      domain_p: int [used prompts], an index into ``domains``; past its end if not known.
-    """
-    counts = np.bincount(domain_p, minlength=len(domains))[: len(domains)]
-    asked = dict(zip(domains, counts.tolist(), strict=True))
-    there = {name: count for name, count in prompts_of.items() if count}
-    found = [AskedShare(name, count, asked.get(name, 0)) for name, count in there.items()]
-    return sorted(found, key=lambda one: -one.prompts)
 
 
 def extremes(
