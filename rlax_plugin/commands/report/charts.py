@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from rlax_plugin.commands.report import curation, special
-from rlax_plugin.commands.report.busy import BusyStep
-from rlax_plugin.commands.report.busy_chart import busy_chart
-from rlax_plugin.commands.report.machine_charts import PREFIX, machine_charts
+from rlax_plugin.commands.report.busy import BusyStep, busy_chart
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.section import Section
 from rlax_plugin.commands.report.series import Chart, Lines, chart, column, present
+from rlax_plugin.commands.report.special import PREFIX, machine_charts
 from rlax_plugin.metrics import file
 from rlax_plugin.metrics import names as metric_names
 

@@ -16,10 +16,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rlax_plugin.commands.report.figures import Figure
-from rlax_plugin.commands.report.history import ACCEPTED, History
-from rlax_plugin.commands.report.recorded_groups import GroupAt, read_rows
+from rlax_plugin.commands.report.history import ACCEPTED, History, ScoredGroups
+from rlax_plugin.commands.report.recorded_samples import GroupAt, read_rows
 from rlax_plugin.commands.report.run import RunData
-from rlax_plugin.commands.report.scored_groups import ScoredGroups
 from rlax_plugin.commands.report.section import (
     PromptList,
     Section,

@@ -6,14 +6,196 @@ A file of samples is not written again once a segment of the journal names it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from rlax_plugin.commands.report.recorded_groups import GroupAt, groups_in, read_rows
-from rlax_plugin.commands.report.recorded_turns import Recorded, recorded_in
+import numpy as np
+import pyarrow as pa
+
 from rlax_plugin.commands.report.run import Progress, RunData
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.read_samples import rows_of
+from rlax_plugin.text.harmless import harmless
+
+# What a token (its id and log-prob, as good as random) and a character of text add to the page,
+# compressed and in base64: somewhat more than was measured.
+_BYTES_PER_TOKEN, _BYTES_PER_CHARACTER, _BYTES_PER_ROLLOUT = 6.2, 0.65, 30
+_BYTES_PER_TURN = 12
+
+
+_COLUMNS_OF_GROUPS = (
+    *("step", "state", "group", "trajectory", "prompt_id", "prompt"),
+    *("completion", "texts", "versions", "reward", "pass_rate_before"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAt:
+    """The place of a recorded group of samples, and the space that it needs on a page.
+
+    Attributes:
+      file: name of the Parquet file.
+      step: step at which it trained, or the next step when it was scored.
+      trained: True if the file's batch trained on it.
+      samples: number of samples.
+      size: upper estimate of its bytes on the page.
+      mixed: True if its rewards differ.
+      pass_rate_before: pass rate of its prompt before; None: the prompt had none.
+    """
+
+    file: str
+    group: int
+    step: int
+    trained: bool
+    prompt_id: str
+    samples: int
+    size: float
+    mixed: bool = False
+    pass_rate_before: float | None = None
+
+
+def read_rows(files: RunFiles, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads rows of a file of samples, with all columns or some.
+
+    Raises:
+      RlaxError: the file is damaged, or lacks a column.
+    """
+    try:
+        return rows_of(files.get(name), name, columns)
+    except FileNotFoundError:
+        raise RlaxError(f"{name} was deleted while it was read") from None
+
+
+def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
+    """Yields the groups of one file.
+
+    Raises:
+      RlaxError: the file is damaged.
+    """
+    table = read_rows(files, name, _COLUMNS_OF_GROUPS)
+    tokens = table["versions"].combine_chunks().value_lengths().to_pylist()
+    ids, trajectories = table["group"].to_pylist(), table["trajectory"].to_pylist()
+    starts = {group: row for row, group in reversed(list(enumerate(ids)))}
+    counts, size = Counter[int](), defaultdict[int, float](float)
+    rewards = defaultdict[int, set[float]](set)
+    for group, reward in zip(ids, table["reward"].to_pylist(), strict=True):
+        if reward is not None:
+            rewards[group].add(reward)
+    texts = zip(table["completion"].to_pylist(), table["texts"].to_pylist(), strict=True)
+    for group, trajectory, length, (text, of_turns) in zip(
+        ids, trajectories, tokens, texts, strict=True
+    ):
+        size[group] += length * _BYTES_PER_TOKEN
+        if trajectory:  # of an episode that is counted already
+            continue
+        counts[group] += 1
+        of_turns = of_turns or ()
+        characters = len(text) + sum(map(len, of_turns))
+        size[group] += characters * _BYTES_PER_CHARACTER
+        size[group] += _BYTES_PER_ROLLOUT + _BYTES_PER_TURN * len(of_turns)
+    head = (
+        table.select(["step", "state", "prompt_id", "prompt", "pass_rate_before"])
+        .take(list(starts.values()))
+        .to_pylist()
+    )
+    for group, row in zip(starts, head, strict=True):
+        of_prompt = len(row["prompt"]) * _BYTES_PER_CHARACTER
+        yield GroupAt(
+            file=name,
+            group=group,
+            step=row["step"],
+            trained=row["state"] == "trained",
+            prompt_id=row["prompt_id"],
+            samples=counts[group],
+            size=size[group] + of_prompt,
+            mixed=len(rewards[group]) > 1,
+            pass_rate_before=row["pass_rate_before"],
+        )
+
+
+_ARRAYS = ("tokens", "logprobs", "versions")
+_COLUMNS_OF_EPISODES = [name for name in samples.SCHEMA.names if name not in (*_ARRAYS, "metadata")]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One episode.
+
+    Attributes:
+      row: columns of its first trajectory for a row of the table; ``workers``, ``finish``,
+        ``turn_order`` and ``token_advantages`` are those of all trajectories.
+      arrays: tokens, log-probs and versions that were sampled in all its turns.
+      turns: [given text, sampled text, number of sampled tokens, finish, reward at its tokens or
+        None, trajectory] for each turn; empty if there is only one.
+      asked: int32, the first given tokens if they are not the prompt; None otherwise.
+    """
+
+    row: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+    turns: Sequence[Sequence[Any]]
+    asked: np.ndarray | None
+
+
+def recorded_in(table: pa.Table) -> Iterator[Recorded]:
+    """Yields the episodes in rows of whole groups, in their order."""
+    rows = table.select(_COLUMNS_OF_EPISODES).to_pylist()
+    lists = zip(*(table[name].to_pylist() for name in _ARRAYS), strict=True)
+    both = zip(rows, lists, strict=True)
+    for _, found in itertools.groupby(both, key=lambda one: (one[0]["group"], one[0]["sample"])):
+        of_rows, of_arrays = zip(*found, strict=True)
+        first = of_rows[0]
+        yield Recorded(
+            row=first
+            | {
+                name: [value for row in of_rows for value in row[name] or ()]
+                for name in ("workers", "finish", "turn_order", "token_advantages")
+            },
+            arrays={
+                name: np.concatenate([np.asarray(values[at]) for values in of_arrays])
+                for at, name in enumerate(_ARRAYS)
+            },
+            turns=_turns(of_rows, [len(values[0]) for values in of_arrays]),
+            asked=_asked(first),
+        )
+
+
+def _turns(rows: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> list[list[Any]]:
+    texts = [harmless(text) for text in rows[0]["texts"] or ()]
+    if len(texts) + 1 != 2 * sum(len(row["finish"]) for row in rows):
+        return []  # one turn, or a record that says less than it should
+    pairs = itertools.batched(["", *texts], 2)  # the prompt is left out
+    turns = []
+    for row, length in zip(rows, lengths, strict=True):
+        counts = row["sampled_lengths"] or [length]
+        ends = np.cumsum(counts)
+        paid = row["token_rewards"]
+        sums = [None] * len(counts) if paid is None else np.add.reduceat(paid, ends - counts)
+        for count, finish, reward in zip(counts, row["finish"], sums, strict=True):
+            given, sampled = next(pairs)
+            reward = None if reward is None else round(float(reward), 6)
+            turns.append([given, sampled, count, finish, reward, row["trajectory"]])
+    return turns
+
+
+def _asked(row: Mapping[str, Any]) -> np.ndarray | None:
+    if row["prompt_tokens"] is None:
+        return None
+    count = (row["given_lengths"] or [len(row["given"])])[0]
+    return np.array(row["given"][:count], np.int32)
+
+
+def figures_of(text: str | None) -> dict[str, float]:
+    """Parses the metrics of rewards and the environment; {} if they cannot be read."""
+    try:
+        found = json.loads(text or "{}")
+        return {harmless(str(name)): float(value) for name, value in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 class SamplesReader:

@@ -11,8 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from rlax_plugin.commands.report import busy_chart
-from rlax_plugin.commands.report.busy import BusyStep, read_busy, trace_json
+from rlax_plugin.commands.report.busy import CHART_STEPS, BusyStep, read_busy, trace_json
 from rlax_plugin.commands.report.curation import curation_section
 from rlax_plugin.commands.report.page import compare_page, report_page, without_reload
 from rlax_plugin.commands.report.recorded_samples import SamplesReader
@@ -85,7 +84,7 @@ class ReportPage:
         curated = curation_section(self.files, data, rollouts.groups)
         busy: list[BusyStep] = []
         with data.noting():
-            busy = read_busy(self.files, busy_chart.LAST)
+            busy = read_busy(self.files, CHART_STEPS)
         _put(self.path, report_page(data, rollouts, curated, busy, reload_s))
         return data
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlax_plugin.commands.report import charts
-from rlax_plugin.commands.report.axis import core
 from rlax_plugin.commands.report.run import RunData
+from rlax_plugin.commands.report.series import core
 
 STEPS = np.arange(1.0, 41.0)
 WAVE = 0.5 + 0.1 * (STEPS % 5)  # 0.5 .. 0.9

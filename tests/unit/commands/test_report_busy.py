@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
 from rlax_plugin.commands.report import charts
-from rlax_plugin.commands.report.busy import critical_path, read_busy
-from rlax_plugin.commands.report.busy_chart import busy_chart
+from rlax_plugin.commands.report.busy import busy_chart, critical_path, read_busy
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.metrics.spans import Span

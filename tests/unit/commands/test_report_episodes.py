@@ -11,7 +11,7 @@ import pytest
 
 from rlax_plugin.commands.report import charts
 from rlax_plugin.commands.report.page import packed
-from rlax_plugin.commands.report.recorded_groups import groups_in
+from rlax_plugin.commands.report.recorded_samples import groups_in
 from rlax_plugin.commands.report.rollouts import Rollouts, read_rollouts
 from rlax_plugin.commands.report.run import RunData, no_progress
 from rlax_plugin.records import journal, samples

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from rlax_plugin.commands.report.page import packed
-from rlax_plugin.commands.report.recorded_groups import GroupAt, groups_in
-from rlax_plugin.commands.report.rollouts import read_rollouts
+from rlax_plugin.commands.report.recorded_samples import GroupAt, groups_in
+from rlax_plugin.commands.report.rollouts import choose, read_rollouts
 from rlax_plugin.commands.report.run import RunData, no_progress
-from rlax_plugin.commands.report.shown_groups import choose
 from rlax_plugin.commands.report.write import write_report
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles

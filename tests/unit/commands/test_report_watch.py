@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
 from rlax_plugin.commands.report import recorded_samples, watch
-from rlax_plugin.commands.report.recorded_metrics import MetricsReader
 from rlax_plugin.commands.report.recorded_samples import SamplesReader
 from rlax_plugin.commands.report.rollouts import read_rollouts
-from rlax_plugin.commands.report.run import Readers, RunData, no_progress, read_run
+from rlax_plugin.commands.report.run import MetricsReader, Readers, RunData, no_progress, read_run
 from rlax_plugin.commands.report.write import ReportPage
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.files import RunFiles
