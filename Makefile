@@ -2,9 +2,10 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-smollm2 quick test test-ci test-all lint lint-style bench screenshots lock maxtext-check proto clean
+.PHONY: help install demo demo-smollm2 quick test test-ci test-all chaos lint lint-style bench screenshots lock maxtext-check proto clean
 
 SEED ?= 0
+ARGS ?= configs/demo.yml steps=20 --seed 1 --kills 4
 export PYTHON VERSION
 BIN := .venv/bin
 READY := .venv/.complete
@@ -57,6 +58,9 @@ test-ci: $(READY) ## of the long tests those that CI runs as well: recovery, num
 test-all: $(READY) ## every long test, and the property tests with ten times the examples
 	@.ci/browser
 	@RLAX_TEST_EXAMPLES_TIMES=10 $(PYTEST) -m "long or ci or property"
+
+chaos: $(READY) ## a run whose processes are killed and frozen by a seed (ARGS='CONFIG --seed 1')
+	@PYTHONPATH=tests $(BIN)/python -P -m chaos.command $(ARGS)
 
 lint: lint-style ## ruff, import rules, types; seconds
 	@echo "pyright:" && $(TYPES)

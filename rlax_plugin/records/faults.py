@@ -2,7 +2,7 @@
 
 ``RLAX_KILL_AT=<name>:<n>`` makes the process kill itself, as a preemption would, when it reaches
 this point for the n-th time. ``RLAX_FAULT_LOG=<path>`` makes it append the name of each point that
-it reaches to a file, for ``rlax chaos``, which then kills another process.
+it reaches to a file, for ``make chaos``, which then kills another process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FaultPoint(enum.StrEnum):
     METRICS_COPIED = "metrics-copied"  # to the run's directory, if that is elsewhere
     RUN_FINISHED = "run-finished"  # all records are in the run's directory, but no summary
     SUMMARY_WRITTEN = "summary-written"
-    # At any time, in a weight store that is told to be unreliable (rlax_plugin.testing).
+    # At any time, in a weight store that is told to be unreliable (``make chaos``).
     STORE_SLOWED = "store-slowed"  # a call was
     STORE_FAILED = "store-failed"  # a call does
     STORE_HUNG = "store-hung"  # a call does

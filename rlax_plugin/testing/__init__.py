@@ -6,8 +6,7 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 - trainer ``bigram``: REINFORCE on a bigram policy, with checkpoints;
 - rollout engine ``scripted``: samples from that policy, and can be slow, broken, or hold wrong
   weights;
-- weight store ``npz``: one checksummed file per version; and ``unreliable``: another store, whose
-  calls are slow, fail or hang while a file says so;
+- weight store ``npz``: one checksummed file per version;
 - signal ``running_value``: a value for each prompt, learned from its rewards;
 - observer ``tally``: counts scored groups and steps, each once over kills;
 - a run directory under ``objects://``: a local stand-in for ``gs://`` (see ``object_store``).
@@ -27,9 +26,6 @@ For the test of a plug-in there are
   records with sensible contents;
 - ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject calls
   that do not occur in a run.
-
-``network`` has a TCP proxy for tests of several processes, which delays, stalls, resets or silently
-loses their connections.
 """
 
 from __future__ import annotations
@@ -50,9 +46,6 @@ from rlax_plugin.testing.store import NpzConfig, NpzStore
 from rlax_plugin.testing.tally import Tally, TallyConfig
 from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig, check_vocabulary
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
-from rlax_plugin.testing.unreliable_store import UnreliableConfig
-from rlax_plugin.testing.unreliable_store import build as build_unreliable
-from rlax_plugin.testing.unreliable_store import check_start as check_unreliable
 
 if TYPE_CHECKING:
     from rlax_plugin.testing.builders import (
@@ -169,10 +162,7 @@ def rlax_register_rollout_engine() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_weight_store() -> dict[str, Extension]:
-    return {
-        "npz": Extension(NpzConfig, lambda config, context: NpzStore()),
-        "unreliable": Extension(UnreliableConfig, build_unreliable, check_start=check_unreliable),
-    }
+    return {"npz": Extension(NpzConfig, lambda config, context: NpzStore())}
 
 
 @hookimpl

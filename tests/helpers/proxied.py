@@ -9,11 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from chaos import network
+from chaos.network import FINE, Conditions, ThreadedProxy
 from namespaces import Machine
-
-from rlax_plugin.testing import threaded_proxy
-from rlax_plugin.testing.network import FINE, Conditions
-from rlax_plugin.testing.threaded_proxy import ThreadedProxy
 
 _PROGRAM = str(Path(__file__).with_name("proxied_worker.py"))
 
@@ -36,7 +34,7 @@ def threaded(
         at: dict[str, Any] = {}
     else:
         at = {"host": machine.address, "before": machine.enter_network()}
-    with threaded_proxy.threaded(target, conditions, seed, port=port, **at) as proxy:
+    with network.threaded(target, conditions, seed, port=port, **at) as proxy:
         yield proxy
 
 

@@ -1,7 +1,7 @@
 """Parts that fail when told: a file of a directory, named after the part, says how.
 
 ``engine`` has the name of the worker whose engine generates nothing. While ``environment`` exists,
-episodes block. The store is ``unreliable`` of ``rlax_plugin.testing``.
+episodes block. The store is ``unreliable`` of ``chaos.unreliable_store``.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from rlax_plugin.liveness.status_file import last_status
 from rlax_plugin.records.files import RunFiles
 
 LOOK_S, LIMIT_S = 0.2, 50.0
+TESTS = Path(HELPERS).parent
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 
 
@@ -52,7 +53,7 @@ class Troubled:
         part = f"{{name: troubled, directory: {self.told}}}"
         run = Run(
             self.disk,
-            plugins("troubled_parts"),
+            plugins("troubled_parts", "chaos.unreliable_store"),
             f"rlax.rollouts.engine={part}",
             f"rlax.weights.store={{name: unreliable, switch: {self.told / 'store'}}}",
             f"rlax.environment={part}",
@@ -131,7 +132,7 @@ class Troubled:
 def troubled(directory: Path) -> Iterator[Troubled]:
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{TESTS}", prepend=os.pathsep)
         disk = directory / "disk"
         small = stack.enter_context(small_disk(disk))
         one = Troubled(directory, disk=disk, small=small)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos.network import FINE, Conditions, Proxy
 from proxied import far_worker
 from runs import Run, free_port, process
 from worker_harness import STOP, Counting, Worker, group, run, section, trainer, until
@@ -19,7 +20,6 @@ from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import doors
 from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
-from rlax_plugin.testing.network import FINE, Conditions, Proxy
 from rlax_plugin.worker.process import Endpoint
 
 

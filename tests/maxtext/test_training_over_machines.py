@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from chaos.network import Conditions
 from command_line import rlax
 from namespaces import Machine, need_machines, network
 from proxied import threaded
@@ -23,7 +24,6 @@ from waiting import wait_until
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.authority import CA, SERVER, SERVER_KEY
-from rlax_plugin.testing.network import Conditions
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -15,14 +14,11 @@ OPENS = {
     *("create_connection", "create_datagram_endpoint", "open_unix_connection", "connect_ex"),
     *("HTTPServer", "ThreadingHTTPServer", "TCPServer", "start_http_server", "Listener"),
 }
-# It stands for the network between two doors, and passes bytes that it does not read.
-NETWORK = ROOT / "rlax_plugin/testing/network.py"
 SOURCES = sorted(
     path
     for room in ("rlax_plugin", "plugins", "maxtext_overrides", "benchmarks")
     for path in (ROOT / room).rglob("*.py")
     if path.parent != ROOT / "rlax_plugin/rpc" and not path.stem.endswith("_grpc")
-    if path != NETWORK
 )
 
 
@@ -63,14 +59,6 @@ def test_no_other_module_opens_a_port_or_a_connection() -> None:
 )
 def test_each_way_of_opening_one_is_found(source: str) -> None:
     assert len(list(opened(source))) == 1
-
-
-def test_nothing_of_a_run_uses_the_network_of_tests() -> None:
-    """It listens without a certificate, so only tests, and commands that test, may start it."""
-    network = re.compile(r"rlax_plugin\.testing\.(network|threaded_proxy)")
-    users = [path for path in SOURCES if network.search(path.read_text())]
-    allowed = ROOT / "rlax_plugin/commands", ROOT / "rlax_plugin/testing/threaded_proxy.py"
-    assert [path for path in users if not any(path.is_relative_to(one) for one in allowed)] == []
 
 
 def test_the_one_place_may() -> None:

@@ -47,7 +47,7 @@ def test_a_config_that_lists_it_is_valid_and_brings_the_object_store() -> None:
         "rollout_engine": ["scripted"],
         "signal": ["running_value"],
         "trainer": ["bigram"],
-        "weight_store": ["npz", "unreliable"],
+        "weight_store": ["npz"],
     }
     assert fsspec.get_filesystem_class("objects").__module__ == "rlax_plugin.testing.object_store"
 

@@ -1,8 +1,8 @@
-"""A node of a Ray cluster on the loopback address of this machine: ``python -m rlax_ray.node``.
+"""A node of a Ray cluster on the loopback address of this machine: ``python -m chaos.node``.
 
-``rlax chaos --ray-nodes`` starts a head and several others. ``ray start`` would let them listen on
-all addresses. All processes of a node are in the session of this one, unless they begin their own,
-and end with it. SIGUSR1 announces that the node ends soon, as the notice of a preemption does.
+``nodes`` starts a head and several others. ``ray start`` would let them listen on all addresses.
+All processes of a node are in the session of this one, unless they begin their own, and end with
+it. SIGUSR1 announces that the node ends soon, as the notice of a preemption does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _drain(node: Any, notice_s: float) -> None:
 
     why = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     until_ms = int((time.time() + notice_s) * 1000)
-    GcsClient(address=node.gcs_address).drain_node(node.node_id, why, "rlax chaos", until_ms)
+    GcsClient(address=node.gcs_address).drain_node(node.node_id, why, "chaos", until_ms)
 
 
 def main() -> None:

@@ -1,4 +1,17 @@
-"""A Ray cluster on this machine for the workers of a run under chaos, whose nodes may end."""
+"""A Ray cluster on this machine for the workers of a run under chaos, whose nodes may end.
+
+It has a head and some nodes, listens on loopback only, takes a token, and ends with the run. The
+config's launcher becomes ``ray``, with as many workers as it starts otherwise; each node runs one.
+The blows to a node that runs a worker:
+
+- ``kill``: SIGKILL of all its processes at once: the raylet, Ray's agents, the actor, the worker.
+- ``freeze``: SIGSTOP of all its processes. Ray takes a node that does not answer for 3 s as lost,
+  and the node ends when it continues.
+- ``drain``: the node announces to Ray that it ends within 6 s, as after the notice of a preemption;
+  all its processes are killed at the end of the blow.
+
+A node that has ended is started again. The head is never hit: Ray's own state is lost with it.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +28,14 @@ from pathlib import Path
 
 import psutil
 
-from rlax_plugin.commands.chaos.blows import LONGEST_S, Blow
-from rlax_plugin.commands.chaos.supervised import SupervisedRun
+from chaos.blows import LONGEST_S, Blow
+from chaos.supervised import SupervisedRun
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.start.hosts import free_port
-from rlax_plugin.text.harmless import one_line
 
-OPTION = "--ray-nodes"
-
-_MODULE, _RESOURCE = "rlax_ray.node", "rlax_node"
+_MODULE, _RESOURCE = "chaos.node", "rlax_node"
 _HEAD = "head node of Ray"
 _START_S, _LOOK_S = 300.0, 0.1
-_LONGEST = 300  # characters of a reason
 
 
 def check_nodes(nodes: int, workers: int | None) -> int:
@@ -40,13 +49,13 @@ def check_nodes(nodes: int, workers: int | None) -> int:
     """
     if importlib.util.find_spec("ray") is None:
         reason = "needs the package ray, which is not installed: pip install '.[ray]' in a checkout"
-        raise ConfigError(OPTION, nodes, reason)
+        raise ConfigError("--ray-nodes", nodes, reason)
     if workers is None:
         reason = "needs a launcher that says how many workers it starts, such as local"
-        raise ConfigError(OPTION, nodes, reason)
+        raise ConfigError("--ray-nodes", nodes, reason)
     if workers > nodes:
         reason = f"must be at least the {workers} workers of rlax.launcher: a node runs one"
-        raise ConfigError(OPTION, nodes, reason)
+        raise ConfigError("--ray-nodes", nodes, reason)
     return workers
 
 
@@ -111,8 +120,7 @@ class RayNodes:
                 log = run.log_of(name)
                 lines = log.read_text(errors="replace").split("\n")
                 last = next((line for line in reversed(lines) if line), "it printed nothing")
-                said = one_line(last, _LONGEST)
-                raise RlaxError(f"the {name} did not start: {said} (see {log})")
+                raise RlaxError(f"the {name} did not start: {last} (see {log})")
             time.sleep(_LOOK_S)
 
     def _ready(self, name: str) -> Path:

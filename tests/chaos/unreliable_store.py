@@ -1,6 +1,6 @@
-"""Weight store ``unreliable``: another store, whose calls fail or take long while a file says so.
+"""Weight store ``unreliable`` of plug-in ``chaos.unreliable_store``.
 
-``rlax chaos --fault store`` writes that file.
+It is another store, whose calls are slow, fail or hang while a file says so.
 """
 
 from __future__ import annotations
@@ -14,56 +14,49 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
-
-from rlax_plugin.config import Choice, Section
-from rlax_plugin.errors import ConfigError, WeightsError
-from rlax_plugin.ports.protocols import Arrays, BuildContext, WeightStore
+from rlax_plugin.api import (
+    Arrays,
+    BuildContext,
+    Choice,
+    Extension,
+    Section,
+    WeightsError,
+    WeightStore,
+    hookimpl,
+)
 from rlax_plugin.ports.store_abilities import SharedWriter
 from rlax_plugin.records.faults import FaultPoint, reached
-from rlax_plugin.rpc.private_files import PrivacyError, read_private, write_whole
 
 LATENCY_S, ERRORS = 0.2, 0.05
 SLOW, FAULTY, WRITES_HANG, READS_HANG = "slow", "faulty", "writes-hang", "reads-hang"
-WORDS = frozenset((SLOW, FAULTY, WRITES_HANG, READS_HANG))
 
-_KEY = "rlax.weights.store"
+_KEY = "rlax.weights.store.store"
 _LOOK_S, _LONGEST_HANG_S = 0.05, 600.0
 
 
 class UnreliableConfig(Section):
-    """Calls another weight store, and has calls be slow, fail or hang while a file says so."""
+    """Calls another weight store.
 
-    store: Choice = Field(
-        default=Choice(name="npz"), description="weight store that is called, with its options"
-    )
-    switch: str = Field(
-        default="",
-        description="absolute path of a file that rlax chaos writes, of mode 0600 and of the same "
-        "user: one or more of the words slow, faulty, writes-hang and reads-hang. All calls are as "
-        "fast and reliable as those of the other store while there is no such file, or if this is "
-        "empty",
-    )
+    Attributes:
+      store: the other store, with its options.
+      switch: absolute path of the file; see ``UnreliableStore``.
+    """
 
-    @field_validator("switch")
-    @classmethod
-    def _absolute(cls, switch: str) -> str:
-        if switch and (not os.path.isabs(switch) or "\0" in switch):
-            raise ValueError("must be an absolute path, because workers have other directories")
-        return switch
+    store: Choice = Choice(name="npz")
+    switch: str
 
 
 class UnreliableStore(WeightStore):
     """Passes all calls on to another store.
 
-    While the switch says ``slow``, a call takes 0.2 s longer. While it says ``faulty``, one call in
-    twenty fails: half of these before they reach the other store, and half afterwards, as if only
-    the answer were lost. While it says ``writes-hang`` or ``reads-hang``, no such call returns;
-    deletions do.
+    The switch is a file with one or more words, which ``switch_on`` writes. While it says ``slow``,
+    a call takes 0.2 s longer. While it says ``faulty``, one call in twenty fails: half of these
+    before they reach the other store, and half afterwards, as if only the answer were lost. While
+    it says ``writes-hang`` or ``reads-hang``, no such call returns; deletions do.
 
     Args:
       store: the other store.
-      switch: see ``UnreliableConfig``.
+      switch: path of the switch.
     """
 
     def __init__(self, store: WeightStore, switch: str):
@@ -99,7 +92,6 @@ class UnreliableStore(WeightStore):
 
         Raises:
           OSError: the call fails.
-          ConfigError: the switch is not a file of the right kind.
         """
         until_s, words = time.monotonic() + _LONGEST_HANG_S, switched(self._switch)
         if hang in words:
@@ -144,40 +136,29 @@ class SharedUnreliableStore(UnreliableStore, SharedWriter):
             self._shared.abandon(path)
 
 
-def build(config: UnreliableConfig, context: BuildContext) -> UnreliableStore:
-    """Builds the other store, and returns it with its abilities behind the switch."""
-    store: WeightStore = context.part("weight_store", config.store, f"{_KEY}.store")
-    shared = isinstance(store, SharedWriter)
-    return (SharedUnreliableStore if shared else UnreliableStore)(store, config.switch)
+@hookimpl
+def rlax_register_weight_store() -> dict[str, Extension]:
+    def build(config: UnreliableConfig, context: BuildContext) -> UnreliableStore:
+        store = context.part("weight_store", config.store, _KEY)
+        shared = isinstance(store, SharedWriter)
+        return (SharedUnreliableStore if shared else UnreliableStore)(store, config.switch)
 
+    def check_start(config: UnreliableConfig, context: BuildContext) -> None:
+        context.check_part("weight_store", config.store, _KEY)
 
-def check_start(config: UnreliableConfig, context: BuildContext) -> None:
-    """Checks the other store."""
-    context.check_part("weight_store", config.store, f"{_KEY}.store")
+    return {"unreliable": Extension(UnreliableConfig, build, check_start=check_start)}
 
 
 def switch_on(path: Path, *words: str) -> None:
     """Writes a switch: from now on calls suffer from this; removing the file ends it."""
-    write_whole(path, " ".join(words).encode())
+    beside = path.with_name(f"{path.name}.writing")
+    beside.write_text(" ".join(words))
+    os.replace(beside, path)
 
 
 def switched(path: str) -> frozenset[str]:
-    """Returns the words of a switch; none if there is no such file.
-
-    Raises:
-      ConfigError: it is no file of the right kind, or has other words.
-    """
-    if not path:
-        return frozenset()
+    """Returns the words of a switch; none if there is no such file."""
     try:
-        found = frozenset(read_private(Path(path)).decode("ascii", "replace").split())
+        return frozenset(Path(path).read_text().split())
     except FileNotFoundError:
         return frozenset()
-    except PrivacyError as error:
-        raise ConfigError(f"{_KEY}.switch", path, str(error)) from error
-    except OSError as error:
-        raise ConfigError(f"{_KEY}.switch", path, f"cannot be read: {error.strerror}") from error
-    if not found or not found <= WORDS:
-        reason = f"must have one or more of the words {', '.join(sorted(WORDS))}, and nothing else"
-        raise ConfigError(f"{_KEY}.switch", path, reason)
-    return found

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
 from rlax_plugin.liveness.marks import Mark, lives, marks
 from rlax_plugin.processes.python import python_command
 from rlax_plugin.records.faults import LOG
-from rlax_plugin.text.harmless import one_line
 from rlax_plugin.worker.serve import PARENT
 
 OWNER = "RLAX_CHAOS"
@@ -27,19 +26,13 @@ OWNER = "RLAX_CHAOS"
 
 _END_S = 20.0  # for a killed process to be gone
 _EXPECTED_ENDS = 10  # of a worker whose network and whose trainer fail
-_LONGEST = 300  # characters of a sentence
 _LOOK_S = 0.02
 _RUN_FAILED = 1  # exit status of ``rlax train``
-_TRACEBACK = b"Traceback (most recent call last)"
+_TESTS = Path(__file__).parents[1]  # with the plug-ins of this package
+_TRACEBACK = "Traceback (most recent call last)"
 _MOST_ENDS = 20  # of a worker that is started again whatever it ends with
 
-Excuse = Literal["disk", "host"]
-"""Reasons for which a trainer may end with an error: a full disk, or the loss of a host."""
-
-_SENTENCES: dict[Excuse, re.Pattern[bytes]] = {
-    "disk": re.compile(rb"^error: .*(disk is full|No space left|quota exceeded)", re.MULTILINE),
-    "host": re.compile(rb"^the run can be continued with:", re.MULTILINE),
-}
+_FULL_DISK = re.compile(r"^error: .*(?:disk is full|No space left|quota exceeded).*", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -81,15 +74,13 @@ class SupervisedRun:
     Attributes:
       directory: for logs and the log of events.
       state_dir: of the run.
-      hosts: number of the trainer's hosts on this machine; 1: the trainer is one process.
-      excused: reasons for which the trainer may yet end with an error, each once.
+      excused: True if a disk was full, so the trainer may end with an error once.
       explained: sentences with which it did so; ``silent``: ends without that sentence.
     """
 
     directory: Path
     state_dir: Path
-    hosts: int = 1
-    excused: list[Excuse] = field(default_factory=list)
+    excused: bool = False
     explained: list[str] = field(default_factory=list)
     silent: int = 0
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -148,24 +139,21 @@ class SupervisedRun:
             self._start(part)
 
     def _explain(self, part: Started) -> None:
-        """Takes the excuse that a part has named since its last start, and its sentence."""
-        with part.log.open("rb") as file:
-            file.seek(part.log_at)
-            said = file.read()
-        for excuse in dict.fromkeys(self.excused):
-            found = _SENTENCES[excuse].search(said)
-            if found is not None and _TRACEBACK not in said:
-                self.excused.remove(excuse)
-                line = said[found.start() :].splitlines()[0]
-                self.explained.append(one_line(line.decode(errors="replace"), _LONGEST))
-                return
-        self.excused.clear()
-        self.silent += 1
+        """Takes the excuse, and the sentence that the trainer printed since its last start."""
+        output = part.log.read_bytes()[part.log_at :].decode(errors="replace")
+        sentence = _FULL_DISK.search(output)
+        self.excused = False
+        if sentence is not None and _TRACEBACK not in output:
+            self.explained.append(sentence.group())
+        else:
+            self.silent += 1
 
     def _start(self, part: Started) -> None:
         part.error = 0
         environment = os.environ | part.environment
         environment |= {LOG: str(self.events), OWNER: self.owner, PARENT: str(os.getpid())}
+        path = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_TESTS), path]))
         with part.log.open("ab") as out:
             part.log_at = out.tell()
             part.process = subprocess.Popen(
@@ -193,8 +181,8 @@ class SupervisedRun:
 
     def living(self, role: str) -> list[Mark]:
         """Returns the living processes of a role, in the order of their names."""
-        found = [one for one in marks(self.state_dir) if one.role == role and lives(one)]
-        return sorted(found, key=lambda one: (one.name, one.pid))
+        alive = [mark for mark in marks(self.state_dir) if mark.role == role and lives(mark)]
+        return sorted(alive, key=lambda mark: (mark.name, mark.pid))
 
     def strike(self, mark: Mark, number: signal.Signals) -> bool:
         """Sends a signal to exactly this process; returns False if it has ended."""
@@ -214,8 +202,6 @@ class SupervisedRun:
         if number == signal.SIGKILL:
             for part in self._parts.values():
                 part.killed += part.process is not None and part.process.pid == mark.pid
-            if self.hosts > 1 and mark.role in ("trainer", "host"):
-                self.excused.append("host")  # the others end, and say so
         return True
 
     def below(self, name: str) -> list[psutil.Process]:
@@ -240,17 +226,17 @@ class SupervisedRun:
         """Kills all processes of a part, as a machine that is lost."""
         part = self._parts[name]
         part.killed += not self.ended(name)
-        for one in self.halt(name):
+        for process in self.halt(name):
             with suppress(psutil.Error):
-                one.kill()
+                process.kill()
         if part.process is not None:
             part.process.wait(_END_S)
 
     def end_nodes(self) -> None:
         """Kills all nodes; they are not started again."""
-        for one in _halted(self._nodes):
+        for process in _halted(self._nodes):
             with suppress(psutil.Error):
-                one.kill()
+                process.kill()
         for name in [name for name, part in self._parts.items() if part.node]:
             process = self._parts.pop(name).process
             if process is not None:
@@ -298,49 +284,50 @@ class SupervisedRun:
         until_s = time.monotonic() + within_s
         while (left := self._owned()) and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
-        said = [f"{one.pid} {' '.join(_command(one))}"[:200] for one in left]
+        commands = [f"{process.pid} {' '.join(_command(process))}"[:200] for process in left]
         self.end_nodes()
-        for one in left:
+        for process in left:
             with suppress(psutil.Error):
-                one.kill()
+                process.kill()
         for part in self._parts.values():
             if part.process is not None:
                 part.process.kill()
                 part.process.wait(_END_S)
-        return said
+        return commands
 
     def _owned(self) -> list[psutil.Process]:
         """Returns the living processes of the run; those of nodes are not its own."""
-        found = []
-        for one in psutil.process_iter():
+        owned = []
+        for process in psutil.process_iter():
             with suppress(psutil.Error, ProcessLookupError):
-                mine = one.environ().get(OWNER) == self.owner
-                mine = mine and os.getsid(one.pid) not in self._nodes
-                if mine and one.pid != os.getpid() and one.status() != psutil.STATUS_ZOMBIE:
-                    found.append(one)
-        return found
+                mine = process.environ().get(OWNER) == self.owner
+                mine = mine and os.getsid(process.pid) not in self._nodes
+                mine = mine and process.status() != psutil.STATUS_ZOMBIE
+                if mine and process.pid != os.getpid():
+                    owned.append(process)
+        return owned
 
 
 def _of_sessions(sessions: Set[int]) -> list[psutil.Process]:
     """Returns the living processes of sessions, and all processes below them."""
-    found: dict[int, psutil.Process] = {}
-    for one in psutil.process_iter():
+    living: dict[int, psutil.Process] = {}
+    for leader in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
-            if os.getsid(one.pid) in sessions:
-                for each in (one, *one.children(recursive=True)):
-                    if each.status() != psutil.STATUS_ZOMBIE:
-                        found[each.pid] = each
-    return list(found.values())
+            if os.getsid(leader.pid) in sessions:
+                for process in (leader, *leader.children(recursive=True)):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        living[process.pid] = process
+    return list(living.values())
 
 
 def _halted(sessions: Set[int]) -> list[psutil.Process]:
     """Stops such processes, also those that they have started meanwhile; returns them."""
     halted: dict[int, psutil.Process] = {}
-    while new := [one for one in _of_sessions(sessions) if one.pid not in halted]:
-        for one in new:
-            halted[one.pid] = one
+    while new := [each for each in _of_sessions(sessions) if each.pid not in halted]:
+        for process in new:
+            halted[process.pid] = process
             with suppress(psutil.Error):
-                one.suspend()
+                process.suspend()
     return list(halted.values())
 
 

@@ -1,4 +1,21 @@
-"""Faults of what a run under chaos stands on: its network, disk, clocks and weight store."""
+"""Faults of what a run under chaos stands on: its network, disk, clocks and weight store.
+
+- ``network``: one more worker, named ``far``, and a separate parameter server are reached through
+  proxies only. A proxy delays all bytes or holds them back for a while; or it resets all open
+  connections, or makes them half-open for good. It needs Linux, where 127.0.0.2 and 127.0.0.3 are
+  addresses of the machine.
+- ``disk``: all space of the file system of ``base_output_directory`` is taken at once. It needs a
+  small one of its own, such as ``mount -t tmpfs -o size=256m none DIRECTORY``, and ``--out``
+  elsewhere. The trainer may end then, and is started again; it must have named the full disk in its
+  last line, without a traceback.
+- ``store``: each call takes 200 ms longer, one in twenty fails (half of them only after they were
+  carried out), both, or no writing and no reading returns. The time begins with the first call that
+  suffers. It puts ``unreliable_store`` between the run and its own store, whichever that is.
+- ``clock``: the clock of the trainer (with its reward processes and local workers), of a separate
+  parameter server or of the far worker is 90 s ahead or behind. Clocks for durations are left
+  alone, and the machine's clock is never touched. It needs ``pip install libfaketime``, and a
+  trainer without MaxText.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +32,12 @@ from typing import Any, Protocol
 
 import psutil
 
-from rlax_plugin.commands.chaos.blows import Blow, Kind
-from rlax_plugin.commands.chaos.event_log import EventLog
+from chaos import unreliable_store as unreliable
+from chaos.blows import Blow, EventLog, Kind
+from chaos.network import Connection, Proxy, ThreadedProxy
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.processes.python import python_command
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.testing import unreliable_store as unreliable
-from rlax_plugin.testing.network import Connection, Proxy
-from rlax_plugin.testing.threaded_proxy import ThreadedProxy
 from rlax_plugin.text.amounts import in_bytes
 
 _DELAY_S, _JITTER_S = 0.2, 0.1
@@ -178,7 +193,7 @@ class ClockTrouble:
 
 
 class StoreTrouble:
-    """A weight store that is slow, fails or hangs; see ``rlax_plugin.testing.unreliable_store``.
+    """A weight store that is slow, fails or hangs; see ``unreliable_store``.
 
     Args:
       switch: path of the file that makes it so.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -12,22 +11,23 @@ import numpy as np
 import pytest
 from sections import section_with
 
+from chaos import unreliable_store
+from chaos.unreliable_store import UnreliableStore, switch_on
 from rlax_plugin.build import build_weight_store, registry_for
 from rlax_plugin.config import Choice
 from rlax_plugin.errors import ConfigError, WeightsError
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.store_abilities import STORE_ABILITIES
 from rlax_plugin.records.faults import LOG
-from rlax_plugin.testing import unreliable_store
 from rlax_plugin.testing.store import NpzStore
-from rlax_plugin.testing.unreliable_store import UnreliableStore, switch_on, switched
 
 ARRAYS = {"table": np.arange(6, dtype=np.float32)}
 
 
 def context(**options: object) -> BuildContext:
-    store = {"name": "unreliable", **options}
-    section = section_with(plugins=["rlax_plugin.testing"], weights={"store": store})
+    store = {"name": "unreliable", "switch": "/nowhere", **options}
+    plugins = ["rlax_plugin.testing", "chaos.unreliable_store"]
+    section = section_with(plugins=plugins, weights={"store": store})
     return BuildContext.outside_run(section)
 
 
@@ -123,9 +123,7 @@ def test_the_abilities_of_the_other_store_are_kept() -> None:
         assert able == [name == "orbax"]
 
 
-def test_options_that_are_wrong_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"weights\.store\.switch = 'a/file'.*absolute path"):
-        build_weight_store(context(switch="a/file"))
+def test_wrong_options_of_the_other_store_are_refused() -> None:
     for options, key in (
         ({"name": "orbax", "chunks": 1}, r"rlax\.weights\.store\.store\.chunks"),
         ({"name": "absent"}, r"rlax\.weights\.store\.store\.name = 'absent'"),
@@ -135,27 +133,3 @@ def test_options_that_are_wrong_are_refused() -> None:
             registry_for(wrong.section).check_part(
                 "weight_store", wrong.section.weights.store, "rlax.weights.store", wrong
             )
-
-
-def test_a_switch_is_a_small_file_of_ones_own_with_known_words(tmp_path: Path) -> None:
-    path = tmp_path / "switch"
-    assert switched("") == switched(str(path)) == frozenset()
-    switch_on(path, "slow", "faulty")
-    assert switched(str(path)) == {"slow", "faulty"} and path.stat().st_mode & 0o777 == 0o600
-    for text in (b"", b"slow and steady", b"\xff", b"slow\0", b"x" * (1 << 17)):
-        path.write_bytes(text)
-        with pytest.raises(ConfigError, match=r"rlax\.weights\.store\.switch"):
-            switched(str(path))
-    path.write_text("slow")
-    path.chmod(0o666)
-    with pytest.raises(ConfigError, match="has mode 0666"):
-        switched(str(path))
-    path.chmod(0o600)
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        switched(str(path))
-    path.unlink()
-    os.mkfifo(path, 0o600)  # nobody writes to it
-    with pytest.raises(ConfigError, match="is no ordinary file"):
-        switched(str(path))

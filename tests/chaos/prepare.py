@@ -1,4 +1,4 @@
-"""From the settings of ``rlax chaos`` to a run that is ready to start, with its faults."""
+"""From the settings of ``make chaos`` to a run that is ready to start, with its faults."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlax_plugin.build import registry_for
-from rlax_plugin.commands.chaos.blows import Fault, Target
-from rlax_plugin.commands.chaos.faults import (
+from chaos.blows import Fault, Target
+from chaos.faults import (
     ClockTrouble,
     DiskTrouble,
     NetworkTrouble,
     StoreTrouble,
     Trouble,
 )
-from rlax_plugin.commands.chaos.ray_nodes import RayNodes, check_nodes
-from rlax_plugin.commands.chaos.supervised import SupervisedRun
+from chaos.network import ThreadedProxy, threaded
+from chaos.nodes import RayNodes, check_nodes
+from chaos.supervised import SupervisedRun
+from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.liveness.marks import STATE_DIR
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.private import make_private
-from rlax_plugin.start.hosts import check_processor, free_port
+from rlax_plugin.start.hosts import free_port
 from rlax_plugin.start.run_directory import run_directory, state_directory
-from rlax_plugin.testing.threaded_proxy import ThreadedProxy, threaded
 
 _END_S = 20.0  # for processes to end, besides drain_s
 _FAR, _SEEN = "127.0.0.2", "127.0.0.3"  # where the far worker listens, and where it is called
-_TESTING, _UNRELIABLE = "rlax_plugin.testing", "rlax_plugin.testing:unreliable"
+_UNRELIABLE = "chaos.unreliable_store"  # a plug-in
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,10 @@ class Settings:
     Attributes:
       config, overrides: of the run.
       kills: number of blows of each seed.
-      within_s: seconds in which a run must end.
       patience_s: seconds to wait for the event of a blow.
       own_server: True to run the parameter server as a process of its own.
       trainer: False if the trainer is never hit.
       faults: kinds of faults besides those of processes.
-      hosts: number of the trainer's hosts on this machine.
       ray_nodes: number of nodes of a Ray cluster that runs the workers; 0: the config's launcher
         runs them.
       out: folder for the logs.
@@ -55,12 +52,10 @@ class Settings:
     config: str
     overrides: tuple[str, ...]
     kills: int
-    within_s: float
     patience_s: float
     own_server: bool
     trainer: bool
     faults: tuple[Fault, ...]
-    hosts: int
     ray_nodes: int
     out: Path
 
@@ -82,18 +77,16 @@ class Prepared:
 
 def targets(settings: Settings) -> list[Target]:
     """Returns what the blows of a run may hit; what is listed twice is hit twice as often."""
-    found: list[Target] = ["worker", "worker", "rewards"]
+    hit: list[Target] = ["worker", "worker", "rewards"]
     if settings.trainer:
-        found.extend(("trainer", "trainer"))
+        hit.extend(("trainer", "trainer"))
     if settings.own_server:
-        found.append("parameter server")
-    if settings.hosts > 1 and settings.trainer:
-        found.append("host")
+        hit.append("parameter server")
     if settings.ray_nodes:
-        found.extend(("node", "node"))
+        hit.extend(("node", "node"))
     for fault in settings.faults:
-        found.extend((fault, fault))
-    return found
+        hit.extend((fault, fault))
+    return hit
 
 
 @contextmanager
@@ -130,12 +123,12 @@ class _Preparation:
         self.files, state_dir, self.end_s = check(settings, name)
         directory = settings.out / name
         try:
-            make_private(settings.out)  # of the logs
+            settings.out.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.mkdir()
         except OSError as error:
             reason = f"cannot be made: {error.strerror}"
             raise ConfigError("--out", str(directory), reason) from error
-        self.run = SupervisedRun(directory, state_dir, settings.hosts)
+        self.run = SupervisedRun(directory, state_dir)
         self.troubles: dict[Target, Trouble] = {}
         self._proxies: dict[str, ThreadedProxy] = {}
         self._of_trainer: dict[str, str] = {}  # variables
@@ -163,8 +156,8 @@ class _Preparation:
         section = resolve(self._settings.config, self._overrides).section
         switch = self.run.directory.absolute() / "store"
         store = section.weights.store.model_dump()
-        options = {"name": _UNRELIABLE, "store": store, "switch": str(switch)}
-        plugins = list(dict.fromkeys((*section.plugins, _TESTING)))
+        options = {"name": f"{_UNRELIABLE}:unreliable", "store": store, "switch": str(switch)}
+        plugins = list(dict.fromkeys((*section.plugins, _UNRELIABLE)))
         self._overrides.append(f"rlax.plugins={json.dumps(plugins)}")
         self._overrides.append(f"rlax.weights.store={json.dumps(options)}")
         self.troubles["store"] = StoreTrouble(switch, self.run.events)
@@ -206,8 +199,6 @@ class _Preparation:
     def add_trainer(self) -> None:
         """Adds the trainer, after all that has changed its config."""
         arguments = ("train", self._settings.config, *self._overrides, "--with-parent")
-        if self._settings.hosts > 1:
-            arguments += ("--hosts", str(self._settings.hosts))
         environment = self._of_trainer | self._clock("trainer")
         self.run.add("trainer", *arguments, environment=environment)
 
@@ -219,8 +210,6 @@ def check(settings: Settings, name: str) -> tuple[RunFiles, Path, float]:
       ConfigError: a setting or the config is wrong, or the run exists already.
     """
     config = resolve(settings.config, [*settings.overrides, f"run_name={name}"])
-    if settings.hosts > 1:
-        check_processor(config.maxtext, settings.hosts)
     if settings.ray_nodes:
         check_nodes(settings.ray_nodes, registry_for(config.section).workers(config.section))
     if config.section.state_dir:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import stat
+import re
 
 import pytest
-from processes import finished
 from runs import CONFIG, HELPERS, plugins
+
+from chaos.command import main
 
 SETTINGS = (
     plugins("fickle"),
@@ -48,9 +48,10 @@ NODES = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="need
     ("more", "options"),
     [
         pytest.param(DETERMINISTIC, ("--seed", "1"), marks=pytest.mark.long),
-        (
+        pytest.param(
             CONTINUED,
             ("--seed", "124", "--parameter-server", "--fault", "network", "--fault", "store"),
+            marks=pytest.mark.ci,
         ),
         pytest.param(
             (*DETERMINISTIC, "steps=12"),
@@ -65,15 +66,13 @@ NODES = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="need
     ],
     ids=["deterministic", "continued", "clocks", "nodes"],
 )
-def test_a_run_survives(more, options, tmp_path, monkeypatch) -> None:
+def test_a_run_survives(more, options, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
-    arguments = ("chaos", CONFIG, *SETTINGS, *more, "--kills", "4", "--json")
-    arguments += ("--out", str(tmp_path / "out"), "--patience-s", "60", *options)
-    done = finished(*arguments, cwd=tmp_path, timeout_s=550)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700  # it has the logs
-    (verdict,) = json.loads(done.stdout)
-    reached = [one for one in verdict["blows"] if one["reached"]]
-    assert verdict["survived"] and verdict["findings"] == [] and len(reached) >= 2
-    again = finished(*arguments, cwd=tmp_path)
-    assert again.returncode == 2 and "is a run already: remove it" in again.stderr
+    monkeypatch.chdir(tmp_path)
+    words = (CONFIG, *SETTINGS, *more, "--kills", "4", "--out", str(tmp_path / "out"), *options)
+    status = main(words)
+    printed = capsys.readouterr()
+    assert status == 0, printed
+    (fell,) = re.findall(r"^seed \d+: survived in \d+ s; (\d) of 4 blows fell", printed.out, re.M)
+    assert int(fell) >= 2 and "1 of 1 runs have survived" in printed.out
+    assert main(words) == 2 and "is a run already: remove it" in capsys.readouterr().err

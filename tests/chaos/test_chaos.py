@@ -1,18 +1,13 @@
-"""``rlax chaos``: a seed decides the blows, events are counted, and a bad end is a finding."""
+"""``make chaos``: a seed decides the blows, events are counted, and a bad end is a finding."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 from sections import section_with
 
-from rlax_plugin.commands.chaos.blows import AT_A_RESTORE, EVENTS, STEP_ENDED, Blow, blows
-from rlax_plugin.commands.chaos.command import _events
-from rlax_plugin.commands.chaos.event_log import EventLog
-from rlax_plugin.commands.chaos.prepare import Settings
-from rlax_plugin.commands.chaos.verdict import Fallen, Verdict, examine
+from chaos.blows import AT_A_RESTORE, EVENTS, STEP_ENDED, Blow, EventLog, blows
+from chaos.command import Fallen, Verdict, events_of, examine
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
 
@@ -60,20 +55,22 @@ def test_a_bad_end_is_a_finding(tmp_path: Path) -> None:
     (unreadable,) = examine(files, 0, "", [], None)
     assert unreadable.startswith("the records cannot be read: ")
     blow = Blow("worker", "kill", STEP, 2, 0.5, 1.0)
-    verdict = Verdict(5, [Fallen(blow, True, "worker w (pid 7)", 1.25)], {"trainer": 1}, [late])
-    document = json.loads(json.dumps(verdict.to_json()))
-    assert document["survived"] is False and document["blows"][0]["recovered_s"] == 1.25
-    assert str(verdict.fallen[0]) == (
-        "worker: SIGKILL at step-trained:2 (training): worker w (pid 7), a step 1.2 s later"
+    fallen = [Fallen(blow, "worker w (pid 7)", 1.25), Fallen(blow)]
+    assert [str(each) for each in fallen] == [
+        "worker: SIGKILL at step-trained:2 (training): worker w (pid 7), a step 1.2 s later",
+        "worker: SIGKILL at step-trained:2 (training): not reached",
+    ]
+    assert str(Verdict(5, fallen, {"trainer": 1}, [late])) == (
+        "seed 5: FAILED in 0 s; 1 of 2 blows fell (training); the next step ended at most 1.2 s "
+        f"after one; started again by the supervisor: trainer 1\n  {late}"
     )
 
 
-def test_only_events_that_a_run_announces_are_waited_for(tmp_path: Path) -> None:
-    settings = Settings("c", (), 3, 60.0, 60.0, False, True, (), 1, 0, tmp_path)
-    toy = _events(settings, section_with(trainer={"name": "rlax_plugin.testing:bigram"}))
-    maxtext = _events(settings, section_with(trainer={"name": "maxtext"}))
+def test_only_events_that_a_run_announces_are_waited_for() -> None:
+    toy = events_of(section_with(trainer={"name": "rlax_plugin.testing:bigram"}))
+    section = section_with(trainer={"name": "maxtext"})
+    maxtext, spared = events_of(section), events_of(section, trainer=False)
     assert toy["training"] == ["step-trained", "metrics-written"]
     assert toy.keys() - maxtext.keys() == {"after a checkpoint"}
     assert maxtext["training"] == ["metrics-written"]
-    spared = _events(replace(settings, trainer=False), section_with(trainer={"name": "maxtext"}))
     assert maxtext.keys() - spared.keys() == {"at a restore"}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import LIMIT_S, eventually
 
-from rlax_plugin.testing.network import Conditions, Pace, Proxy
+from chaos.network import Conditions, Pace, Proxy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

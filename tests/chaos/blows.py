@@ -1,10 +1,16 @@
-"""The blows that a seed deals to a run: which process or fault, of which kind, at which event."""
+"""The blows that a seed deals to a run: which process or fault, of which kind, at which event.
+
+Events are the fault points of ``records.faults``. The processes of a run append the name of each
+that they reach to a file, which ``EventLog`` follows.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -77,6 +83,7 @@ OF_TESTING = (FaultPoint.STEP_TRAINED, FaultPoint.CHECKPOINT_WRITTEN)
 STEP_ENDED = FaultPoint.METRICS_WRITTEN
 """The end of a step, which every run announces."""
 
+_LOOK_S = 0.005
 _MOST_TIMES = 3
 LONGEST_S = 6.0
 _FOR_S, _LONG_FOR_S = (0.5, 4.0), (2.5, LONGEST_S)
@@ -126,10 +133,10 @@ def blows(
       events: those of ``EVENTS`` at which blows may fall.
     """
     chance = random.Random(f"rlax chaos {seed}")
-    found = []
+    drawn = []
     for _ in range(count):
         target, moment = chance.choice(targets), chance.choice(tuple(events))
-        found.append(
+        drawn.append(
             Blow(
                 target=target,
                 kind=_kind(target, chance.random()),
@@ -139,10 +146,55 @@ def blows(
                 for_s=chance.uniform(*(_LONG_FOR_S if target in _LONG else _FOR_S)),
             )
         )
-    return found
+    return drawn
 
 
 def _kind(target: Target, choice: float) -> Kind:
     if (kinds := KINDS.get(target)) is not None:
         return kinds[int(choice * len(kinds))]
     return "freeze" if choice < _FROZEN else "kill"
+
+
+class EventLog:
+    """The fault points that were reached, in their order.
+
+    Args:
+      path: of the file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self._at, self._rest = path, 0, ""
+
+    def take(self) -> list[str]:
+        """Returns the names of the points that were reached since the last call."""
+        try:
+            with self.path.open() as file:
+                file.seek(self._at)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        self._at += len(text.encode())
+        *lines, self._rest = (self._rest + text).split("\n")
+        return lines
+
+    def wait(
+        self, point: FaultPoint, times: int, within_s: float, goes_on: Callable[[], bool]
+    ) -> bool:
+        """Waits until a point is reached for the n-th time from now on.
+
+        Args:
+          goes_on: returns False if nothing more can be reached.
+
+        Returns:
+          True if it was; False if ``within_s`` or the run ended first.
+        """
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s:
+            alive = goes_on()
+            times -= self.take().count(point)
+            if times <= 0:
+                return True
+            if not alive:
+                return False
+            time.sleep(_LOOK_S)
+        return False

@@ -1,4 +1,4 @@
-"""The nodes of rlax chaos: processes that are stopped, killed and started again together."""
+"""The nodes of ``make chaos``: processes that are stopped, killed and started again together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from rlax_plugin.commands.chaos import ray_nodes
-from rlax_plugin.commands.chaos.ray_nodes import RayNodes, check_nodes
-from rlax_plugin.commands.chaos.supervised import SupervisedRun
+from chaos import nodes as of_ray
+from chaos.nodes import RayNodes, check_nodes
+from chaos.supervised import SupervisedRun
 from rlax_plugin.errors import ConfigError, RlaxError
 
 # A process with a child in its session, and below that one with a session of its own.
@@ -91,7 +91,7 @@ def test_a_head_that_does_not_start_is_one_error(
 ) -> None:
     (tmp_path / "broken_node.py").write_text("raise SystemExit('the port is taken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(ray_nodes, "_MODULE", "broken_node")
+    monkeypatch.setattr(of_ray, "_MODULE", "broken_node")
     run = SupervisedRun(tmp_path, tmp_path)
     with ExitStack() as stack:
         nodes = RayNodes(run, 1, stack)

@@ -1,1 +1,0 @@
-"""``rlax chaos``: a run whose processes are killed and frozen at chosen events, and its verdict."""

@@ -1,0 +1,1 @@
+"""``make chaos``: runs whose processes, network, disk, clocks and store fail; see ``command``."""
