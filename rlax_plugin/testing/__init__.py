@@ -8,8 +8,7 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
   weights;
 - weight store ``npz``: one checksummed file per version;
 - signal ``running_value``: a value for each prompt, learned from its rewards;
-- observer ``tally``: counts scored groups and steps, each once over kills;
-- a run directory under ``objects://``: a local stand-in for ``gs://`` (see ``object_store``).
+- observer ``tally``: counts scored groups and steps, each once over kills.
 
 All other components are the real ones: controller, ledger, gRPC, parameter server, workers and
 reward processes. So the author of a sampler, filter, reward, advantage, tracker or observer sees
@@ -39,7 +38,6 @@ import numpy as np
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.protocols import BuildContext, Extension, PromptSource
-from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.running_value import RunningValue, RunningValueConfig
 from rlax_plugin.testing.store import NpzConfig, NpzStore
@@ -119,8 +117,6 @@ _HOME = {
     "make_version": "builders",
     "publish_version": "builders",
 }
-
-object_store.register()  # with the plug-in, so before any process opens the run's directory
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ them, which saves its start.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -17,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import object_store  # noqa: F401  it makes objects:// known
 import pytest
 from command_line import rlax
 from processes import finished, process
-from runs import CONFIG, DEADLINE_S, free_port, rows
+from runs import CONFIG, DEADLINE_S, HELPERS, free_port, plugins, rows
 
-import rlax_plugin.testing  # noqa: F401  registers objects://
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
@@ -224,9 +225,15 @@ def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
 
 
 @pytest.mark.ci
-def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undisturbed):
+def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undisturbed, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
     bucket = f"objects:/{tmp_path}/bucket"
-    where = (*SIGNAL, f"base_output_directory={bucket}", f"rlax.state_dir={tmp_path}/state")
+    where = (
+        *SIGNAL,
+        plugins("object_store"),
+        f"base_output_directory={bucket}",
+        f"rlax.state_dir={tmp_path}/state",
+    )
     killed = train(tmp_path, *where, kill_at="segment-written:5")
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     shutil.rmtree(tmp_path / "state")

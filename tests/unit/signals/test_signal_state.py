@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import object_store  # noqa: F401  it makes objects:// known
 import pytest
 
 from rlax_plugin.api import BatchSignal, RunFiles, SignalChain, SignalState, TrainingError

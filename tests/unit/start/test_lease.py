@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import object_store  # noqa: F401  it makes objects:// known
 import pytest
 import yaml
 from command_line import rlax
@@ -26,17 +27,15 @@ from rlax_plugin.start import lease as lease_module
 from rlax_plugin.start.holder import this_process
 from rlax_plugin.start.lease import FOLDER, held
 from rlax_plugin.start.run_directory import usual_state_directory
-from rlax_plugin.testing import object_store
 
 CONFIG = Path(__file__).parents[2] / "configs/testing.yml"
 HELPERS = Path(__file__).parents[2] / "helpers"
 HOLDER = """
 import sys; sys.path.insert(0, sys.argv[1]); import brief_lease
 from pathlib import Path
-from rlax_plugin.testing import object_store
+import object_store  # it makes objects:// known
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.lease import held
-object_store.register()
 files = RunFiles(sys.argv[2])
 with held(files, Path(sys.argv[3]), print) as lease:
     print("held", flush=True)
@@ -53,7 +52,6 @@ with held(files, Path(sys.argv[3]), print) as lease:
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A living holder is seen within a second; a silent one is waited for as a test says."""
-    object_store.register()
     monkeypatch.setattr(lease_module, "EVERY_S", 0.2)
     monkeypatch.setattr(lease_module, "_LOOK_S", 0.05)
     monkeypatch.setattr(lease_module, "STALE_S", 300.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import object_store  # noqa: F401  it makes objects:// known
 import pytest
 
 from rlax_plugin.config import RlaxSection

@@ -7,6 +7,9 @@ deleting) raise as well, because they are not atomic there, and no recovery may 
 
 ``objects://tmp/runs/a`` is the object kept in the file ``/tmp/runs/a``, so all processes of a
 machine see the same objects. A name cannot be that of an object and a prefix of others at once.
+
+Importing this module makes ``objects://`` known to fsspec; for the processes of a run it is a
+plug-in.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from typing import Any, NoReturn
 
 import fsspec
 from fsspec.spec import AbstractFileSystem
+
+from rlax_plugin.api import Extension, hookimpl
 
 PROTOCOL = "objects"
 
@@ -170,11 +175,6 @@ class _Upload(io.BytesIO):
         super().close()
 
 
-def register() -> None:
-    """Makes ``objects://`` known to fsspec in this process."""
-    fsspec.register_implementation(PROTOCOL, ObjectStore, clobber=True)
-
-
 def _file(name: str) -> Path:
     return Path("/", name)
 
@@ -198,3 +198,11 @@ def _count(what: str, name: str) -> None:
 def _refuse(what: str, name: str) -> NoReturn:
     _count("rejected", f"{what} {name}")
     raise NotImplementedError(f"objects://{name}: an object store has no {what}")
+
+
+@hookimpl
+def rlax_register_weight_store() -> dict[str, Extension]:
+    return {}  # without a hook it would be no plug-in
+
+
+fsspec.register_implementation(PROTOCOL, ObjectStore, clobber=True)

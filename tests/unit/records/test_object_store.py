@@ -6,11 +6,11 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
+import object_store
 import pytest
 
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.testing import object_store
 from rlax_plugin.testing.store import NpzStore
 
 
