@@ -84,7 +84,7 @@ lock: $(READY) ## requirements.lock again from pyproject.toml, keeping versions 
 
 maxtext-check: $(READY) ## diffs of the upstream symbols in use, between MaxText versions (VERSION=0.2.6)
 	@: $${VERSION:?is the version to compare with, such as 0.2.6}
-	@$(BIN)/python -m maxtext_overrides.upstream.compare "$(VERSION)"
+	@$(BIN)/python tests/helpers/maxtext_check.py "$(VERSION)"
 
 proto: $(READY) ## the gRPC code in rlax_plugin/rpc again from rlax.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. \

@@ -5,15 +5,21 @@ Importing this module imports nothing of MaxText. A check takes a few millisecon
 
 from __future__ import annotations
 
+import ast
+import difflib
+import hashlib
 import importlib.metadata
 import inspect
 import logging
+import zipfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from maxtext_overrides.upstream import wheels
 from maxtext_overrides.upstream.override import Override, OverrideError, resolve
-from maxtext_overrides.upstream.sources import Sources, sha256, unified
+
+WHEELS = Path(".cache/maxtext")
+"""Where ``make maxtext-check`` keeps the wheels of versions, below the working directory."""
 
 log = logging.getLogger("rlax.maxtext")
 
@@ -29,7 +35,7 @@ def signature_of(function: Any) -> str:
 
 def source_hash(function: Any) -> str:
     """Returns the sha256, in hex, of the source of a function or class, decorators included."""
-    return sha256(inspect.getsource(function))
+    return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
 
 
 def check(overrides: Iterable[Override], allow_untested: bool = False) -> None:
@@ -87,26 +93,41 @@ def _versions(override: Override) -> str:
 
 def _how_to_compare(override: Override) -> str:
     installed = importlib.metadata.version(override.distribution)
-    return (
-        f"The differences in full: make maxtext-check VERSION={installed}, or "
-        f"python -m maxtext_overrides.upstream.compare {installed}"
-    )
+    return f"The differences in full, in a checkout: make maxtext-check VERSION={installed}"
+
+
+def kept_wheel(distribution: str, version: str) -> Path | None:
+    """Returns the wheel of a version if it was fetched before."""
+    name = distribution.replace("-", "_")
+    return next(iter(sorted(WHEELS.glob(f"{name}-{version}-*.whl"))), None)
 
 
 def _difference(override: Override) -> str:
     """Returns a diff of the tested source and the one in use; empty if one is not available."""
     version = override.versions[-1]
-    wheel = wheels.kept(override.distribution, version)
-    tested = Sources(wheel).find(override.symbol) if wheel is not None else None
+    if (wheel := kept_wheel(override.distribution, version)) is None:
+        return ""
     try:
-        used = inspect.getsource(resolve(override.symbol)[2])
-    except (OverrideError, TypeError, OSError):
+        used = resolve(override.symbol)[2]
+        tested_source, used_source = _source_in(wheel, used), inspect.getsource(used)
+    except (OverrideError, AttributeError, LookupError, StopIteration, TypeError, OSError):
         return ""
-    if tested is None:
-        return ""
-    lines = unified(
-        tested.text, used, f"{override.symbol} (tested, {version})", f"{override.symbol} (in use)"
-    )
+    except (SyntaxError, zipfile.BadZipFile) as error:
+        return f"{wheel} is damaged ({error}); remove it"
+    names = f"{override.symbol} (tested, {version})", f"{override.symbol} (in use)"
+    diff = difflib.unified_diff(tested_source.splitlines(), used_source.splitlines(), *names)
+    lines = [line.rstrip("\n") for line in diff]
     left = len(lines) - _MOST_LINES
     more = [f"... and {left} more lines"] if left > 0 else []
     return "\n".join([*lines[:_MOST_LINES], *more])
+
+
+def _source_in(wheel: Path, function: Any) -> str:
+    """Returns the source that a wheel has of a function or class, in the module that defines it."""
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"{function.__module__.replace('.', '/')}.py").decode()
+    node: Any = ast.parse(text)
+    for name in function.__qualname__.split("."):
+        node = next(inner for inner in node.body if getattr(inner, "name", "") == name)
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])

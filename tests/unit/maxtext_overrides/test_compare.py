@@ -7,14 +7,13 @@ import textwrap
 import zipfile
 from pathlib import Path
 
+import maxtext_check as comparing
 import pytest
+from maxtext_check import Sources, compare, fetch, sha256, show
 
-from maxtext_overrides.upstream import compare as comparing
-from maxtext_overrides.upstream import signatures, wheels
-from maxtext_overrides.upstream.compare import compare, show
+from maxtext_overrides.upstream import signatures
 from maxtext_overrides.upstream.override import Override, OverrideError, resolve
-from maxtext_overrides.upstream.signatures import check
-from maxtext_overrides.upstream.sources import Sources, sha256
+from maxtext_overrides.upstream.signatures import WHEELS, check, kept_wheel
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.terminal import console
 
@@ -129,7 +128,7 @@ def compared(tested, other, symbol, names=()):
 
 def test_a_digest_is_that_of_the_source_python_itself_finds() -> None:
     sources = Sources(Path(__file__).parents[3])
-    for found in (signatures.check, Override, Sources.find, console):
+    for found in (signatures.check, Override, resolve, console):
         place = sources.find(f"{found.__module__}.{found.__qualname__}")
         assert place is not None
         assert place.text == inspect.getsource(found)
@@ -288,16 +287,18 @@ def test_a_version_that_cannot_be_had(monkeypatch, tmp_path, capsys) -> None:
 
 
 def test_a_wheel_is_fetched_once(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+
     def download(command, **_):
         folder = Path(command[command.index("--dest") + 1])
         wheel(folder / "google_up-1.0-py3-none-any.whl", TESTED)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", download)
-    first = wheels.fetch("google-up", "1.0", tmp_path)
+    first = fetch("google-up", "1.0")
     monkeypatch.setattr(subprocess, "run", None)
-    assert wheels.fetch("google-up", "1.0", tmp_path) == first
-    assert wheels.kept("google-up", "1", tmp_path) is None
+    assert fetch("google-up", "1.0") == first
+    assert kept_wheel("google-up", "1") is None
 
 
 SYMBOL = "maxtext_overrides.upstream.override.resolve"
@@ -315,7 +316,7 @@ def test_a_rejected_run_shows_the_diff_where_the_tested_wheel_was_fetched(
     assert "make maxtext-check VERSION=0.2.5" in str(error.value)
     assert "@@" not in str(error.value)  # the tested source is not at hand
     wheel(
-        wheels.FOLDER / "maxtext-0.2.5-py3-none-any.whl",
+        WHEELS / "maxtext-0.2.5-py3-none-any.whl",
         {"maxtext_overrides/upstream/override.py": other},
     )
     with pytest.raises(OverrideError) as error:
@@ -330,7 +331,7 @@ def test_a_long_diff_is_cut_in_an_error(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     old = "def resolve(symbol):\n" + "".join(f"    line({n})\n" for n in range(200))
     files = {"maxtext_overrides/upstream/override.py": old}
-    wheel(wheels.FOLDER / "maxtext-0.2.5-py3-none-any.whl", files)
+    wheel(WHEELS / "maxtext-0.2.5-py3-none-any.whl", files)
     with pytest.raises(OverrideError) as error:
         check([Override(SYMBOL, "called", "a test", "never", sha256="0" * 64)])
     shown, left = str(error.value).split("\n\n")[1].splitlines()[:60], str(error.value).split()[-3:]
@@ -338,3 +339,13 @@ def test_a_long_diff_is_cut_in_an_error(tmp_path, monkeypatch) -> None:
     source = inspect.getsource(resolve).splitlines()
     assert int(left[0]) == 3 + 201 + len(source) - 60
     assert left[1:] == ["more", "lines"]
+
+
+def test_a_damaged_wheel_hides_no_difference(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    WHEELS.mkdir(parents=True)
+    (WHEELS / "maxtext-0.2.5-py3-none-any.whl").write_bytes(b"half")
+    with pytest.raises(
+        OverrideError, match=r"another source: (.|\n)*whl is damaged .* remove it"
+    ):
+        check([Override(SYMBOL, "called", "a test", "never", sha256="0" * 64)])

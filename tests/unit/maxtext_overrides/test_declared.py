@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from maxtext_check import Sources, sha256
 
 from maxtext_overrides.upstream.declared import BY_MODULE, CONFIG_KEYS
-from maxtext_overrides.upstream.sources import Sources, sha256
 
 ROOT = Path(__file__).parents[3]
 ALL = [override for overrides in BY_MODULE.values() for override in overrides]
