@@ -14,7 +14,7 @@ from rlax_plugin.config import RlaxSection, Schedule
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.metrics.slot_use import SlotUse
 from rlax_plugin.metrics.step import FinishedStep, step_metrics
-from rlax_plugin.rewards.play_jobs import PlayCounts
+from rlax_plugin.rewards.scoring import PlayCounts
 
 
 class StepFigures:

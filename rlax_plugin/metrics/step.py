@@ -15,7 +15,7 @@ from rlax_plugin.metrics.spans import Span
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import positions_taken
 from rlax_plugin.records import events as ev
-from rlax_plugin.rewards.play_jobs import PlayCounts
+from rlax_plugin.rewards.scoring import PlayCounts
 from rlax_plugin.types import (
     EMPTY,
     Episode,

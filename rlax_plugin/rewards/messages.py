@@ -1,7 +1,8 @@
 """The messages between the trainer and a reward process: JSON data only.
 
 Everything that a process sends is checked where it is read (``checked``), by the same rules by
-which the process itself checks the values that a reward has returned.
+which the process itself checks the values that a reward has returned. A ``Witness`` names the
+present job even if the process hangs.
 """
 
 from __future__ import annotations
@@ -9,24 +10,19 @@ from __future__ import annotations
 import base64
 import json
 import math
+import mmap
 import operator
+import struct
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.environment import Answer
 from rlax_plugin.text.harmless import hidden_character, one_line
-from rlax_plugin.types import (
-    EMPTY,
-    Episode,
-    Prompt,
-    Sampled,
-    Score,
-    Trajectory,
-    Turn,
-)
+from rlax_plugin.types import EMPTY, Episode, Prompt, Sampled, Score, Trajectory, Turn
 
 LONGEST = 1 << 20
 """Bytes of a message of an environment, and of a sample's answer without its token rewards."""
@@ -285,3 +281,43 @@ def checked_metrics(metrics: Any) -> Mapping[str, float]:
         if not math.isfinite(found[name]):
             raise ValueError(f"metric {name!r} is {found[name]}")
     return found
+
+
+_SIZE = 16
+_JOB = struct.Struct("<Q")
+
+
+class Witness:
+    """The shared memory.
+
+    Attributes:
+      reward: number of the reward that the main thread calls, or called last.
+      job: number of the job whose step runs on the event loop; 0 if there is none.
+    """
+
+    def __init__(self, descriptor: int):
+        self._memory = mmap.mmap(descriptor, _SIZE)
+
+    @property
+    def reward(self) -> int:
+        return self._memory[0]
+
+    @reward.setter
+    def reward(self, number: int) -> None:
+        self._memory[0] = min(number, 255)
+
+    @property
+    def job(self) -> int:
+        return _JOB.unpack_from(self._memory, 8)[0]
+
+    @job.setter
+    def job(self, number: int) -> None:
+        _JOB.pack_into(self._memory, 8, number)
+
+
+def shared() -> IO[bytes]:
+    """Returns a file without a name, for the ``Witness`` of both sides."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+    file.write(bytes(_SIZE))
+    file.flush()
+    return file

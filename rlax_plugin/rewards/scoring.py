@@ -1,215 +1,613 @@
-"""Inside a reward process: computes the scores of the episodes of one job."""
+"""The jobs of reward processes, as the trainer sees them, and who is to blame for ended processes.
+
+A job scores a sample or a group, or plays an episode. Its clock measures its own time only.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rlax_plugin.functions.loading import own_line
-from rlax_plugin.functions.returned import ReturnedError
-from rlax_plugin.rewards.forms import Form
+from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.ports.environment import EpisodeLimit, Given, Outcome, PlayedEpisode
 from rlax_plugin.rewards.messages import (
-    checked,
+    LONGEST,
+    answer_to,
     checked_metrics,
-    finite,
-    score_to,
-    weighted,
+    episode_to,
+    lengths_of,
+    prompt_to,
+    score_from,
+    unpacked,
     within,
 )
 from rlax_plugin.text.harmless import harmless, one_line
-from rlax_plugin.types import Episode, Prompt, Score
+from rlax_plugin.types import Episode, Prompt, Score, Unscored
 
-_MOST_TRACEBACKS = 20  # a reward that always fails must not fill the disk
-_LONGEST_TRACEBACK = 10_000  # characters, of its end
+if TYPE_CHECKING:
+    from rlax_plugin.rewards.pool import Runner
 
-Call = Callable[[Form, tuple[Any, ...]], Awaitable[Any]]
-
-
-class Failures:
-    """Formats exceptions of rewards and environments as one line, and logs each traceback once."""
-
-    def __init__(self) -> None:
-        self.shown: set[tuple[str, str, int | None]] = set()  # type, file and line
-
-    def __call__(self, what: str, prompt_id: str, error: BaseException) -> str:
-        """Returns an exception in one line; its traceback is in the log.
-
-        Args:
-          what: the part that raised it, such as "a reward".
-          prompt_id: id of the prompt.
-          error: the exception.
-        """
-        if isinstance(error, ReturnedError):  # it names the function and its line itself
-            self._log(what, prompt_id, (str(error), "", None), f"{error}\n")
-            return one_line(str(error))
-        found = traceback.extract_tb(error.__traceback__)
-        where = found[-1] if found else traceback.FrameSummary("?", 0, "?")
-        kind = type(error).__name__, where.filename, where.lineno
-        self._log(what, prompt_id, kind, _traceback(error))
-        if (own := own_line(error)) is not None:
-            return f"{_said(error)} ({own[0]}, line {own[1]}, in {one_line(own[2], 100)})"
-        return f"{_said(error)} (line {where.lineno} of {one_line(where.name, 100)})"
-
-    def _log(self, what: str, prompt_id: str, kind: tuple[str, str, int | None], text: str) -> None:
-        if kind not in self.shown and len(self.shown) < _MOST_TRACEBACKS:
-            self.shown.add(kind)
-            shown = harmless(text[-_LONGEST_TRACEBACK:])
-            said = f"{what} failed on prompt {prompt_id}:\n{shown}"
-            print(said, end="", file=sys.stderr, flush=True)
+NO_ANSWER = "sent something that is not an answer"
+LONGEST_ERROR = 1200  # characters; the process has cut it already
+Send = Callable[[Mapping[str, Any]], None]
 
 
-def _said(error: BaseException) -> str:
-    """Formats an exception whose ``__str__`` may raise."""
-    try:
-        return one_line(f"{type(error).__name__}: {error}")
-    except Exception as failed:  # noqa: BLE001  code of the reward, which may raise anything
-        return f"{type(error).__name__}, which cannot be shown: {type(failed).__name__}"
-
-
-def _traceback(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception as failed:  # noqa: BLE001  as above
-        return f"{type(error).__name__}, which cannot be shown: {type(failed).__name__}\n"
-
-
-class _Sum:
-    """The combined values of several rewards for one episode, or the error of one of them."""
-
-    def __init__(self, lengths: Sequence[int], said: Callable[[BaseException], str]):
-        self._lengths, self._said = lengths, said
-        self._parts: list[float] = []
-        self._weights: list[float] = []
-        self._metrics: dict[str, float] = {}
-        self._tokens: list[np.ndarray] = []
-        self._abstained = 0
-        self.error = ""
-
-    def fail(self, error: BaseException, name: str) -> None:
-        """Keeps the first error, which names the reward."""
-        if not self.error:
-            said = self._said(error)
-            self.error = said if not name or name in said else f"{name}: {said}"
-
-    def add(self, given: Any, form: Form) -> None:
-        """Adds the value that a reward has returned, after checking it.
-
-        Parts and metrics are recorded unchanged; the total and token rewards are weighted.
-        """
-        weight = form.weight
-        if given is None and form.abstains:
-            self._abstained += 1
-            self._add(0.0, weight)
-            return
-        try:
-            if not isinstance(given, Score):
-                self._add(within(given, form.limit, form.name), weight)
-                return
-            total = within(given.total, form.limit, form.name)
-            score = checked(total, given.metrics, given.token_rewards, self._lengths)
-            for one in score.token_rewards:
-                if one.size:
-                    within(one[np.abs(one).argmax()], form.limit, f"{form.name} for a token")
-            self._add(total, weight)
-            for name, value in score.metrics.items():
-                self._metrics[name] = self._metrics.get(name, 0.0) + value
-            if score.token_rewards and weight:
-                before = self._tokens or [np.zeros(length) for length in self._lengths]
-                self._tokens = [
-                    a + weight * b for a, b in zip(before, score.token_rewards, strict=True)
-                ]
-        except BaseException as error:  # noqa: BLE001  ``__float__`` of the reward's may raise it
-            self.fail(error, form.name)
-
-    def _add(self, part: float, weight: float) -> None:
-        self._parts.append(part)
-        self._weights.append(weight)
-
-    def shown(self) -> dict[str, Any]:
-        """Returns the score or the error as JSON."""
-        total = weighted(self._weights, self._parts)
-        if self._abstained == len(self._parts) > 0:
-            self.error = self.error or "no reward gave this sample a score: each returned None"
-        try:
-            if not self.error:
-                finite(total)
-                checked_metrics(self._metrics)
-        except ValueError as error:
-            self.fail(error, "")
-        if self.error:
-            return {"error": self.error}
-        return score_to(Score(total, tuple(self._parts), self._metrics, tuple(self._tokens)))
-
-
-async def scores_of(
-    forms: Sequence[Form],
-    prompt: Prompt,
-    episodes: Sequence[Episode],
-    lengths: Sequence[Sequence[int]],
-    *,
-    call: Call,
-    at: Callable[[int], None],
-    failures: Failures,
-) -> list[dict[str, Any]]:
-    """Returns a score as JSON, or an error, for each episode.
-
-    A reward that fails for an episode ends the scoring of that episode alone; one that sees the
-    group fails for all of them.
+class Clock:
+    """The time that a job may take; it stops while the job waits for something else.
 
     Args:
-      forms: the rewards.
-      prompt: the prompt.
-      episodes: its episodes.
-      lengths: for each episode, the number of sampled tokens of each turn.
-      call: calls a reward.
-      at: called with the number of the reward that is called next.
-      failures: formats exceptions.
+      limit_s: the time.
+      expired: called when the time is over.
     """
 
-    def said(error: BaseException) -> str:
-        return failures("a reward", prompt.id, error)
+    def __init__(self, limit_s: float, expired: Callable[[], None]):
+        self._limit_s, self._expired = limit_s, expired
+        self._used_s = 0.0
+        self._since_s: float | None = None
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def add(form: Form, episode: Episode, to: _Sum) -> None:
+    @property
+    def runs(self) -> bool:
+        return self._since_s is not None
+
+    @property
+    def used_s(self) -> float:
+        return self._used_s + (0.0 if self._since_s is None else time.monotonic() - self._since_s)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._limit_s - self.used_s)
+
+    def go(self, *, timer: bool = True) -> None:
+        """Continues, unless it was ended; ``expired`` is called only with a timer."""
+        if self._since_s is None and not self._over:
+            self._since_s = time.monotonic()
+            if timer:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self.left_s, self._expired)
+
+    def stop(self) -> None:
+        if self._since_s is not None:
+            self._used_s, self._since_s = self.used_s, None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def end(self) -> None:
+        """Stops the clock for good, because the process is gone."""
+        self.stop()
+        self._over = True
+
+
+class Priority:
+    """The order of a group, which its jobs share.
+
+    Attributes:
+      order: the lowest one is next.
+    """
+
+    def __init__(self, order: int):
+        self.order = order
+
+
+class Job:
+    """A task that one process does for one prompt.
+
+    Attributes:
+      prompt: the prompt.
+      on_loop: True if it runs on the process's event loop, beside others.
+      limit_s: the time that it may take: ``samples`` times the value of the key ``limit_key``.
+      number: number of this attempt; 0 while it waits for a process.
+      clock: clock of this attempt.
+      reward: number of the reward that it calls on the event loop.
+      deaths: number of processes that have ended while it ran there.
+      alone: True if it needs a process to itself, because one has ended and several jobs may have
+        caused it.
+      failure: the reason why it has no result; empty while there is none.
+      late: error with which it is being cancelled.
+      cancelling: True once the process has confirmed that it is being cancelled.
+      abandoned: True if its result is no longer wanted.
+      priority: priority of its group.
+      place: its place in the group.
+    """
+
+    limit_key = "rlax.deadlines.reward_s"
+    samples = 1
+    plays = False
+
+    def __init__(self, prompt: Prompt, limit_s: float, *, on_loop: bool):
+        self.prompt, self.limit_s, self.on_loop = prompt, limit_s, on_loop
+        self.clock = Clock(limit_s, lambda: None)
+        self.priority, self.place = Priority(0), 0
+        self.deaths = self.number = 0
+        self.alone = self.abandoned = False
+        self.failure = ""
+        self.begin(0, self.clock, lambda message: None)
+
+    def begin(self, number: int, clock: Clock, send: Send) -> None:
+        """Begins a new attempt in a process."""
+        self.clock.stop()
+        self.number, self.clock, self._send = number, clock, send
+        self.reward = 0
+        self.late: DeadlineError | None = None
+        self.cancelling = False
+
+    def __lt__(self, other: Job) -> bool:
+        return (self.priority.order, self.place) < (other.priority.order, other.place)
+
+    def message(self, *, with_prompt: bool) -> dict[str, Any]:
+        """Returns the message that tells the process to do the job."""
+        raise NotImplementedError
+
+    def take(self, message: Mapping[str, Any], size: int) -> bool:
+        """Handles a message of the process; returns True if the job is done.
+
+        Raises:
+          ValueError, TypeError, LookupError: it is not a valid answer.
+        """
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Marks the job's result as no longer wanted."""
+        self.abandoned = True
+
+    def fail(self, reason: str) -> None:
+        """Ends the job without a result, for a reason in one line."""
+        self.failure = reason
+
+    def fail_run(self, error: Exception) -> None:
+        """Ends the job because the run ends."""
+        raise NotImplementedError
+
+    @property
+    def succeeded(self) -> bool:
+        """True if it has a result that is not a failure."""
+        raise NotImplementedError
+
+
+Clocks = Callable[[Job, Callable[[], None]], Clock]
+"""Makes the clock of one attempt at a job, given the callback for the end of the time."""
+
+
+def clock_of(job: Job, expired: Callable[[], None]) -> Clock:
+    """Returns a clock that uses this machine's time."""
+    return Clock(job.limit_s, expired)
+
+
+class Scores:
+    """The scores of one group, job by job.
+
+    Attributes:
+      all: future that is done once each episode has a score, or a reason why it has none.
+    """
+
+    def __init__(self, episodes: int):
+        self._found: list[Score | Unscored | None] = [None] * episodes
+        self._left = episodes
+        self.all: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+    def put(self, first: int, scores: Sequence[Score | Unscored]) -> None:
+        self._found[first : first + len(scores)] = scores
+        self._left -= len(scores)
+        if not self._left and not self.all.done():
+            self.all.set_result(self._found)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCall:
+    """The settings for calling the rewards of a config.
+
+    Attributes:
+      reward_s: the time for one episode.
+      weights: of the rewards.
+      scheduled: True if weights depend on the step, so that the process has to be told them.
+      limit: ``reward_limit`` of ``RlaxSection``.
+      tokens: True if a reward sees tokens.
+      on_loop: see ``Job``.
+    """
+
+    reward_s: float
+    weights: Sequence[float]
+    limit: float
+    tokens: bool
+    on_loop: bool
+    scheduled: bool = False
+
+
+class ScoreJob(Job):
+    """Scores some episodes of a prompt.
+
+    Args:
+      prompt: the prompt.
+      shown: ``prompt_to`` of the prompt.
+      episodes: the episodes.
+      scores: receives the scores, from place ``first`` on.
+      first: place of the first episode in the group.
+      call: settings for calling the rewards.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        shown: Mapping[str, Any],
+        episodes: Sequence[Episode],
+        scores: Scores,
+        first: int,
+        call: RewardCall,
+    ):
+        super().__init__(prompt, call.reward_s * len(episodes), on_loop=call.on_loop)
+        self._episodes, self.scores, self._first = episodes, scores, first
+        self.samples = len(episodes)
+        self._shown, self._call = shown, call
+        self._lengths = [lengths_of(episode) for episode in episodes]
+        self._succeeded = False
+
+    def message(self, *, with_prompt: bool) -> dict[str, Any]:
+        episodes = [episode_to(one, self.prompt, self._call.tokens) for one in self._episodes]
+        message: dict[str, Any] = {"job": self.number, "episodes": episodes}
+        if self._call.scheduled:
+            message["weights"] = list(self._call.weights)
+        return message | {"prompt": self._shown} if with_prompt else message
+
+    def take(self, message: Mapping[str, Any], size: int) -> bool:
+        found: list[Score | Unscored] = []
+        for lengths, said in zip(self._lengths, message["scores"], strict=True):
+            size -= LONGEST + 16 * sum(lengths)
+            if "error" in said:
+                found.append(Unscored(one_line(said["error"], LONGEST_ERROR)))
+            else:
+                found.append(score_from(said, self._call.weights, lengths, self._call.limit))
+        if size > 0:
+            raise ValueError("an answer is too long")
+        reasons = [one.reason for one in found if isinstance(one, Unscored)]
+        self._succeeded = len(reasons) < len(found)
+        self.failure = "" if self._succeeded else reasons[-1]
+        self.scores.put(self._first, found)
+        return True
+
+    def fail(self, reason: str) -> None:
+        super().fail(reason)
+        self.scores.put(self._first, [Unscored(reason)] * len(self._episodes))
+
+    def fail_run(self, error: Exception) -> None:
+        if not self.scores.all.done():
+            self.scores.all.set_exception(error)
+
+    @property
+    def succeeded(self) -> bool:
+        return self._succeeded
+
+
+_MOST_QUESTIONS = 64  # of one episode at a time
+
+
+@dataclass(slots=True)
+class PlayCounts:
+    """Counts of the ways in which episodes of an environment have ended.
+
+    Attributes:
+      done: ended by their environment.
+      cut: ended at a limit on turns or tokens.
+      errors: ended with an exception, or with their process.
+      late: ended at ``rlax.deadlines.episode_s``; they also count as errors.
+    """
+
+    done: int = 0
+    cut: int = 0
+    errors: int = 0
+    late: int = 0
+
+    def since(self, before: PlayCounts) -> PlayCounts:
+        """Returns the counts since an earlier state."""
+        return PlayCounts(
+            self.done - before.done,
+            self.cut - before.cut,
+            self.errors - before.errors,
+            self.late - before.late,
+        )
+
+
+class PlayJob(Job):
+    """Plays one episode.
+
+    Attributes:
+      result: future with the outcome, or with the reason why there is none.
+    """
+
+    limit_key = "rlax.deadlines.episode_s"
+    plays = True
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        played: PlayedEpisode,
+        limit_s: float,
+        counts: PlayCounts,
+        reward_limit: float = math.inf,
+    ):
+        self._reward_limit = reward_limit
+        self._questions: set[asyncio.Task[None]] = set()
+        self._played, self._counts = played, counts
+        self._turns, self.number = 1, 0
+        self._shown = prompt_to(prompt)
+        super().__init__(prompt, limit_s, on_loop=True)
+        self.result: asyncio.Future[Outcome | Unscored] = asyncio.get_running_loop().create_future()
+
+    def begin(self, number: int, clock: Clock, send: Send) -> None:
+        self._stop_questions()
+        if self.number and number:
+            self._played.begin_again()
+        self._turns = 1
+        super().begin(number, clock, send)
+
+    def _stop_questions(self) -> None:
+        for question in self._questions:
+            question.cancel()
+        self._questions.clear()
+
+    def message(self, *, with_prompt: bool) -> dict[str, Any]:
+        play = {"prompt": self._shown, **self._state()}
+        return {"job": self.number, "play": play}
+
+    def _state(self) -> dict[str, Any]:
+        """Returns the state of a session, including the newest answer."""
+        played = self._played
+        return {
+            "answer": answer_to(played.answer),
+            "turns_left": played.turns_left,
+            "tokens_left": played.tokens_left,
+        }
+
+    def take(self, message: Mapping[str, Any], size: int) -> bool:
+        if "outcome" in message:
+            outcome = self._outcome(message["outcome"])
+            if (paid := len(outcome.rewards)) in (0, self._turns):
+                self._end(outcome)
+            else:  # only this process knows which answers came before the outcome
+                self.fail(
+                    f"play returned {paid} rewards for {self._turns} turns, and must return one "
+                    "for each turn, or none"
+                )
+        elif "error" in message:
+            self.fail(one_line(message["error"], LONGEST_ERROR))
+        elif size > LONGEST or len(self._questions) >= _MOST_QUESTIONS:
+            raise ValueError("that is too much")
+        elif self.late is None and not self.result.done():
+            self._ask(message)
+            return False
+        return "call" not in message
+
+    def _outcome(self, said: Mapping[str, Any]) -> Outcome:
+        limit = self._reward_limit
+        rewards = tuple(within(one, limit, "the environment") for one in said["rewards"])
+        if not isinstance(said["text"], str):
+            raise TypeError("the text of an outcome is no text")
+        text, ended = harmless(said["text"]), said["ended"]
+        if len(text) > LONGEST:
+            raise ValueError(f"the text of an outcome has {len(text)} characters")
+        if ended not in ("done", "cut"):
+            raise ValueError("an outcome is neither done nor cut")
+        return Outcome(text, rewards, ended, checked_metrics(said["metrics"]))
+
+    def _ask(self, message: Mapping[str, Any]) -> None:
+        """Answers a question of the environment; the policy's time is not the environment's."""
+        call = int(message["call"])
+        if "sample" in message:
+            given, trajectory = _given(message["sample"]), int(message["trajectory"])
+            found = partial(self._sampled, given, trajectory)
+        else:
+            found = partial(self._begun, _given(message["begin"]))
+        question = asyncio.ensure_future(self._answer(call, found, self._send))
+        self._questions.add(question)
+        self.clock.stop()
+        question.add_done_callback(self._answered)
+
+    def _answered(self, question: asyncio.Task[None]) -> None:
+        if question in self._questions:  # else it belongs to an earlier attempt
+            self._questions.discard(question)
+            if not self._questions and not self.result.done():
+                self.clock.go()
+
+    async def _sampled(self, given: Given, trajectory: int) -> dict[str, Any]:
+        answer = await self._played.sample(given, trajectory)
+        self._turns += 1
+        return {**self._state(), "answer": answer_to(answer)}
+
+    async def _begun(self, context: Given) -> dict[str, Any]:
+        return {"trajectory": self._played.begin(context)}
+
+    async def _answer(
+        self, call: int, found: Callable[[], Awaitable[dict[str, Any]]], send: Send
+    ) -> None:
         try:
-            given = await call(form, form.arguments(prompt, episode))
-        # A failure is data here: it travels to the record. sys.exit is one, too.
-        except BaseException as error:  # noqa: BLE001
-            to.fail(error, form.name)
+            said = await found()
+        except EpisodeLimit as limit:
+            said = {"limit": one_line(str(limit))}
+        except ValueError as error:
+            said = {"wrong": one_line(str(error))}
+        except Exception as error:  # noqa: BLE001  it is raised where ``play`` is awaited
+            self.fail_run(error)
+            return
+        send({"job": self.number, "call": call, **said})
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._stop_questions()  # what the policy would answer is not wanted either
+
+    def fail(self, reason: str) -> None:
+        super().fail(reason)
+        self._end(Unscored(reason))
+
+    def fail_run(self, error: Exception) -> None:
+        self._stop_questions()
+        if not self.result.done():
+            self.result.set_exception(error)
+
+    def _end(self, result: Outcome | Unscored) -> None:
+        self._stop_questions()
+        if self.result.done():
+            return
+        self._counts.errors += isinstance(result, Unscored)
+        self._counts.late += self.late is not None
+        if isinstance(result, Outcome):
+            self._counts.cut += result.ended == "cut"
+            self._counts.done += result.ended == "done"
+        self.result.set_result(result)
+
+    @property
+    def succeeded(self) -> bool:
+        if not self.result.done() or self.result.cancelled() or self.result.exception():
+            return False
+        return isinstance(self.result.result(), Outcome)
+
+
+def _given(said: Any) -> Given:
+    if isinstance(said, str):
+        return said
+    if "messages" not in said:
+        return unpacked(said["tokens"], "<i4").tolist()
+    messages = said["messages"]
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise ValueError("these are no messages")
+    return messages
+
+
+MOST_IN_VAIN = 8, 40  # see ``RewardPool``
+_PROMPTS_IN_VAIN = 3  # that it must concern, as a single one may be at fault
+_LATELY = 64  # calls whose failures are counted
+
+
+class Blame:
+    """Decides which jobs are to blame for ended processes.
+
+    Args:
+      processes: number of processes.
+      names: names of the rewards, for messages.
+      environment: name of the environment, for messages.
+      log: the file with the output of rewards, for messages.
+      note, most_in_vain: see ``RewardPool``.
+
+    Attributes:
+      replaced: see ``RewardPool``.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        names: Sequence[str],
+        environment: str,
+        log: Path,
+        note: Callable[[str], None],
+        most_in_vain: tuple[int, int] = MOST_IN_VAIN,
+    ):
+        self._most_in_vain = most_in_vain
+        self._processes, self._names, self._environment = processes, names, environment
+        self._log, self._note = log, note
+        self._slowest_s = 0.0  # of the answers so far
+        self._succeeded = False
+        self._in_vain: list[str] = []  # prompts whose jobs ended processes since the last result
+        self._lately = deque[tuple[str, str]](maxlen=_LATELY)  # prompt, why it has no result or ""
+        self.replaced = 0
+
+    def done(self, job: Job) -> None:
+        """Records that a job has ended normally."""
+        if job.late is None and not job.abandoned:
+            self._slowest_s = max(self._slowest_s, job.clock.used_s)
+        if job.succeeded:
+            self._succeeded = True
+            self._in_vain.clear()
+        if job.failure or job.succeeded:
+            self._lately.append((job.prompt.id, job.failure))
+
+    @property
+    def failing(self) -> str:
+        """The newest error, if most of the last jobs failed, of several prompts; else empty."""
+        failed = [(prompt, why) for prompt, why in self._lately if why]
+        several = len({prompt for prompt, _ in failed}) >= _PROMPTS_IN_VAIN
+        return failed[-1][1] if several and 2 * len(failed) > len(self._lately) else ""
+
+    def late(self, job: Job, runner: Runner) -> DeadlineError:
+        """Returns the error for a job that has exceeded its time limit."""
+        slowest = f"{self._slowest_s:.2g} s" if self._slowest_s else "none"
+        of = f" for the {job.samples} samples of a group" if job.samples > 1 else ""
+        what = f"{self._name(job, runner)}{of} (slowest answer so far: {slowest})"
+        return DeadlineError(what, job.limit_s, job.limit_key)
+
+    def _name(self, job: Job, runner: Runner) -> str:
+        """Returns the reward or environment that runs for a job, as the untrusted process says."""
+        if job.plays:
+            return self._environment
+        number = job.reward if job.on_loop else runner.process.witness.reward
+        return self._names[min(number, len(self._names) - 1)]
+
+    def verdicts(
+        self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]
+    ) -> Mapping[Job, RlaxError]:
+        """Returns the jobs that fail, with the reason, and marks others as suspects.
+
+        A job is to blame if nothing else can have ended the process: if the process was started for
+        this job, or if it happens again to the same job.
+
+        Args:
+          runner: the process.
+          how, ended: see ``Owner.gone``.
+
+        Raises:
+          RlaxError: processes keep ending without any result.
+        """
+        verdicts: dict[Job, RlaxError] = {}
+        said = self._said(runner, how, ended)
+        if isinstance(how, DeadlineError):
+            verdicts = dict.fromkeys(ended, how)
+            if ended[0].abandoned:
+                return verdicts
         else:
-            to.add(given, form)
+            for job in ended:
+                if job.deaths or runner.begun == 1:
+                    verdicts[job] = RlaxError(said)
+                job.deaths += 1
+                job.alone = job.alone or len(ended) > 1
+        on = f", on prompt {ended[0].prompt.id}" if ended else ""
+        self.replace(f"{said}{on}")
+        if ended:
+            self._count(ended[0].prompt.id, said)
+        return verdicts
 
-    sums = [_Sum(one, said) for one in lengths]
-    for number, form in enumerate(forms):
-        left = [(e, s) for e, s in zip(episodes, sums, strict=True) if not s.error]
-        if not left:
-            break
-        at(number)
-        if form.what == "group":
-            await _add_group(form, prompt, episodes, sums, call)
-        elif form.waits and len(left) > 1:
-            await asyncio.gather(*(add(form, *one) for one in left))
-        else:
-            for one in left:
-                await add(form, *one)
-    return [one.shown() for one in sums]
+    def _said(self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]) -> str:
+        if isinstance(how, DeadlineError):
+            return str(how)
+        if not ended:
+            return f"an idle reward process {how}"
+        names = dict.fromkeys(self._name(job, runner) for job in ended)
+        if how == NO_ANSWER and not any(job.plays for job in ended):
+            # It runs on, perhaps in another reward by now, so that the culprit is not known.
+            names = dict.fromkeys(self._names)
+        return f"the reward process of {', '.join(names)} {how}"
 
+    def replace(self, why: str) -> None:
+        """Counts a process that has to be replaced, and notes the reason."""
+        self.replaced += 1
+        if self.replaced & (self.replaced - 1) == 0:  # 1, 2, 4, 8, ...: at once, and not too often
+            self._note(
+                f"{why}; another one is started ({self.replaced} so far; {self._log} holds "
+                "what they printed)"
+            )
 
-async def _add_group(
-    form: Form, prompt: Prompt, episodes: Sequence[Episode], sums: Sequence[_Sum], call: Call
-) -> None:
-    try:
-        given = list(await call(form, (prompt, tuple(episodes))))
-        if len(given) != len(episodes):
-            raise ValueError(f"it returned {len(given)} scores for {len(episodes)} episodes")
-    except BaseException as error:  # noqa: BLE001  as above
-        for one in sums:
-            one.fail(error, form.name)
-    else:
-        for one, value in zip(sums, given, strict=True):
-            if not one.error:
-                one.add(value, form)
+    def _count(self, prompt_id: str, said: str) -> None:
+        self._in_vain.append(prompt_id)
+        self._lately.append((prompt_id, said))
+        most = self._most_in_vain[self._succeeded]
+        most *= self._processes  # processes that wait for one judge expire together
+        if len(self._in_vain) >= most and len(set(self._in_vain)) >= _PROMPTS_IN_VAIN:
+            raise RlaxError(
+                f"{said}; reward processes ended {len(self._in_vain)} times in a row "
+                "and no sample got a reward: fix that reward (its output is in "
+                f"{self._log})"
+            )

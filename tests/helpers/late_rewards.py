@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from rlax_plugin.rewards.reward_jobs import Clock, Clocks, Job
+from rlax_plugin.rewards.scoring import Clock, Clocks, Job
 
 
 def texts_of(job: Job) -> list[str]:

@@ -21,7 +21,7 @@ from rlax_plugin.records.files import RunFiles
 
 STEPS, EVERY, PROBLEMS = 8, 3, 6
 WRITTEN, GO, HELD = Path("written"), Path("go"), 3
-REWARDS = "rlax_plugin.rewards.reward_process"
+REWARDS = "rlax_plugin.rewards.process"
 
 
 @pytest.fixture(scope="module", autouse=True)

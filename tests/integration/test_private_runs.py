@@ -36,7 +36,7 @@ KINDS = {
     "rlax_plugin serve",
     "rlax_plugin.prompts.reading_process",
     "rlax_plugin.processes.limited_process",
-    "rlax_plugin.rewards.reward_process",
+    "rlax_plugin.rewards.process",
     "rlax_plugin.tokens.template_process",
     "rlax_plugin.sandbox.server",
 }

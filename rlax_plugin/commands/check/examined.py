@@ -16,7 +16,7 @@ from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
 from rlax_plugin.prompts.checking import longest_prompt
 from rlax_plugin.prompts.of_run import Part, RunPrompts
-from rlax_plugin.rewards.forms import Needs, form_of
+from rlax_plugin.rewards.process import Needs, form_of
 from rlax_plugin.start.function_data import check_data
 from rlax_plugin.start.preflight import check_places, check_start
 

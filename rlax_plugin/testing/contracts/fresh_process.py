@@ -26,8 +26,8 @@ from rlax_plugin.ports.abilities import abilities_of
 from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.processes.python import python_command
-from rlax_plugin.rewards.forms import Form, form_of
 from rlax_plugin.rewards.messages import checked, lengths_of
+from rlax_plugin.rewards.process import Form, form_of
 from rlax_plugin.testing.contracts.inspection import Broken, told
 from rlax_plugin.types import Episode, Prompt, Sampled, Score, Trajectory, Turn
 

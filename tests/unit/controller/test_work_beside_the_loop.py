@@ -16,7 +16,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller import flow, issuing
 from rlax_plugin.controller.step_figures import StepFigures
 from rlax_plugin.metrics.step import FinishedStep, StepStats
-from rlax_plugin.rewards.play_jobs import PlayCounts
+from rlax_plugin.rewards.scoring import PlayCounts
 from rlax_plugin.testing.builders import make_batch, make_group
 
 

@@ -17,8 +17,7 @@ from rlax_plugin.functions.filtering import FunctionFilter
 from rlax_plugin.functions.returned import ReturnedError
 from rlax_plugin.functions.signatures import FunctionError, Signature, signature_of
 from rlax_plugin.ports.protocols import EpisodeReward, GroupReward
-from rlax_plugin.rewards.forms import form_of
-from rlax_plugin.rewards.scoring import Failures, scores_of
+from rlax_plugin.rewards.process import Failures, form_of, scores_of
 from rlax_plugin.testing import make_episode, make_group, make_prompt, make_sampled
 from rlax_plugin.types import Prompt, Score
 

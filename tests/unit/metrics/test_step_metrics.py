@@ -10,7 +10,7 @@ import pytest
 from sections import section_with
 
 from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
-from rlax_plugin.rewards.play_jobs import PlayCounts
+from rlax_plugin.rewards.scoring import PlayCounts
 from rlax_plugin.testing import make_batch, make_episode, make_group, make_sampled
 from rlax_plugin.types import Rejected, Score, ScoredGroup, Trajectory, Turn, Unscored
 

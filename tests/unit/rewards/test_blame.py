@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlax_plugin.rewards.blame import Blame
+from rlax_plugin.rewards.scoring import Blame
 
 
 def judged(blame: Blame, prompt: str, failure: str = "") -> None:

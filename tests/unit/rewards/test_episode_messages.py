@@ -9,7 +9,7 @@ import pytest
 from played import Played
 from reward_pools import prompt
 
-from rlax_plugin.rewards.play_jobs import PlayCounts, PlayJob
+from rlax_plugin.rewards.scoring import PlayCounts, PlayJob
 
 OUTCOME = {"text": "", "rewards": [], "ended": "done", "metrics": {}}
 QUESTION = {"call": 1, "trajectory": 0}

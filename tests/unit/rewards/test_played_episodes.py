@@ -25,7 +25,7 @@ from waiting import eventually
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.environment import Outcome
-from rlax_plugin.rewards.play_jobs import PlayCounts
+from rlax_plugin.rewards.scoring import PlayCounts
 
 PLUGIN = r"""
 import asyncio, os, subprocess, sys, time

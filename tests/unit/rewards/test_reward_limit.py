@@ -11,9 +11,8 @@ from played import Played
 from reward_pools import episodes, prompt, reason, section, totals, with_pool
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.rewards.forms import form_of
-from rlax_plugin.rewards.play_jobs import PlayCounts, PlayJob
-from rlax_plugin.rewards.scoring import Failures, scores_of
+from rlax_plugin.rewards.process import Failures, form_of, scores_of
+from rlax_plugin.rewards.scoring import PlayCounts, PlayJob
 from rlax_plugin.types import Score
 
 NAME = "rlax.rewards.0 (judge)"

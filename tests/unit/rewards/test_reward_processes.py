@@ -25,9 +25,8 @@ from waiting import eventually, wait_until
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.rewards.messages import episode_to, line, prompt_to, score_from
+from rlax_plugin.rewards.messages import episode_to, line, prompt_to, score_from, shared
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rewards.witness import shared
 from rlax_plugin.types import Episode, Prompt, Score, Unscored
 
 LIMIT_S = 240.0
@@ -103,7 +102,7 @@ def rlax_register_reward():
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "wild_reward.py").write_text(PLUGIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -158,7 +157,7 @@ def own_processes() -> list[psutil.Process]:
 
     def is_one(process: psutil.Process) -> bool:
         with suppress(psutil.Error):  # of a zombie, for example
-            return "rlax_plugin.rewards.reward_process" in process.cmdline()
+            return "rlax_plugin.rewards.process" in process.cmdline()
         return False
 
     return [child for child in psutil.Process().children() if is_one(child)]
@@ -386,7 +385,7 @@ def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() ->
     with ours, theirs, shared() as memory:
         descriptors = theirs.fileno(), memory.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin.rewards.reward_process", *map(str, descriptors)],
+            [sys.executable, "-m", "rlax_plugin.rewards.process", *map(str, descriptors)],
             pass_fds=descriptors,
             start_new_session=True,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 from pathlib import Path
 
@@ -14,9 +15,8 @@ from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import PluginError, RlaxError
-from rlax_plugin.rewards.forms import form_of
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rewards.scoring import Failures, scores_of
+from rlax_plugin.rewards.process import Failures, form_of, scores_of
 from rlax_plugin.types import Episode, Prompt, Score, Unscored
 
 PLUGIN = """
@@ -53,7 +53,7 @@ PROMPT = Prompt("p", np.array([1], np.int32), "1", "one")
 @pytest.fixture
 def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlaxSection:
     (tmp_path / "wild_reward.py").write_text(PLUGIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return RlaxSection.model_validate(
         {
             "plugins": ["wild_reward"],
