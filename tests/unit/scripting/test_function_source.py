@@ -99,6 +99,16 @@ def test_annotations_are_kept_as_the_notebook_has_them() -> None:
     assert imported(text)["f"].__annotations__ == {"completion": "Unknown", "return": "None"}
 
 
+def test_each_function_brings_the_submodules_that_it_reads() -> None:
+    names = notebook(
+        "import xml.dom.minidom\nimport xml.etree.ElementTree",
+        "def f(completion):\n    return xml.etree.ElementTree.fromstring(completion).tag\n",
+        "def g(completion):\n    return xml.dom.minidom.parseString(completion)\n",
+    )
+    text = gathered(names, "f", "g")
+    assert "import xml.etree.ElementTree\n" in text and "import xml.dom.minidom\n" in text
+
+
 def test_async_functions_are_written() -> None:
     text = gathered(notebook("async def f(completion):\n    return 0.5\n"), "f")
     coroutine = imported(text)["f"]("")
@@ -112,18 +122,18 @@ def test_async_functions_are_written() -> None:
     [
         ("f = lambda completion: 1", "is a lambda"),
         ("key = lambda c: 1\ndef f(c):\n    return key(c)", "calls key, which is a lambda"),
-        ("class A:\n    def f(self): ...\nf = A().f", "is a method"),
-        ("class A:\n    def f(self): ...\nf = A.f", "belongs to the class A"),
+        ("class A:\n    def f(self): ...\nf = A().f", "is an object of the class method"),
+        ("class A:\n    def f(self): ...\nf = A.f", "is defined inside A"),
         (
             "class A:\n    def __call__(self, c): ...\nf = A()",
             "is an object of the class __main__.A",
         ),
-        ("class f: ...", "is a class"),
+        ("class f: ...", "is the class f"),
         (
             "import functools\nf = functools.partial(print)",
             "an object of the class functools.partial",
         ),
-        ("f = len", "without Python source"),
+        ("f = len", "object of the class builtin_function_or_method"),
         ("def make(x):\n    def f(c):\n        return x\n    return f\nf = make(1)", "inside make"),
         ("import functools\n@functools.cache\ndef f(c): ...", "functools._lru_cache_wrapper"),
         ("def same(g):\n    return g\n@same\ndef f(c): ...", "is decorated"),
