@@ -19,7 +19,7 @@ from rlax_plugin.episodes.runner import ScoredEpisodes
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.intervals import mixed_probability
 from rlax_plugin.resume.run_state import Open
-from rlax_plugin.rewards.process import Needs
+from rlax_plugin.rewards.messages import Needs
 from rlax_plugin.types import Request, Score, ScoredGroup, Unscored
 
 _RECENT = 1024  # samples

@@ -15,13 +15,14 @@ import operator
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
 
 from rlax_plugin.errors import PluginError
-from rlax_plugin.ports.environment import Answer
-from rlax_plugin.text.harmless import hidden_character, one_line
+from rlax_plugin.ports.environment import Answer, Given, Outcome, messages_of
+from rlax_plugin.text.harmless import harmless, hidden_character, one_line
 from rlax_plugin.types import EMPTY, Episode, Prompt, Sampled, Score, Trajectory, Turn
 
 LONGEST = 1 << 20
@@ -65,8 +66,8 @@ def prompt_to(prompt: Prompt) -> dict[str, Any]:
     try:
         json.dumps(dict(prompt.metadata))
     except (TypeError, ValueError) as error:
-        reason = f"has metadata that JSON cannot hold: {one_line(str(error))}"
-        raise PluginError(f"prompt {prompt.id!r} {reason}") from None
+        text = f"prompt {prompt.id!r} has metadata that JSON cannot hold: {one_line(str(error))}"
+        raise PluginError(text) from None
     return {
         "id": prompt.id,
         "tokens": packed(prompt.tokens, "<i4"),
@@ -79,10 +80,6 @@ def prompt_to(prompt: Prompt) -> dict[str, Any]:
 def prompt_from(message: Mapping[str, Any]) -> Prompt:
     """Returns the prompt that ``prompt_to`` was given."""
     return Prompt(**{**message, "tokens": unpacked(message["tokens"], "<i4")})
-
-
-def _turn(given: np.ndarray, tokens: np.ndarray, finish: Any) -> Turn:
-    return Turn(given, Sampled(0, tokens, *_NONE, finish))
 
 
 def episode_to(episode: Episode, prompt: Prompt, tokens: bool) -> dict[str, Any]:
@@ -105,9 +102,9 @@ def episode_to(episode: Episode, prompt: Prompt, tokens: bool) -> dict[str, Any]
                     "tokens": packed(turn.sampled.tokens, "<i4"),
                     "finish": turn.sampled.finish,
                 }
-                for turn in one.turns
+                for turn in trajectory.turns
             ]
-            for one in episode.trajectories
+            for trajectory in episode.trajectories
         ]
     return shown
 
@@ -115,9 +112,9 @@ def episode_to(episode: Episode, prompt: Prompt, tokens: bool) -> dict[str, Any]
 def episode_from(message: Mapping[str, Any], prompt: Prompt) -> Episode:
     """Returns the episode given to ``episode_to``, without log-probs, and turns only if sent."""
 
-    def turn(one: Mapping[str, Any]) -> Turn:
-        given = prompt.tokens if one["given"] is None else unpacked(one["given"], "<i4")
-        return _turn(given, unpacked(one["tokens"], "<i4"), one["finish"])
+    def turn(sent: Mapping[str, Any]) -> Turn:
+        given = prompt.tokens if sent["given"] is None else unpacked(sent["given"], "<i4")
+        return Turn(given, Sampled(0, unpacked(sent["tokens"], "<i4"), *_NONE, sent["finish"]))
 
     trajectories = message.get("trajectories", ())
     return Episode(
@@ -145,13 +142,80 @@ def answer_from(message: Mapping[str, Any]) -> Answer:
     return Answer(unpacked(message["tokens"], "<i4"), message["text"], message["finish"])
 
 
+def given_to(given: Given) -> Any:
+    """Returns a context or a turn as JSON.
+
+    Raises:
+      ValueError: it is neither text, nor messages, nor token ids.
+    """
+    if isinstance(given, str):
+        return given
+    if (messages := messages_of(given)) is None:
+        tokens = np.asarray(given)
+        whole = not tokens.size or np.issubdtype(tokens.dtype, np.integer)
+        if tokens.ndim != 1 or not whole or np.any(tokens != tokens.astype(np.int32)):
+            raise ValueError("what is given must be text, messages, or a list of token ids")
+        return {"tokens": packed(tokens, "<i4")}
+    try:
+        return {"messages": [dict(message) for message in messages]}
+    except (TypeError, ValueError):
+        raise ValueError("each message must be a mapping with a role and a content") from None
+
+
+def given_from(message: Any) -> Given:
+    """Returns what ``given_to`` was given."""
+    if isinstance(message, str):
+        return message
+    if "messages" not in message:
+        return unpacked(message["tokens"], "<i4").tolist()
+    messages = message["messages"]
+    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
+        raise ValueError("these are no messages")
+    return messages
+
+
+def outcome_to(outcome: Any, text: str, limit: float) -> dict[str, Any]:
+    """Returns an outcome as JSON, after checking it.
+
+    Args:
+      text: the text of an outcome without one.
+      limit: largest absolute value of a reward.
+    """
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"play returned a {type(outcome).__name__}, and must return an Outcome")
+    if outcome.ended not in ("done", "cut"):
+        raise ValueError(f"an outcome ended {outcome.ended!r}: 'done' and 'cut' are allowed")
+    shown = {
+        "text": text if outcome.text is None else str(outcome.text),
+        "rewards": [within(reward, limit, "the environment") for reward in outcome.rewards],
+        "ended": str(outcome.ended),
+        "metrics": dict(checked_metrics(outcome.metrics)),
+    }
+    if (size := len(line(shown))) > LONGEST:
+        raise ValueError(f"its outcome has {size} bytes, and may have {LONGEST}")
+    return shown
+
+
+def outcome_from(message: Mapping[str, Any], limit: float) -> Outcome:
+    """Returns the outcome that ``outcome_to`` was given, if it is valid."""
+    rewards = tuple(within(reward, limit, "the environment") for reward in message["rewards"])
+    if not isinstance(message["text"], str):
+        raise TypeError("the text of an outcome is no text")
+    text, ended = harmless(message["text"]), message["ended"]
+    if len(text) > LONGEST:
+        raise ValueError(f"the text of an outcome has {len(text)} characters")
+    if ended not in ("done", "cut"):
+        raise ValueError("an outcome is neither done nor cut")
+    return Outcome(text, rewards, ended, checked_metrics(message["metrics"]))
+
+
 def score_to(score: Score) -> dict[str, Any]:
-    """Returns a score as JSON."""
-    shown: dict[str, Any] = {"total": score.total, "parts": score.parts}
+    """Returns a score as JSON, without the total, which follows from its parts."""
+    shown: dict[str, Any] = {"parts": score.parts}
     if score.metrics:
         shown["metrics"] = dict(score.metrics)
     if score.token_rewards:
-        shown["tokens"] = [packed(one, "<f8") for one in score.token_rewards]
+        shown["tokens"] = [packed(turn, "<f8") for turn in score.token_rewards]
     return shown
 
 
@@ -172,40 +236,22 @@ def score_from(
     Raises:
       ValueError, TypeError, LookupError: it is not a valid score.
     """
-    parts = tuple(map(float, message["parts"]))
+    parts = tuple([within(part, limit) for part in message["parts"]])
     if len(parts) != len(weights):
         raise ValueError(f"{len(parts)} parts of {len(weights)} rewards")
-    for part in parts:
-        within(part, limit)
-    total = finite(message["total"])
-    if total != weighted(weights, parts):
-        raise ValueError("the total is not that of its parts")
-    if len(message) == 2:  # most of them
-        return Score(total, parts)
-    found = [unpacked(one, "<f8") for one in message.get("tokens", ())]
-    score = checked(total, message.get("metrics", EMPTY), found, lengths)
-    most = limit * sum(map(abs, weights)) * _ROUNDED if math.isfinite(limit) else limit
-    for one in score.token_rewards:
-        if one.size:
-            within(np.abs(one).max(), most, "token_rewards")
-    return Score(score.total, parts, score.metrics, score.token_rewards)
-
-
-def finite(total: Any) -> float:
-    """Returns a reward as a finite number.
-
-    Raises:
-      ValueError, TypeError: it is not one; says why.
-    """
-    total = float(total)
+    total = sum(map(operator.mul, weights, parts), 0.0)
     if not math.isfinite(total):
         raise ValueError(f"the reward is {total}")
-    return total
-
-
-def weighted(weights: Sequence[float], parts: Sequence[float]) -> float:
-    """Returns the weighted sum of the values that rewards have returned."""
-    return sum(map(operator.mul, weights, parts), 0.0)
+    if len(message) == 1:  # most of them
+        return Score(total, parts)
+    most = limit * sum(map(abs, weights)) * _ROUNDED if math.isfinite(limit) else limit
+    turns = [unpacked(turn, "<f8") for turn in message.get("tokens", ())]
+    return Score(
+        total,
+        parts,
+        checked_metrics(message.get("metrics", EMPTY)),
+        _checked_tokens(turns, lengths, most, "token_rewards"),
+    )
 
 
 def within(value: Any, limit: float, name: str = "a reward") -> float:
@@ -236,23 +282,38 @@ def within(value: Any, limit: float, name: str = "a reward") -> float:
 
 
 def checked(
-    total: Any, metrics: Any, token_rewards: Sequence[Any], lengths: Sequence[int]
+    score: Score, lengths: Sequence[int], limit: float = math.inf, name: str = "a reward"
 ) -> Score:
-    """Returns a score without parts, after checking its values.
+    """Returns a score that a reward has returned, without parts, after checking its values.
+
+    Args:
+      lengths, limit: see ``score_from``.
+      name: name of the reward, for messages.
 
     Raises:
       ValueError, TypeError: it is not a valid score; says why.
     """
-    total = finite(total)
-    of_turns = [np.asarray(one, np.float64) for one in token_rewards]
-    if of_turns and [one.shape for one in of_turns] != [(length,) for length in lengths]:
+    total = within(score.total, limit, name)
+    turns = _checked_tokens(score.token_rewards, lengths, limit, f"{name} for a token")
+    return Score(total, (), checked_metrics(score.metrics), turns)
+
+
+def _checked_tokens(
+    token_rewards: Sequence[Any], lengths: Sequence[int], limit: float, name: str
+) -> tuple[np.ndarray, ...]:
+    turns = tuple(np.asarray(turn, np.float64) for turn in token_rewards)
+    shapes = [turn.shape for turn in turns]
+    if turns and shapes != [(length,) for length in lengths]:
         raise ValueError(
-            f"token_rewards have the shapes {[one.shape for one in of_turns][:8]}, but the turns' "
-            f"sampled tokens are {list(lengths)[:8]}"
+            f"token_rewards have the shapes {shapes[:8]}, but the turns' sampled tokens are "
+            f"{list(lengths)[:8]}"
         )
-    if not all(np.isfinite(one).all() for one in of_turns):
-        raise ValueError("token_rewards are not all finite")
-    return Score(total, (), checked_metrics(metrics), tuple(of_turns))
+    for turn in turns:
+        if not np.isfinite(turn).all():
+            raise ValueError("token_rewards are not all finite")
+        if turn.size:
+            within(turn[np.abs(turn).argmax()], limit, name)
+    return turns
 
 
 def checked_metrics(metrics: Any) -> Mapping[str, float]:
@@ -267,7 +328,7 @@ def checked_metrics(metrics: Any) -> Mapping[str, float]:
         raise TypeError(f"metrics are a {type(metrics).__name__}, and must be a mapping")
     if len(metrics) > MOST_METRICS:
         raise ValueError(f"there are {len(metrics)} metrics, and may be {MOST_METRICS}")
-    found = {}
+    values = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise TypeError(f"a metric's name is a {type(name).__name__}, and must be text")
@@ -277,10 +338,25 @@ def checked_metrics(metrics: Any) -> Mapping[str, float]:
                 f"a metric has the name {name[:100]!r}: it must be of 1 to {_LONGEST_NAME} "
                 "printable characters without a slash" + (f", and has {hidden}" if hidden else "")
             )
-        found[name] = float(value)
-        if not math.isfinite(found[name]):
-            raise ValueError(f"metric {name!r} is {found[name]}")
-    return found
+        values[name] = float(value)
+        if not math.isfinite(values[name]):
+            raise ValueError(f"metric {name!r} is {values[name]}")
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The requirements of a process's rewards, which it reports once it has started.
+
+    Attributes:
+      group: True if a reward sees all episodes of a prompt at once.
+      tokens: True if a reward sees tokens.
+      waits: True if a reward is async.
+    """
+
+    group: bool = False
+    tokens: bool = False
+    waits: bool = False
 
 
 _SIZE = 16
@@ -288,7 +364,10 @@ _JOB = struct.Struct("<Q")
 
 
 class Witness:
-    """The shared memory.
+    """Memory in which a reward process names its current job, readable even if it hangs.
+
+    Any code in the process may write there, so the trainer uses it only as a hint at which job is
+    to blame.
 
     Attributes:
       reward: number of the reward that the main thread calls, or called last.

@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,23 +40,23 @@ from rlax_plugin.functions.loading import own_line
 from rlax_plugin.functions.returned import ReturnedError
 from rlax_plugin.liveness.marks import announced
 from rlax_plugin.liveness.watchdog import STILL_S, Watchdog
-from rlax_plugin.ports.environment import Answer, EpisodeLimit, Given, Outcome, messages_of
+from rlax_plugin.ports.environment import Answer, EpisodeLimit, Given, Outcome
 from rlax_plugin.ports.protocols import BuildContext, EpisodeReward, GroupReward, Reward
 from rlax_plugin.processes.tree import kill_tree
 from rlax_plugin.rewards.messages import (
     LONGEST,
     ON_LOOP,
+    Needs,
     Witness,
     answer_from,
     checked,
     checked_metrics,
     episode_from,
-    finite,
+    given_to,
     line,
-    packed,
+    outcome_to,
     prompt_from,
     score_to,
-    weighted,
     within,
 )
 from rlax_plugin.text.harmless import harmless, one_line
@@ -63,6 +64,13 @@ from rlax_plugin.text.secrets import learn_secrets
 from rlax_plugin.types import Episode, Prompt, Score
 
 What = Literal["text", "episode", "group"]
+Send = Callable[[Mapping[str, Any]], None]
+Call = Callable[["Form", tuple[Any, ...]], Awaitable[Any]]
+
+_MOST_TRACEBACKS = 20  # a reward that always fails must not fill the disk
+_LONGEST_TRACEBACK = 10_000  # characters, of its end
+_THREADS = 256  # of ``asyncio.to_thread``: some may hang for good
+_JOB: contextvars.ContextVar[int] = contextvars.ContextVar("job", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +125,8 @@ def form_of(
     elif isinstance(reward, Reward):
         what, method = "text", reward
     else:
-        kind = type(reward).__name__
         reason = "cannot be called, and has neither score_group nor score"
-        raise PluginError(f"{name}: a {kind} {reason}")
+        raise PluginError(f"{name}: a {type(reward).__name__} {reason}")
     abstains = getattr(reward, "abstains", False) is True
     tokens = bool(getattr(reward, "needs_tokens", what != "text"))
     return Form(what, method, _waits(method), weight, name, limit, abstains, tokens)
@@ -131,33 +138,12 @@ def _waits(function: Any) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The requirements of a process's rewards, which it reports once it has started.
-
-    Attributes:
-      group: True if a reward sees all episodes of a prompt at once.
-      tokens: True if a reward sees tokens.
-      waits: True if a reward is async.
-    """
-
-    group: bool = False
-    tokens: bool = False
-    waits: bool = False
-
-    @classmethod
-    def of(cls, forms: Sequence[Form]) -> Needs:
-        return cls(
-            group=any(form.what == "group" for form in forms),
-            tokens=any(form.tokens for form in forms),
-            waits=any(form.waits for form in forms),
-        )
-
-
-_MOST_TRACEBACKS = 20  # a reward that always fails must not fill the disk
-_LONGEST_TRACEBACK = 10_000  # characters, of its end
-
-Call = Callable[[Form, tuple[Any, ...]], Awaitable[Any]]
+def needs_of(forms: Sequence[Form]) -> Needs:
+    return Needs(
+        group=any(form.what == "group" for form in forms),
+        tokens=any(form.tokens for form in forms),
+        waits=any(form.waits for form in forms),
+    )
 
 
 class Failures:
@@ -166,114 +152,93 @@ class Failures:
     def __init__(self) -> None:
         self.shown: set[tuple[str, str, int | None]] = set()  # type, file and line
 
-    def __call__(self, what: str, prompt_id: str, error: BaseException) -> str:
+    def __call__(self, part: str, prompt_id: str, error: BaseException) -> str:
         """Returns an exception in one line; its traceback is in the log.
 
         Args:
-          what: the part that raised it, such as "a reward".
-          prompt_id: id of the prompt.
-          error: the exception.
+          part: the part that raised it, such as "a reward".
         """
         if isinstance(error, ReturnedError):  # it names the function and its line itself
-            self._log(what, prompt_id, (str(error), "", None), f"{error}\n")
+            self._log(part, prompt_id, (str(error), "", None), str(error))
             return one_line(str(error))
-        found = traceback.extract_tb(error.__traceback__)
-        where = found[-1] if found else traceback.FrameSummary("?", 0, "?")
-        kind = type(error).__name__, where.filename, where.lineno
-        self._log(what, prompt_id, kind, _traceback(error))
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = frames[-1] if frames else traceback.FrameSummary("?", 0, "?")
+        name = type(error).__name__
+        text = _shown(lambda: "".join(traceback.format_exception(error)), name)
+        self._log(part, prompt_id, (name, frame.filename, frame.lineno), text)
+        shown = _shown(lambda: one_line(f"{name}: {error}"), name)
         if (own := own_line(error)) is not None:
-            return f"{_said(error)} ({own[0]}, line {own[1]}, in {one_line(own[2], 100)})"
-        return f"{_said(error)} (line {where.lineno} of {one_line(where.name, 100)})"
+            return f"{shown} ({own[0]}, line {own[1]}, in {one_line(own[2], 100)})"
+        return f"{shown} (line {frame.lineno} of {one_line(frame.name, 100)})"
 
-    def _log(self, what: str, prompt_id: str, kind: tuple[str, str, int | None], text: str) -> None:
+    def _log(self, part: str, prompt_id: str, kind: tuple[str, str, int | None], text: str) -> None:
         if kind not in self.shown and len(self.shown) < _MOST_TRACEBACKS:
             self.shown.add(kind)
-            shown = harmless(text[-_LONGEST_TRACEBACK:])
-            said = f"{what} failed on prompt {prompt_id}:\n{shown}"
-            print(said, end="", file=sys.stderr, flush=True)
+            shown = harmless(text[-_LONGEST_TRACEBACK:]).rstrip("\n")
+            print(f"{part} failed on prompt {prompt_id}:\n{shown}", file=sys.stderr, flush=True)
 
 
-def _said(error: BaseException) -> str:
-    """Formats an exception whose ``__str__`` may raise."""
+def _shown(text_of: Callable[[], str], name: str) -> str:
+    """Returns a text about an exception of a class, whose ``__str__`` may raise another one."""
     try:
-        return one_line(f"{type(error).__name__}: {error}")
-    except Exception as failed:  # noqa: BLE001  code of the reward, which may raise anything
-        return f"{type(error).__name__}, which cannot be shown: {type(failed).__name__}"
-
-
-def _traceback(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception as failed:  # noqa: BLE001  as above
-        return f"{type(error).__name__}, which cannot be shown: {type(failed).__name__}\n"
+        return text_of()
+    except Exception as error:  # noqa: BLE001  code of the reward, which may raise anything
+        return f"{name}, which cannot be shown: {type(error).__name__}"
 
 
 class _Sum:
     """The combined values of several rewards for one episode, or the error of one of them."""
 
-    def __init__(self, lengths: Sequence[int], said: Callable[[BaseException], str]):
-        self._lengths, self._said = lengths, said
+    def __init__(self, lengths: Sequence[int], text_of: Callable[[BaseException], str]):
+        self._lengths, self._text_of = lengths, text_of
         self._parts: list[float] = []
-        self._weights: list[float] = []
         self._metrics: dict[str, float] = {}
         self._tokens: list[np.ndarray] = []
-        self._abstained = 0
+        self._abstains = True
         self.error = ""
 
     def fail(self, error: BaseException, name: str) -> None:
         """Keeps the first error, which names the reward."""
         if not self.error:
-            said = self._said(error)
-            self.error = said if not name or name in said else f"{name}: {said}"
+            text = self._text_of(error)
+            self.error = text if not name or name in text else f"{name}: {text}"
 
-    def add(self, given: Any, form: Form) -> None:
+    def add(self, value: Any, form: Form) -> None:
         """Adds the value that a reward has returned, after checking it.
 
-        Parts and metrics are recorded unchanged; the total and token rewards are weighted.
+        Parts and metrics are recorded unchanged; token rewards are weighted.
         """
-        weight = form.weight
-        if given is None and form.abstains:
-            self._abstained += 1
-            self._add(0.0, weight)
+        if value is None and form.abstains:
+            self._parts.append(0.0)
             return
+        self._abstains = False
         try:
-            if not isinstance(given, Score):
-                self._add(within(given, form.limit, form.name), weight)
+            if not isinstance(value, Score):
+                self._parts.append(within(value, form.limit, form.name))
                 return
-            total = within(given.total, form.limit, form.name)
-            score = checked(total, given.metrics, given.token_rewards, self._lengths)
-            for one in score.token_rewards:
-                if one.size:
-                    within(one[np.abs(one).argmax()], form.limit, f"{form.name} for a token")
-            self._add(total, weight)
-            for name, value in score.metrics.items():
-                self._metrics[name] = self._metrics.get(name, 0.0) + value
-            if score.token_rewards and weight:
+            score = checked(value, self._lengths, form.limit, form.name)
+            self._parts.append(score.total)
+            for name, metric in score.metrics.items():
+                self._metrics[name] = self._metrics.get(name, 0.0) + metric
+            if score.token_rewards and form.weight:
                 before = self._tokens or [np.zeros(length) for length in self._lengths]
                 self._tokens = [
-                    a + weight * b for a, b in zip(before, score.token_rewards, strict=True)
+                    a + form.weight * b for a, b in zip(before, score.token_rewards, strict=True)
                 ]
         except BaseException as error:  # noqa: BLE001  ``__float__`` of the reward's may raise it
             self.fail(error, form.name)
 
-    def _add(self, part: float, weight: float) -> None:
-        self._parts.append(part)
-        self._weights.append(weight)
-
     def shown(self) -> dict[str, Any]:
         """Returns the score or the error as JSON."""
-        total = weighted(self._weights, self._parts)
-        if self._abstained == len(self._parts) > 0:
+        if self._abstains and self._parts:
             self.error = self.error or "no reward gave this sample a score: each returned None"
         try:
-            if not self.error:
-                finite(total)
-                checked_metrics(self._metrics)
+            metrics = checked_metrics(self._metrics)  # those of several rewards
         except ValueError as error:
             self.fail(error, "")
         if self.error:
             return {"error": self.error}
-        return score_to(Score(total, tuple(self._parts), self._metrics, tuple(self._tokens)))
+        return score_to(Score(0.0, tuple(self._parts), metrics, tuple(self._tokens)))
 
 
 async def scores_of(
@@ -301,19 +266,17 @@ async def scores_of(
       failures: formats exceptions.
     """
 
-    def said(error: BaseException) -> str:
-        return failures("a reward", prompt.id, error)
-
-    async def add(form: Form, episode: Episode, to: _Sum) -> None:
+    async def add(form: Form, episode: Episode, total: _Sum) -> None:
         try:
-            given = await call(form, form.arguments(prompt, episode))
+            value = await call(form, form.arguments(prompt, episode))
         # A failure is data here: it travels to the record. sys.exit is one, too.
         except BaseException as error:  # noqa: BLE001
-            to.fail(error, form.name)
+            total.fail(error, form.name)
         else:
-            to.add(given, form)
+            total.add(value, form)
 
-    sums = [_Sum(one, said) for one in lengths]
+    text_of = partial(failures, "a reward", prompt.id)
+    sums = [_Sum(turns, text_of) for turns in lengths]
     for number, form in enumerate(forms):
         left = [(e, s) for e, s in zip(episodes, sums, strict=True) if not s.error]
         if not left:
@@ -322,46 +285,44 @@ async def scores_of(
         if form.what == "group":
             await _add_group(form, prompt, episodes, sums, call)
         elif form.waits and len(left) > 1:
-            await asyncio.gather(*(add(form, *one) for one in left))
+            await asyncio.gather(*(add(form, *pair) for pair in left))
         else:
-            for one in left:
-                await add(form, *one)
-    return [one.shown() for one in sums]
+            for pair in left:
+                await add(form, *pair)
+    return [total.shown() for total in sums]
 
 
 async def _add_group(
     form: Form, prompt: Prompt, episodes: Sequence[Episode], sums: Sequence[_Sum], call: Call
 ) -> None:
     try:
-        given = list(await call(form, (prompt, tuple(episodes))))
-        if len(given) != len(episodes):
-            raise ValueError(f"it returned {len(given)} scores for {len(episodes)} episodes")
+        values = list(await call(form, (prompt, tuple(episodes))))
+        if len(values) != len(episodes):
+            raise ValueError(f"it returned {len(values)} scores for {len(episodes)} episodes")
     except BaseException as error:  # noqa: BLE001  as above
-        for one in sums:
-            one.fail(error, form.name)
+        for total in sums:
+            total.fail(error, form.name)
     else:
-        for one, value in zip(sums, given, strict=True):
-            if not one.error:
-                one.add(value, form)
-
-
-Asked = tuple[Prompt, list[Episode], list[list[int]]]
-"""A prompt, its episodes, and the number of sampled tokens in each of their turns."""
+        for total, value in zip(sums, values, strict=True):
+            if not total.error:
+                total.add(value, form)
 
 
 class JobReader:
     """Reads the samples to score; a prompt is sent with the first of its samples only."""
 
-    def __init__(self) -> None:
-        self._prompt: Prompt | None = None
+    _prompt: Prompt
 
-    def read(self, message: Mapping[str, Any]) -> Asked:
+    def read(self, message: Mapping[str, Any]) -> tuple[Prompt, list[Episode], list[list[int]]]:
+        """Returns the prompt, its episodes, and the sampled tokens' number in each turn."""
         if "prompt" in message:
             self._prompt = prompt_from(message["prompt"])
-        assert self._prompt is not None
-        prompt = self._prompt
-        episodes = [episode_from(one, prompt) for one in message["episodes"]]
-        return prompt, episodes, [one["lengths"] for one in message["episodes"]]
+        prompt, episodes = self._prompt, message["episodes"]
+        return (
+            prompt,
+            [episode_from(episode, prompt) for episode in episodes],
+            [episode["lengths"] for episode in episodes],
+        )
 
 
 class MainThread:
@@ -459,9 +420,6 @@ def _now[T](coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a job without an async reward has waited")
 
 
-Send = Callable[[Mapping[str, Any]], None]
-
-
 class ProcessSession:
     """A ``Session`` that sends its questions to the trainer.
 
@@ -487,12 +445,12 @@ class ProcessSession:
         return self._last.text
 
     async def sample(self, given: Given, trajectory: int = 0) -> Answer:
-        said = await self._ask({"sample": _given(given), "trajectory": int(trajectory)})
-        self._last = self._seen(said)
+        state = await self._ask({"sample": given_to(given), "trajectory": int(trajectory)})
+        self._last = self._seen(state)
         return self._last
 
     async def begin(self, context: Given) -> int:
-        return (await self._ask({"begin": _given(context)}))["trajectory"]
+        return (await self._ask({"begin": given_to(context)}))["trajectory"]
 
     async def _ask(self, question: dict[str, Any]) -> Mapping[str, Any]:
         number = next(self._calls)
@@ -506,66 +464,20 @@ class ProcessSession:
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(question)
-            said = await asked
+            answer = await asked
         finally:
             del self._asked[number]
-        if "limit" in said:
-            raise EpisodeLimit(said["limit"])
-        if "wrong" in said:
-            raise ValueError(said["wrong"])
-        return said
+        if "limit" in answer:
+            raise EpisodeLimit(answer["limit"])
+        if "wrong" in answer:
+            raise ValueError(answer["wrong"])
+        return answer
 
-    def told(self, message: Mapping[str, Any]) -> None:
+    def answered(self, message: Mapping[str, Any]) -> None:
         """Handles the trainer's answer to a question."""
         asked = self._asked.get(message["call"])
         if asked is not None and not asked.done():
             asked.set_result(message)
-
-
-def _given(given: Given) -> Any:
-    if isinstance(given, str):
-        return given
-    if (messages := messages_of(given)) is None:
-        return {"tokens": packed(_tokens(given), "<i4")}
-    try:
-        return {"messages": [dict(message) for message in messages]}
-    except (TypeError, ValueError):
-        raise ValueError("each message must be a mapping with a role and a content") from None
-
-
-def _tokens(given: Any) -> np.ndarray:
-    tokens = np.asarray(given)
-    whole = not tokens.size or np.issubdtype(tokens.dtype, np.integer)
-    if tokens.ndim != 1 or not whole or np.any(tokens != tokens.astype(np.int32)):
-        raise ValueError("what is given must be text, messages, or a list of token ids")
-    return tokens.astype(np.int32)
-
-
-async def outcome_of(
-    environment: Any, prompt: Prompt, session: ProcessSession, reward_limit: float
-) -> dict[str, Any]:
-    """Plays an episode and returns its outcome as JSON; passes on the environment's exceptions."""
-    try:
-        outcome = await environment.play(prompt, session)
-    except EpisodeLimit:
-        outcome = Outcome(ended="cut")
-    if not isinstance(outcome, Outcome):
-        raise TypeError(f"play returned a {type(outcome).__name__}, and must return an Outcome")
-    if outcome.ended not in ("done", "cut"):
-        raise ValueError(f"an outcome ended {outcome.ended!r}: 'done' and 'cut' are allowed")
-    shown = {
-        "text": session.text if outcome.text is None else str(outcome.text),
-        "rewards": [within(one, reward_limit, "the environment") for one in outcome.rewards],
-        "ended": str(outcome.ended),
-        "metrics": dict(checked_metrics(outcome.metrics)),
-    }
-    if (size := len(line(shown))) > LONGEST:
-        raise ValueError(f"its outcome has {size} bytes, and may have {LONGEST}")
-    return shown
-
-
-_JOB: contextvars.ContextVar[int] = contextvars.ContextVar("job", default=0)
-_THREADS = 256  # of ``asyncio.to_thread``: some may hang for good
 
 
 class _Steps:
@@ -654,9 +566,9 @@ class WaitingJobs:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sessions: dict[int, ProcessSession] = {}
 
-    def take(self, line: bytes) -> None:
+    def take(self, data: bytes) -> None:
         """Starts a job, or passes a message on to a job."""
-        message = json.loads(line)
+        message = json.loads(data)
         job = message["job"]
         if "cancel" in message:
             if (task := self._tasks.get(job)) is not None:
@@ -664,12 +576,12 @@ class WaitingJobs:
                 task.cancel()
         elif "call" in message:
             if (session := self._sessions.get(job)) is not None:
-                session.told(message)
+                session.answered(message)
         elif "play" in message:
             self._begin(job, self._play(job, message["play"]))
         else:
             forms = reweighted(self._forms, message.get("weights"))
-            self._begin(job, self._score(job, forms, self._jobs.read(message)))
+            self._begin(job, self._score(job, forms, *self._jobs.read(message)))
 
     def _begin(self, job: int, coroutine: Coroutine[Any, Any, None]) -> None:
         context = contextvars.copy_context()
@@ -682,7 +594,7 @@ class WaitingJobs:
         if self._tasks.pop(job, None) is not None:
             self._send({"job": job, **message})
 
-    async def _score(self, job: int, forms: Sequence[Form], asked: Asked) -> None:
+    async def _score(self, job: int, forms: Sequence[Form], *samples: Any) -> None:
         number = 0
 
         def at(reward: int) -> None:
@@ -696,7 +608,7 @@ class WaitingJobs:
                 return await form.method(*arguments)
             return await self._main_thread.call(job, number, form, arguments)
 
-        scores = await scores_of(forms, *asked, call=call, at=at, failures=self._failures)
+        scores = await scores_of(forms, *samples, call=call, at=at, failures=self._failures)
         self._end(job, {"scores": scores})
 
     async def _play(self, job: int, message: Mapping[str, Any]) -> None:
@@ -705,13 +617,17 @@ class WaitingJobs:
             message, lambda question: self._send({"job": job, **question})
         )
         try:
-            outcome = await outcome_of(self._environment, prompt, session, self._reward_limit)
+            try:
+                outcome = await self._environment.play(prompt, session)
+            except EpisodeLimit:
+                outcome = Outcome(ended="cut")
+            shown = outcome_to(outcome, session.text, self._reward_limit)
         # As with rewards, a failure is data.
         except BaseException as error:  # noqa: BLE001
-            said = self._failures("an environment", prompt.id, error)
-            self._end(job, {"error": f"rlax.environment: {said}"})
+            text = self._failures("an environment", prompt.id, error)
+            self._end(job, {"error": f"rlax.environment: {text}"})
         else:
-            self._end(job, {"outcome": outcome})
+            self._end(job, {"outcome": shown})
         finally:
             del self._sessions[job]
 
@@ -772,12 +688,12 @@ def main() -> None:
     waiting: WaitingJobs | None = None
 
     def take(lines: list[bytes]) -> None:
-        for_loop = [one for one in lines if one.startswith(ON_LOOP)]
-        for one in for_loop:
-            assert waiting is not None  # else no such job is sent
-            loop.call_soon_threadsafe(waiting.take, one[len(ON_LOOP) :])
-        if len(for_loop) < len(lines):
-            main_thread.take([one for one in lines if not one.startswith(ON_LOOP)])
+        if on_main := [data for data in lines if not data.startswith(ON_LOOP)]:
+            main_thread.take(on_main)
+        for data in lines:
+            if data.startswith(ON_LOOP):
+                assert waiting is not None  # else no such job is sent
+                loop.call_soon_threadsafe(waiting.take, data[len(ON_LOOP) :])
 
     threading.Thread(target=_read, args=(connection, take), daemon=True).start()
     learn_secrets(start["section"])  # an error is cut here, before the trainer sees it
@@ -788,24 +704,16 @@ def main() -> None:
         section=section,
         functions=start["functions"],
     )
-    rewards = [
-        build_part("reward", choice, f"{start['key']}.{i}", context)
-        for i, choice in enumerate(section.rewards)
-    ]
-    forms = [
-        form_of(
-            reward,
-            last_of(choice.weight),
-            f"{start['key']}.{i} ({choice.name})",
-            section.reward_limit,
-        )
-        for i, (reward, choice) in enumerate(zip(rewards, section.rewards, strict=True))
-    ]
-    needs = Needs.of(forms)
+    forms = []
+    for number, choice in enumerate(section.rewards):
+        key = f"{start['key']}.{number}"
+        reward = build_part("reward", choice, key, context)
+        name, weight = f"{key} ({choice.name})", last_of(choice.weight)
+        forms.append(form_of(reward, weight, name, section.reward_limit))
+    needs = needs_of(forms)
     environment = None
     if section.several_turns:
-        key = "rlax.environment"
-        environment = build_part("environment", section.environment, key, context)
+        environment = build_part("environment", section.environment, "rlax.environment", context)
     if needs.waits or environment is not None:
         loop = loop_with(witness)
         waiting = WaitingJobs(
@@ -817,8 +725,7 @@ def main() -> None:
             failures,
             reward_limit=section.reward_limit,
         )
-    run_dir = Path(start["run_dir"])
-    with announced(run_dir, "rewards") as mark, Watchdog(mark) as watchdog:
+    with announced(context.run_dir, "rewards") as mark, Watchdog(mark) as watchdog:
         reward_s = section.deadlines.reward_s
         watchdog.watch("a reward", lambda: main_thread.busy_s, min(STILL_S, reward_s / 2))
         if waiting is not None:

@@ -13,26 +13,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.ports.environment import EpisodeLimit, Given, Outcome, PlayedEpisode
 from rlax_plugin.rewards.messages import (
     LONGEST,
     answer_to,
-    checked_metrics,
     episode_to,
+    given_from,
     lengths_of,
+    outcome_from,
     prompt_to,
     score_from,
-    unpacked,
-    within,
 )
-from rlax_plugin.text.harmless import harmless, one_line
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Episode, Prompt, Score, Unscored
-
-if TYPE_CHECKING:
-    from rlax_plugin.rewards.pool import Runner
 
 NO_ANSWER = "sent something that is not an answer"
 LONGEST_ERROR = 1200  # characters; the process has cut it already
@@ -47,7 +43,7 @@ class Clock:
       expired: called when the time is over.
     """
 
-    def __init__(self, limit_s: float, expired: Callable[[], None]):
+    def __init__(self, limit_s: float, expired: Callable[[], None] = lambda: None):
         self._limit_s, self._expired = limit_s, expired
         self._used_s = 0.0
         self._since_s: float | None = None
@@ -106,7 +102,7 @@ class Job:
       limit_s: the time that it may take: ``samples`` times the value of the key ``limit_key``.
       number: number of this attempt; 0 while it waits for a process.
       clock: clock of this attempt.
-      reward: number of the reward that it calls on the event loop.
+      reward: number of the reward that it calls, as the untrusted process says.
       deaths: number of processes that have ended while it ran there.
       alone: True if it needs a process to itself, because one has ended and several jobs may have
         caused it.
@@ -124,7 +120,7 @@ class Job:
 
     def __init__(self, prompt: Prompt, limit_s: float, *, on_loop: bool):
         self.prompt, self.limit_s, self.on_loop = prompt, limit_s, on_loop
-        self.clock = Clock(limit_s, lambda: None)
+        self.clock = Clock(limit_s)
         self.priority, self.place = Priority(0), 0
         self.deaths = self.number = 0
         self.alone = self.abandoned = False
@@ -189,15 +185,15 @@ class Scores:
     """
 
     def __init__(self, episodes: int):
-        self._found: list[Score | Unscored | None] = [None] * episodes
+        self._results: list[Score | Unscored | None] = [None] * episodes
         self._left = episodes
         self.all: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
     def put(self, first: int, scores: Sequence[Score | Unscored]) -> None:
-        self._found[first : first + len(scores)] = scores
+        self._results[first : first + len(scores)] = scores
         self._left -= len(scores)
         if not self._left and not self.all.done():
-            self.all.set_result(self._found)
+            self.all.set_result(self._results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,26 +246,26 @@ class ScoreJob(Job):
         self._succeeded = False
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
-        episodes = [episode_to(one, self.prompt, self._call.tokens) for one in self._episodes]
+        episodes = [episode_to(e, self.prompt, self._call.tokens) for e in self._episodes]
         message: dict[str, Any] = {"job": self.number, "episodes": episodes}
         if self._call.scheduled:
             message["weights"] = list(self._call.weights)
         return message | {"prompt": self._shown} if with_prompt else message
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:
-        found: list[Score | Unscored] = []
-        for lengths, said in zip(self._lengths, message["scores"], strict=True):
+        results: list[Score | Unscored] = []
+        for lengths, answer in zip(self._lengths, message["scores"], strict=True):
             size -= LONGEST + 16 * sum(lengths)
-            if "error" in said:
-                found.append(Unscored(one_line(said["error"], LONGEST_ERROR)))
+            if "error" in answer:
+                results.append(Unscored(one_line(answer["error"], LONGEST_ERROR)))
             else:
-                found.append(score_from(said, self._call.weights, lengths, self._call.limit))
+                results.append(score_from(answer, self._call.weights, lengths, self._call.limit))
         if size > 0:
             raise ValueError("an answer is too long")
-        reasons = [one.reason for one in found if isinstance(one, Unscored)]
-        self._succeeded = len(reasons) < len(found)
+        reasons = [result.reason for result in results if isinstance(result, Unscored)]
+        self._succeeded = len(reasons) < len(results)
         self.failure = "" if self._succeeded else reasons[-1]
-        self.scores.put(self._first, found)
+        self.scores.put(self._first, results)
         return True
 
     def fail(self, reason: str) -> None:
@@ -367,7 +363,7 @@ class PlayJob(Job):
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:
         if "outcome" in message:
-            outcome = self._outcome(message["outcome"])
+            outcome = outcome_from(message["outcome"], self._reward_limit)
             if (paid := len(outcome.rewards)) in (0, self._turns):
                 self._end(outcome)
             else:  # only this process knows which answers came before the outcome
@@ -384,27 +380,15 @@ class PlayJob(Job):
             return False
         return "call" not in message
 
-    def _outcome(self, said: Mapping[str, Any]) -> Outcome:
-        limit = self._reward_limit
-        rewards = tuple(within(one, limit, "the environment") for one in said["rewards"])
-        if not isinstance(said["text"], str):
-            raise TypeError("the text of an outcome is no text")
-        text, ended = harmless(said["text"]), said["ended"]
-        if len(text) > LONGEST:
-            raise ValueError(f"the text of an outcome has {len(text)} characters")
-        if ended not in ("done", "cut"):
-            raise ValueError("an outcome is neither done nor cut")
-        return Outcome(text, rewards, ended, checked_metrics(said["metrics"]))
-
     def _ask(self, message: Mapping[str, Any]) -> None:
         """Answers a question of the environment; the policy's time is not the environment's."""
         call = int(message["call"])
         if "sample" in message:
-            given, trajectory = _given(message["sample"]), int(message["trajectory"])
-            found = partial(self._sampled, given, trajectory)
+            given, trajectory = given_from(message["sample"]), int(message["trajectory"])
+            ask = partial(self._sampled, given, trajectory)
         else:
-            found = partial(self._begun, _given(message["begin"]))
-        question = asyncio.ensure_future(self._answer(call, found, self._send))
+            ask = partial(self._begun, given_from(message["begin"]))
+        question = asyncio.ensure_future(self._answer(call, ask, self._send))
         self._questions.add(question)
         self.clock.stop()
         question.add_done_callback(self._answered)
@@ -424,18 +408,18 @@ class PlayJob(Job):
         return {"trajectory": self._played.begin(context)}
 
     async def _answer(
-        self, call: int, found: Callable[[], Awaitable[dict[str, Any]]], send: Send
+        self, call: int, ask: Callable[[], Awaitable[dict[str, Any]]], send: Send
     ) -> None:
         try:
-            said = await found()
+            answer = await ask()
         except EpisodeLimit as limit:
-            said = {"limit": one_line(str(limit))}
+            answer = {"limit": one_line(str(limit))}
         except ValueError as error:
-            said = {"wrong": one_line(str(error))}
+            answer = {"wrong": one_line(str(error))}
         except Exception as error:  # noqa: BLE001  it is raised where ``play`` is awaited
             self.fail_run(error)
             return
-        send({"job": self.number, "call": call, **said})
+        send({"job": self.number, "call": call, **answer})
 
     def abandon(self) -> None:
         super().abandon()
@@ -466,17 +450,6 @@ class PlayJob(Job):
         if not self.result.done() or self.result.cancelled() or self.result.exception():
             return False
         return isinstance(self.result.result(), Outcome)
-
-
-def _given(said: Any) -> Given:
-    if isinstance(said, str):
-        return said
-    if "messages" not in said:
-        return unpacked(said["tokens"], "<i4").tolist()
-    messages = said["messages"]
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise ValueError("these are no messages")
-    return messages
 
 
 MOST_IN_VAIN = 8, 40  # see ``RewardPool``
@@ -513,7 +486,7 @@ class Blame:
         self._slowest_s = 0.0  # of the answers so far
         self._succeeded = False
         self._in_vain: list[str] = []  # prompts whose jobs ended processes since the last result
-        self._lately = deque[tuple[str, str]](maxlen=_LATELY)  # prompt, why it has no result or ""
+        self._lately = deque[tuple[str, str]](maxlen=_LATELY)  # prompt, why it failed or ""
         self.replaced = 0
 
     def done(self, job: Job) -> None:
@@ -529,26 +502,24 @@ class Blame:
     @property
     def failing(self) -> str:
         """The newest error, if most of the last jobs failed, of several prompts; else empty."""
-        failed = [(prompt, why) for prompt, why in self._lately if why]
+        failed = [(prompt, failure) for prompt, failure in self._lately if failure]
         several = len({prompt for prompt, _ in failed}) >= _PROMPTS_IN_VAIN
         return failed[-1][1] if several and 2 * len(failed) > len(self._lately) else ""
 
-    def late(self, job: Job, runner: Runner) -> DeadlineError:
+    def late(self, job: Job) -> DeadlineError:
         """Returns the error for a job that has exceeded its time limit."""
         slowest = f"{self._slowest_s:.2g} s" if self._slowest_s else "none"
         of = f" for the {job.samples} samples of a group" if job.samples > 1 else ""
-        what = f"{self._name(job, runner)}{of} (slowest answer so far: {slowest})"
-        return DeadlineError(what, job.limit_s, job.limit_key)
+        name = f"{self._name(job)}{of} (slowest answer so far: {slowest})"
+        return DeadlineError(name, job.limit_s, job.limit_key)
 
-    def _name(self, job: Job, runner: Runner) -> str:
-        """Returns the reward or environment that runs for a job, as the untrusted process says."""
+    def _name(self, job: Job) -> str:
         if job.plays:
             return self._environment
-        number = job.reward if job.on_loop else runner.process.witness.reward
-        return self._names[min(number, len(self._names) - 1)]
+        return self._names[min(job.reward, len(self._names) - 1)]
 
     def verdicts(
-        self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]
+        self, how: str | DeadlineError, ended: Sequence[Job], begun: int
     ) -> Mapping[Job, RlaxError]:
         """Returns the jobs that fail, with the reason, and marks others as suspects.
 
@@ -556,58 +527,58 @@ class Blame:
         this job, or if it happens again to the same job.
 
         Args:
-          runner: the process.
-          how, ended: see ``Owner.gone``.
+          how: a description of the end of a process, or the error of a late job.
+          ended: the jobs that may have caused it.
+          begun: number of jobs that the process has begun.
 
         Raises:
           RlaxError: processes keep ending without any result.
         """
         verdicts: dict[Job, RlaxError] = {}
-        said = self._said(runner, how, ended)
+        description = self._description(how, ended)
         if isinstance(how, DeadlineError):
             verdicts = dict.fromkeys(ended, how)
             if ended[0].abandoned:
                 return verdicts
         else:
             for job in ended:
-                if job.deaths or runner.begun == 1:
-                    verdicts[job] = RlaxError(said)
+                if job.deaths or begun == 1:
+                    verdicts[job] = RlaxError(description)
                 job.deaths += 1
                 job.alone = job.alone or len(ended) > 1
         on = f", on prompt {ended[0].prompt.id}" if ended else ""
-        self.replace(f"{said}{on}")
+        self._replace(f"{description}{on}")
         if ended:
-            self._count(ended[0].prompt.id, said)
+            self._count(ended[0].prompt.id, description)
         return verdicts
 
-    def _said(self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]) -> str:
+    def _description(self, how: str | DeadlineError, ended: Sequence[Job]) -> str:
         if isinstance(how, DeadlineError):
             return str(how)
         if not ended:
             return f"an idle reward process {how}"
-        names = dict.fromkeys(self._name(job, runner) for job in ended)
+        names = dict.fromkeys(self._name(job) for job in ended)
         if how == NO_ANSWER and not any(job.plays for job in ended):
             # It runs on, perhaps in another reward by now, so that the culprit is not known.
             names = dict.fromkeys(self._names)
         return f"the reward process of {', '.join(names)} {how}"
 
-    def replace(self, why: str) -> None:
-        """Counts a process that has to be replaced, and notes the reason."""
+    def _replace(self, reason: str) -> None:
         self.replaced += 1
         if self.replaced & (self.replaced - 1) == 0:  # 1, 2, 4, 8, ...: at once, and not too often
             self._note(
-                f"{why}; another one is started ({self.replaced} so far; {self._log} holds "
+                f"{reason}; another one is started ({self.replaced} so far; {self._log} holds "
                 "what they printed)"
             )
 
-    def _count(self, prompt_id: str, said: str) -> None:
+    def _count(self, prompt_id: str, description: str) -> None:
         self._in_vain.append(prompt_id)
-        self._lately.append((prompt_id, said))
+        self._lately.append((prompt_id, description))
         most = self._most_in_vain[self._succeeded]
         most *= self._processes  # processes that wait for one judge expire together
         if len(self._in_vain) >= most and len(set(self._in_vain)) >= _PROMPTS_IN_VAIN:
             raise RlaxError(
-                f"{said}; reward processes ended {len(self._in_vain)} times in a row "
+                f"{description}; reward processes ended {len(self._in_vain)} times in a row "
                 "and no sample got a reward: fix that reward (its output is in "
                 f"{self._log})"
             )

@@ -16,7 +16,7 @@ from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
 from rlax_plugin.prompts.checking import longest_prompt
 from rlax_plugin.prompts.of_run import Part, RunPrompts
-from rlax_plugin.rewards.process import Needs, form_of
+from rlax_plugin.rewards.process import form_of, needs_of
 from rlax_plugin.start.function_data import check_data
 from rlax_plugin.start.preflight import check_places, check_start
 
@@ -152,5 +152,5 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
     if section.curation.screening.pilots:
         keys = ((choice, f"rlax.rewards.{i}") for i, choice in enumerate(section.rewards))
         forms = [form_of(part("reward", choice, key)) for choice, key in keys]
-        check_rewards(section, Needs.of(forms))
+        check_rewards(section, needs_of(forms))
     return replace(config, checked=checked, prompts=Prompts.of(section, part, context.functions))

@@ -163,7 +163,7 @@ def _first(form: Form, value: Any) -> Any:
 def _shown(value: Any, episode: Episode) -> dict[str, Any]:
     shown = {"type": type(value).__name__, "shown": repr(value)[:80], "value": None}
     if isinstance(value, Score):
-        checked(value.total, value.metrics, value.token_rewards, lengths_of(episode))
+        checked(value, lengths_of(episode))
         value = value.total
     if isinstance(value, (int, float, np.number)):
         shown["value"] = float(value)

@@ -21,7 +21,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.resume.run_state import Open
-from rlax_plugin.rewards.process import Needs
+from rlax_plugin.rewards.messages import Needs
 from rlax_plugin.types import Prompt, Score, Unscored
 
 PROMPT = Prompt("p", np.array([1], np.int32), "", "")

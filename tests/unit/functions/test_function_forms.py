@@ -17,6 +17,7 @@ from rlax_plugin.functions.filtering import FunctionFilter
 from rlax_plugin.functions.returned import ReturnedError
 from rlax_plugin.functions.signatures import FunctionError, Signature, signature_of
 from rlax_plugin.ports.protocols import EpisodeReward, GroupReward
+from rlax_plugin.rewards.messages import score_from
 from rlax_plugin.rewards.process import Failures, form_of, scores_of
 from rlax_plugin.testing import make_episode, make_group, make_prompt, make_sampled
 from rlax_plugin.types import Prompt, Score
@@ -52,7 +53,8 @@ def totals(*functions: Callable[..., Any], prompt: Prompt = PROMPT) -> list[Any]
         at=lambda number: None,
         failures=Failures(),
     )
-    return [one.get("error", one.get("total")) for one in asyncio.run(scoring)]
+    weights = [1.0] * len(functions)
+    return [one.get("error") or score_from(one, weights, [3]).total for one in asyncio.run(scoring)]
 
 
 def test_one_sample_is_given_what_it_names() -> None:

@@ -46,7 +46,7 @@ def test_a_late_reward_of_a_group_names_the_deadline_of_a_sample() -> None:
     job: Any = SimpleNamespace(
         plays=False, on_loop=True, reward=0, samples=4, limit_s=40.0, limit_key="reward_s"
     )
-    said = str(blame.late(job, SimpleNamespace()))  # type: ignore[arg-type]
+    said = str(blame.late(job))
     assert said.startswith("rlax.rewards.0 (x) for the 4 samples of a group (slowest answer so far")
     assert "took longer than 40 s (set reward_s" in said
 
@@ -62,7 +62,7 @@ def test_a_process_that_ends_counts_as_a_failure(results: int) -> None:
             prompt=SimpleNamespace(id=prompt), plays=False, on_loop=True, reward=0,
             deaths=0, alone=False,
         )  # fmt: skip
-        blame.verdicts(SimpleNamespace(begun=2), "ended with exit code 3", [job])  # type: ignore[arg-type]
+        blame.verdicts("ended with exit code 3", [job], 2)
     assert blame.failing == "the reward process of rlax.rewards.0 (x) ended with exit code 3"
     judged(blame, "d")
     assert (blame.failing == "") == (results > 0)

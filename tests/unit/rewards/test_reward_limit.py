@@ -11,6 +11,7 @@ from played import Played
 from reward_pools import episodes, prompt, reason, section, totals, with_pool
 
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.rewards.messages import score_from
 from rlax_plugin.rewards.process import Failures, form_of, scores_of
 from rlax_plugin.rewards.scoring import PlayCounts, PlayJob
 from rlax_plugin.types import Score
@@ -41,7 +42,10 @@ def given(values: list[Any], weight: float = 1.0) -> list[dict[str, Any]]:
         at=[].append,
         failures=Failures(),
     )
-    return asyncio.run(scores)
+    return [
+        one if "error" in one else {"total": score_from(one, [weight], [2]).total}
+        for one in asyncio.run(scores)
+    ]
 
 
 def test_a_value_out_of_bounds_is_refused_with_its_name_and_costs_its_sample_alone():

@@ -238,7 +238,7 @@ def test_jobs_travel_where_no_other_process_listens_and_standard_input_is_empty(
 
 
 def test_an_answer_that_is_none_is_the_error_of_its_sample():
-    forged = '{"job": 0, "scores": [{"total": 9, "parts": [4, 5]}]}'
+    forged = '{"job": 0, "scores": [{"parts": [4, 5]}]}'
 
     async def work(pool: RewardPool) -> None:
         found = await scored(pool, "good", f"forge {forged}", "good")
@@ -255,10 +255,10 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
         ({"parts": None}, KeyError, "parts"),
         ({"parts": []}, ValueError, "0 parts of 2 rewards"),
         ({"parts": [4, 5, 0]}, ValueError, "3 parts of 2 rewards"),
-        ({"total": 8}, ValueError, "the total is not that of its parts"),  # not their sum
-        ({"total": 10, "parts": [4, 6]}, ValueError, "is 6: a reward may return from -5"),
+        ({"parts": [4, 6]}, ValueError, "is 6: a reward may return from -5"),
         ({"tokens": ["AAAAAAAAAAA=", "AAAAAAAAJkA="]}, ValueError, "the reward is 11"),  # 11
-        ({"total": float("nan")}, ValueError, "the reward is nan"),
+        ({"parts": ["4", 5]}, TypeError, "a reward returned a text"),
+        ({"parts": [4, float("nan")]}, ValueError, "the reward is nan"),
         ({"parts": [4, float("inf")]}, ValueError, "the reward is inf"),
         ({"metrics": {"a/b": 1}}, ValueError, "a metric has the name 'a/b'"),
         ({"metrics": {"\x1b": 1}}, ValueError, "a metric has the name '.x1b'"),
@@ -272,11 +272,11 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
 )
 def test_what_is_no_score(answer, error, says):
     """Of two rewards, for two turns of one token each."""
-    good = {"total": 9, "parts": [4, 5], "metrics": {"a": 1}, "tokens": ["AAAAAAAAAAA="] * 2}
+    good = {"parts": [4, 5], "metrics": {"a": 1}, "tokens": ["AAAAAAAAAAA="] * 2}
     found = score_from(good, [1.0, 1.0], [1, 1], 5.0)
     assert (found.total, found.parts, found.metrics) == (9.0, (4.0, 5.0), {"a": 1.0})
     assert [one.tolist() for one in found.token_rewards] == [[0.0], [0.0]]
-    whole = {"total": 9, "parts": [4, 5]} | answer
+    whole = {"parts": [4, 5]} | answer
     with pytest.raises(error, match=says):
         score_from({k: v for k, v in whole.items() if v is not None}, [1.0, 1.0], [1, 1], 5.0)
 
