@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rlax_plugin.config import FUNCTION, SLOTS, Algorithm, Choice, RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.functions.parts import EXTENSIONS
+from rlax_plugin.functions.calling import EXTENSIONS
 from rlax_plugin.functions.signatures import FunctionError
 from rlax_plugin.objective.loss import (
     ObjectiveSlots,

@@ -13,8 +13,8 @@ from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import FUNCTION, Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, PluginError
-from rlax_plugin.functions.loading import own_line
-from rlax_plugin.functions.returned import ReturnedError
+from rlax_plugin.functions.calling import ReturnedError
+from rlax_plugin.functions.signatures import own_line
 from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.manager import told

@@ -1,4 +1,4 @@
-"""Checks the functions that a config names, before anything is started."""
+"""Checks the functions that a config names: before anything is started, and against the data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.config import FunctionChoice
 from rlax_plugin.config.functions import FunctionName, parse_function
-from rlax_plugin.errors import alternatives
-from rlax_plugin.functions.signatures import FunctionError, Signature
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.functions.signatures import FILTER, GROUP, SAMPLE, FunctionError, Signature
 from rlax_plugin.processes.python import python_command
+from rlax_plugin.types import Prompt
 
 LARGEST = 1 << 20
 """Bytes of a file of functions, of which every run keeps a copy."""
@@ -72,7 +74,7 @@ def signature_in_child(
 
 
 def _ask(words: tuple[str, ...], place: str, deadline_s: float, key: str) -> dict[str, Any]:
-    command = python_command("-m", "rlax_plugin.functions.inspecting", *words)
+    command = python_command("-m", "rlax_plugin.functions.signatures", *words)
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -114,3 +116,58 @@ def checked_signature(
     name = parse_function(function)
     path = functions.get(name.file, name.file)
     return signature_in_child(name, path, kind, deadline_s, "rlax.deadlines.startup_s")
+
+
+_LOOKED_AT = 100  # prompts; those of a file nearly always have the same columns
+
+
+def check_columns(
+    choices: Sequence[FunctionChoice],
+    kind: str,
+    key: str,
+    functions: Mapping[str, str],
+    prompts: Sequence[Prompt],
+    references: Collection[str],
+    deadline_s: float,
+) -> None:
+    """Checks that some of the first prompts have each column that a function needs.
+
+    A prompt that lacks one nevertheless leaves its samples without a reward.
+
+    Args:
+      choices: the parts under ``key``.
+      kind: their kind.
+      references: columns that the prompt source may read as the reference, which it then does not
+        keep under their own names.
+
+    Raises:
+      ConfigError: none has it; lists those that there are.
+    """
+    columns: set[str] | None = None
+    for number, choice in enumerate(choices):
+        if not choice.function:
+            continue
+        place = f"{key}.{number}"
+        try:
+            found = checked_signature(choice.function, kind, functions, deadline_s)
+        except FunctionError as error:
+            raise ConfigError(f"{place}.function", choice.function, str(error)) from None
+        if columns is None:
+            first = (prompts[index] for index in range(min(_LOOKED_AT, len(prompts))))
+            columns = {name for prompt in first for name in prompt.metadata}
+        if lacking := [name for name in found.columns if name not in columns]:
+            own = FILTER if kind == "filter" else GROUP if found.form == "group" else SAMPLE
+            name = lacking[0]
+            reason = (
+                f"{found.where} has a parameter {name!r}, but the prompts have no such column; "
+                f"{alternatives(name, {*own, *columns})}. "
+            )
+            if name in references:
+                kept = ", ".join(sorted({*columns, name}))
+                reason += (
+                    f"If {name} is the column of the references, its parameter is called "
+                    f"'reference'; with rlax.prompt_source.metadata: [{kept}] it keeps its name too"
+                )
+            else:
+                reason += "Give the parameter a default if it may be missing"
+            raise ConfigError(f"{place}.function", choice.function, reason)

@@ -36,8 +36,8 @@ import numpy as np
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection, last_of
 from rlax_plugin.errors import PluginError
-from rlax_plugin.functions.loading import own_line
-from rlax_plugin.functions.returned import ReturnedError
+from rlax_plugin.functions.calling import ReturnedError
+from rlax_plugin.functions.signatures import own_line
 from rlax_plugin.liveness.marks import announced
 from rlax_plugin.liveness.watchdog import STILL_S, Watchdog
 from rlax_plugin.ports.environment import Answer, EpisodeLimit, Given, Outcome

@@ -17,8 +17,7 @@ from types import FunctionType
 from typing import Any
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.functions.loading import check_imports
-from rlax_plugin.functions.signatures import FunctionError
+from rlax_plugin.functions.signatures import FunctionError, check_imports
 from rlax_plugin.scripting.function_source import (
     Gatherer,
     NoSourceError,

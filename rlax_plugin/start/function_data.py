@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.functions.columns import check_columns
+from rlax_plugin.functions.checking import check_columns
 from rlax_plugin.prompts.of_run import AskedSet, RunPrompts
 from rlax_plugin.prompts.row_columns import REFERENCES
 from rlax_plugin.types import Prompt

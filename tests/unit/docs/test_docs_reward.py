@@ -107,7 +107,7 @@ def test_the_table_has_every_parameter() -> None:
 
 
 def test_the_filter_of_curation() -> None:
-    from rlax_plugin.functions.filtering import FunctionFilter
+    from rlax_plugin.functions.calling import FunctionFilter
     from rlax_plugin.functions.signatures import signature_of
     from rlax_plugin.testing import make_group
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from rlax_plugin.errors import ConfigError, PluginError
-from rlax_plugin.functions.calling import as_reward
-from rlax_plugin.functions.columns import check_columns
-from rlax_plugin.functions.filtering import FunctionFilter
-from rlax_plugin.functions.returned import ReturnedError
+from rlax_plugin.functions.calling import FunctionFilter, ReturnedError, as_reward
+from rlax_plugin.functions.checking import check_columns
 from rlax_plugin.functions.signatures import FunctionError, Signature, signature_of
 from rlax_plugin.ports.protocols import EpisodeReward, GroupReward
 from rlax_plugin.rewards.messages import score_from
@@ -206,8 +204,7 @@ def test_a_wrong_list_says_what_is_right(value, said) -> None:
 
 
 def test_an_exception_names_the_line_of_the_user(tmp_path, capsys) -> None:
-    from rlax_plugin.functions.inspecting import inspected
-    from rlax_plugin.functions.loading import function_of
+    from rlax_plugin.functions.signatures import function_of, inspected
 
     path = tmp_path / "own.py"
     path.write_text("import json\n\n\ndef parsed(completion):\n    return json.loads('{')\n")
@@ -274,7 +271,7 @@ def test_a_filter_sees_the_group_and_returns_a_verdict() -> None:
 
 def test_columns_are_checked_against_the_first_prompts(monkeypatch) -> None:
     from rlax_plugin.config import RewardChoice
-    from rlax_plugin.functions import columns
+    from rlax_plugin.functions import checking as columns
 
     signature = Signature(
         "sample", False, ("completion", "levle"), ("other",), False, "f.py", 1, "f"
@@ -296,7 +293,7 @@ def test_columns_are_checked_against_the_first_prompts(monkeypatch) -> None:
 
 def test_a_failing_filter_of_the_user_ends_the_run_with_its_line(tmp_path) -> None:
     from rlax_plugin.controller.chosen import Chosen, ChosenFilter
-    from rlax_plugin.functions.loading import function_of
+    from rlax_plugin.functions.signatures import function_of
 
     path = tmp_path / "bad_filter.py"
     path.write_text("def first(completions):\n    return completions[9] == ''\n")

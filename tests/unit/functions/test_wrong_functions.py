@@ -11,8 +11,7 @@ import pytest
 
 from rlax_plugin.config.functions import parse_function
 from rlax_plugin.functions.checking import read_file, signature_in_child
-from rlax_plugin.functions.inspecting import inspected
-from rlax_plugin.functions.signatures import FunctionError
+from rlax_plugin.functions.signatures import FunctionError, inspected
 
 KEY = "rlax.deadlines.startup_s"
 
@@ -204,7 +203,7 @@ def test_what_a_file_prints_is_no_answer(folder: Path) -> None:
         'import os\nprint("{}")\nos.write(1, b"{}")\ndef f(completion):\n    return 1\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "rlax_plugin.functions.inspecting", "f.py", "", "f", "reward"],
+        [sys.executable, "-m", "rlax_plugin.functions.signatures", "f.py", "", "f", "reward"],
         cwd=folder,
         capture_output=True,
         timeout=60,
