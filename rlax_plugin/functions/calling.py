@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -124,23 +125,23 @@ MESSAGES = "messages"
 """Metadata of a prompt whose question is a list of messages."""
 
 
-def chosen(signature: Signature, known: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
-    """Returns what a function is called with.
+def chosen(signature: Signature, values: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
+    """Returns the arguments of a function.
 
     Args:
-      known: all values that it may take.
+      values: all that it may take.
 
     Raises:
       ReturnedError: the prompt lacks a column that it needs.
     """
     for name in signature.required:
-        if name not in known:
+        if name not in values:
             reason = f"needs {name!r}, which prompt {prompt.id} does not have"
-            raise ReturnedError(f"{signature.where} {reason}; {alternatives(name, known)}")
+            raise ReturnedError(f"{signature.where} {reason}; {alternatives(name, values)}")
     if signature.rest:
-        return dict(known)
+        return dict(values)
     named = (*signature.required, *signature.optional)
-    return {name: known[name] for name in named if name in known}
+    return {name: values[name] for name in named if name in values}
 
 
 def of_sample(prompt: Prompt, text: str, tokens: Sequence[int]) -> dict[str, Any]:
@@ -176,85 +177,51 @@ def tokens_of(episode: Episode) -> list[int]:
     return np.concatenate(tokens)[episode.tokens_in_time].tolist()
 
 
-class _Reward:
-    """A function as a reward.
-
-    Attributes:
-      abstains: True if it may give no score for a sample, by None.
-      needs_tokens: True if tokens must be sent to the reward process.
-    """
-
-    abstains = False
-
-    def __init__(self, function: Callable[..., Any], signature: Signature):
-        self._function, self._signature = function, signature
-        named = {*signature.required, *signature.optional}
-        self.needs_tokens = signature.rest or bool(named & {"tokens", "completion_ids"})
-
-    def _sample(self, prompt: Prompt, text: str, tokens: Sequence[int] = ()) -> dict[str, Any]:
-        return chosen(self._signature, of_sample(prompt, text, tokens), prompt)
-
-    def _value(self, value: Any) -> float | Score:
-        return number(value, self._signature.where)
-
-
-class SampleReward(_Reward):
-    """A function of a completion's text."""
-
-    def __call__(self, prompt: Prompt, completion: str) -> float | Score:
-        return self._value(self._function(**self._sample(prompt, completion)))
-
-
-class AsyncSampleReward(_Reward):
-    """An async function of a completion's text."""
-
-    async def __call__(self, prompt: Prompt, completion: str) -> float | Score:
-        return self._value(await self._function(**self._sample(prompt, completion)))
-
-
-class TokensReward(_Reward):
-    """A function of a completion's tokens."""
-
-    def score(self, prompt: Prompt, episode: Episode) -> float | Score:
-        given = self._sample(prompt, episode.text, tokens_of(episode))
-        return self._value(self._function(**given))
-
-
-class AsyncTokensReward(_Reward):
-    """An async function of a completion's tokens."""
-
-    async def score(self, prompt: Prompt, episode: Episode) -> float | Score:
-        given = self._sample(prompt, episode.text, tokens_of(episode))
-        return self._value(await self._function(**given))
-
-
-class GroupReward(_Reward):
-    """A function of the samples of a prompt."""
-
-    abstains = True
-
-    def score_group(self, prompt: Prompt, episodes: Sequence[Episode]) -> Sequence[Any]:
-        given = chosen(self._signature, of_group(prompt, episodes), prompt)
-        return numbers(self._function(**given), len(episodes), self._signature.where)
-
-
-class AsyncGroupReward(_Reward):
-    """An async function of the samples of a prompt."""
-
-    abstains = True
-
-    async def score_group(self, prompt: Prompt, episodes: Sequence[Episode]) -> Sequence[Any]:
-        given = chosen(self._signature, of_group(prompt, episodes), prompt)
-        return numbers(await self._function(**given), len(episodes), self._signature.where)
-
-
-def as_reward(function: Callable[..., Any], signature: Signature) -> _Reward:
-    """Returns a function as a part of kind ``reward``."""
+def as_reward(function: Callable[..., Any], signature: Signature) -> Any:
+    """Returns a function as a part of kind ``reward``, in the form that its parameters name."""
+    named = {*signature.required, *signature.optional}
+    tokens = signature.rest or bool(named & {"tokens", "completion_ids"})
     if signature.form == "group":
-        return (AsyncGroupReward if signature.waits else GroupReward)(function, signature)
-    if signature.rest or "tokens" in (*signature.required, *signature.optional):
-        return (AsyncTokensReward if signature.waits else TokensReward)(function, signature)
-    return (AsyncSampleReward if signature.waits else SampleReward)(function, signature)
+
+        def for_group(prompt: Prompt, episodes: Sequence[Episode]) -> dict[str, Any]:
+            return chosen(signature, of_group(prompt, episodes), prompt)
+
+        def values(returned: Any, prompt: Prompt, episodes: Sequence[Episode]) -> list[Any]:
+            return numbers(returned, len(episodes), signature.where)
+
+        call = _calling(function, signature.waits, for_group, values)
+        return SimpleNamespace(score_group=call, abstains=True, needs_tokens=tokens)
+
+    def for_episode(prompt: Prompt, episode: Episode) -> dict[str, Any]:
+        return chosen(signature, of_sample(prompt, episode.text, tokens_of(episode)), prompt)
+
+    def for_text(prompt: Prompt, completion: str) -> dict[str, Any]:
+        return chosen(signature, of_sample(prompt, completion, ()), prompt)
+
+    def value(returned: Any, *_: Any) -> float | Score:
+        return number(returned, signature.where)
+
+    if tokens:
+        call = _calling(function, signature.waits, for_episode, value)
+        return SimpleNamespace(score=call, needs_tokens=True)
+    return _calling(function, signature.waits, for_text, value)
+
+
+def _calling(
+    function: Callable[..., Any],
+    waits: bool,
+    arguments: Callable[..., dict[str, Any]],
+    checked: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Returns a method of a reward, async if the function is."""
+
+    async def awaited(*given: Any) -> Any:
+        return checked(await function(**arguments(*given)), *given)
+
+    def called(*given: Any) -> Any:
+        return checked(function(**arguments(*given)), *given)
+
+    return awaited if waits else called
 
 
 class FunctionFilter:
@@ -269,8 +236,8 @@ class FunctionFilter:
 
     def reject(self, group: ScoredGroup) -> str | None:
         """Returns the reason to reject a group; None: it is accepted."""
-        given = chosen(self._signature, of_scored(group), group.prompt)
-        return verdict(self._function(**given), self._signature.where, self._label)
+        arguments = chosen(self._signature, of_scored(group), group.prompt)
+        return verdict(self._function(**arguments), self._signature.where, self._label)
 
 
 def of_scored(group: ScoredGroup) -> dict[str, Any]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import signal
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,15 @@ from rlax_plugin.config import FunctionChoice
 from rlax_plugin.config.functions import FunctionName, parse_function
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.functions.signatures import FILTER, GROUP, SAMPLE, FunctionError, Signature
-from rlax_plugin.processes.python import python_command
+from rlax_plugin.processes.asked import AskedProcess, EndedError
 from rlax_plugin.types import Prompt
 
 LARGEST = 1 << 20
 """Bytes of a file of functions, of which every run keeps a copy."""
 
-_known: dict[tuple[str, ...], Signature] = {}
+_END_S = 10.0  # for a process to end that has closed its output
+
+_signatures: dict[tuple[str, ...], Signature] = {}
 
 
 def read_file(path: Path) -> bytes:
@@ -37,7 +36,7 @@ def read_file(path: Path) -> bytes:
         if not path.is_file():
             if path.exists():
                 raise FunctionError(f"{path} is no regular file")
-            near = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+            near = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
             raise FunctionError(f"there is no file {path}; {alternatives(path.name, near)}")
         if (size := path.stat().st_size) > LARGEST:
             raise FunctionError(f"{path} has {size:,} bytes, and may have {LARGEST:,}")
@@ -47,58 +46,47 @@ def read_file(path: Path) -> bytes:
         raise FunctionError(f"{path} cannot be read: {reason}") from None
 
 
-def signature_in_child(
-    name: FunctionName, path: str, kind: str, deadline_s: float, key: str
-) -> Signature:
+def signature_in_child(name: FunctionName, path: str, kind: str, deadline_s: float) -> Signature:
     """Returns the signature of a function, whose file is executed in a process of its own.
 
     Args:
       path: the file to execute; empty for a function of a module.
-      key: dotted key of the deadline, for messages.
+      deadline_s: ``rlax.deadlines.startup_s``.
 
     Raises:
       FunctionError: it cannot be used; its file ends the process, or takes too long.
     """
     content = hashlib.sha256(read_file(Path(path))).hexdigest() if path else ""
     identity = (path, content, name.module, name.name, kind)
-    if (known := _known.get(identity)) is not None:
-        return known
-    place = os.path.basename(path) or f"module {name.module}"
-    said = _ask((path, name.module, name.name, kind), place, deadline_s, key)
-    if "error" in said:
-        raise FunctionError(said["error"])
-    found = said["signature"]
-    found |= {one: tuple(found[one]) for one in ("required", "optional")}
-    _known[identity] = signature = Signature(**found)
-    return signature
+    if identity not in _signatures:
+        place = os.path.basename(path) or f"module {name.module}"
+        answer = _ask((path, name.module, name.name, kind), place, deadline_s)
+        if "error" in answer:
+            raise FunctionError(answer["error"])
+        fields = answer["signature"]
+        fields |= {key: tuple(fields[key]) for key in ("required", "optional")}
+        _signatures[identity] = Signature(**fields)
+    return _signatures[identity]
 
 
-def _ask(words: tuple[str, ...], place: str, deadline_s: float, key: str) -> dict[str, Any]:
-    command = python_command("-m", "rlax_plugin.functions.signatures", *words)
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as child:
-        try:
-            answer, _ = child.communicate(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            raise FunctionError(
-                f"{place} takes longer than {deadline_s:g} s to be imported (set {key} to wait "
-                "longer): put what it does into its functions"
-            ) from None
-        finally:
-            # Also what it has started, which may hold the pipe.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+def _ask(words: tuple[str, ...], place: str, deadline_s: float) -> dict[str, Any]:
+    # As the leader of a session it ends with what the file has started.
+    child = AskedProcess(
+        "rlax_plugin.functions.signatures", *words, keeps_log=True, leads_session=True
+    )
     try:
-        return json.loads(answer)
-    except ValueError:
-        code = child.returncode
+        return json.loads(child.receive(deadline_s))
+    except TimeoutError:
+        raise FunctionError(
+            f"{place} takes longer than {deadline_s:g} s to be imported (set "
+            "rlax.deadlines.startup_s to wait longer): put what it does into its functions"
+        ) from None
+    except (EndedError, ValueError):
+        code = child.ending(_END_S).status
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         raise FunctionError(f"{place} ends the process {how} when it is imported") from None
+    finally:
+        child.close()
 
 
 def checked_signature(
@@ -115,7 +103,7 @@ def checked_signature(
     """
     name = parse_function(function)
     path = functions.get(name.file, name.file)
-    return signature_in_child(name, path, kind, deadline_s, "rlax.deadlines.startup_s")
+    return signature_in_child(name, path, kind, deadline_s)
 
 
 _LOOKED_AT = 100  # prompts; those of a file nearly always have the same columns
@@ -149,17 +137,17 @@ def check_columns(
             continue
         place = f"{key}.{number}"
         try:
-            found = checked_signature(choice.function, kind, functions, deadline_s)
+            signature = checked_signature(choice.function, kind, functions, deadline_s)
         except FunctionError as error:
             raise ConfigError(f"{place}.function", choice.function, str(error)) from None
         if columns is None:
             first = (prompts[index] for index in range(min(_LOOKED_AT, len(prompts))))
             columns = {name for prompt in first for name in prompt.metadata}
-        if lacking := [name for name in found.columns if name not in columns]:
-            own = FILTER if kind == "filter" else GROUP if found.form == "group" else SAMPLE
+        if lacking := [name for name in signature.columns if name not in columns]:
+            own = FILTER if kind == "filter" else GROUP if signature.form == "group" else SAMPLE
             name = lacking[0]
             reason = (
-                f"{found.where} has a parameter {name!r}, but the prompts have no such column; "
+                f"{signature.where} has a parameter {name!r}, but the prompts have no such column; "
                 f"{alternatives(name, {*own, *columns})}. "
             )
             if name in references:

@@ -43,23 +43,23 @@ def read_functions(
     """
     if not config.functions:
         return config, {}
-    known: dict[str, Any] = (files.get_json(_RECORD) if holds_results(files) else None) or {}
+    kept: dict[str, Any] = (files.get_json(_RECORD) if holds_results(files) else None) or {}
     paths, contents = dict(config.functions), {}
     for key, choice, name in _named(config):
         if name.file in contents:
             continue
         path = Path(paths[name.file])
-        if name.file in known and not path.exists():
-            contents[name.file] = _copy(files, name, known[name.file])
+        if name.file in kept and not path.exists():
+            contents[name.file] = _copy(files, name, kept[name.file])
             paths[name.file] = _local(files, state_dir, name, contents[name.file])
             continue
         try:
             contents[name.file] = content = read_file(path)
         except FunctionError as error:
             raise ConfigError(key, choice, str(error)) from None
-        before = known.get(name.file) or config.section.functions.get(name.file)
+        before = kept.get(name.file) or config.section.functions.get(name.file)
         if before not in (None, _digest(content)):
-            raise ConfigError(key, choice, _changed(files, name, content, known))
+            raise ConfigError(key, choice, _changed(files, name, content, kept))
     digests = {file: _digest(content) for file, content in contents.items()}
     whole = config.with_content({"rlax": {"functions": digests}})
     return replace(whole, functions=paths), contents
@@ -95,24 +95,24 @@ def kept_functions(config: ResolvedConfig, files: RunFiles, directory: Path) -> 
     Raises:
       ConfigError: a copy is gone or damaged.
     """
-    known: dict[str, Any] = (files.get_json(_RECORD) if config.section.functions else None) or {}
+    kept: dict[str, Any] = (files.get_json(_RECORD) if config.section.functions else None) or {}
     paths = function_files(config.section.functions_named, Path())
     for _, _, name in _named(config):
-        if name.file in known:
-            content = _copy(files, name, known[name.file])
+        if name.file in kept:
+            content = _copy(files, name, kept[name.file])
             paths[name.file] = _local(files, directory, name, content)
     return replace(config, functions=paths)
 
 
 def _named(config: ResolvedConfig) -> list[tuple[str, str, FunctionName]]:
     """Returns (key, value, name) of every key ``function`` that names a file."""
-    found = []
+    names = []
     for key, choices in config.section.function_lists.items():
         for number, choice in enumerate(choices):
             name = parse_function(choice.function) if choice.function else None
             if name is not None and name.file:
-                found.append((f"{key}.{number}.function", choice.function, name))
-    return found
+                names.append((f"{key}.{number}.function", choice.function, name))
+    return names
 
 
 def _copy(files: RunFiles, name: FunctionName, digest: str) -> bytes:
@@ -142,8 +142,8 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _changed(files: RunFiles, name: FunctionName, content: bytes, known: Mapping[str, Any]) -> str:
-    if name.file not in known:
+def _changed(files: RunFiles, name: FunctionName, content: bytes, kept: Mapping[str, Any]) -> str:
+    if name.file not in kept:
         return f"{name.file} has another SHA-256 than rlax.functions says, {_digest(content)}"
     copy = files.location(f"{FOLDER}/{name.copy}")
     then, now = files.get(f"{FOLDER}/{name.copy}").splitlines(), content.splitlines()

@@ -11,7 +11,6 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import sys
 import traceback
@@ -22,6 +21,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from rlax_plugin.errors import alternatives
+from rlax_plugin.processes.inside import Lines
 from rlax_plugin.text.harmless import one_line
 
 Form = Literal["sample", "group"]
@@ -87,8 +87,8 @@ class Signature:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that the data must have."""
-        known = {*SAMPLE, *GROUP, *FILTER}
-        return tuple(name for name in self.required if name not in known)
+        parameters = {*SAMPLE, *GROUP, *FILTER}
+        return tuple(name for name in self.required if name not in parameters)
 
 
 def signature_of(function: object, name: str, kind: str, file: str) -> Signature:
@@ -113,7 +113,7 @@ def signature_of(function: object, name: str, kind: str, file: str) -> Signature
     form = _form(named, where) if kind == "reward" else _filter_form(named, where)
     if kind == "filter" and inspect.iscoroutinefunction(plain):
         raise FunctionError(f"{where} is async: a filter must be a plain def")
-    if lacking := [one for one in required if one in _OF_TRL]:
+    if lacking := [name for name in required if name in _OF_TRL]:
         reason = "is an object of TRL's trainer, which does not exist here: give it a default"
         raise FunctionError(f"{where}: its parameter {lacking[0]!r} {reason}")
     waits = inspect.iscoroutinefunction(plain)
@@ -121,18 +121,18 @@ def signature_of(function: object, name: str, kind: str, file: str) -> Signature
 
 
 def _plain(function: object, name: str, file: str) -> Callable[..., Any]:
-    what = f"{name} of {file}" if file else name
+    label = f"{name} of {file}" if file else name
     define = f"must be a function: def {name}(completion): ..."
     if inspect.isclass(function):
-        raise FunctionError(f"{what} is a class: it {define}")
+        raise FunctionError(f"{label} is a class: it {define}")
     if not callable(function):
-        raise FunctionError(f"{what} is {function!r:.80}, and cannot be called: it {define}")
+        raise FunctionError(f"{label} is {function!r:.80}, and cannot be called: it {define}")
     if not inspect.isfunction(function):
         kind = type(function).__name__
-        raise FunctionError(f"{what} is an object of type {kind}: it {define}")
+        raise FunctionError(f"{label} is an object of type {kind}: it {define}")
     if function.__name__ == "<lambda>":
         line = function.__code__.co_firstlineno
-        raise FunctionError(f"{what} is a lambda (line {line}): it {define}")
+        raise FunctionError(f"{label} is a lambda (line {line}): it {define}")
     return function
 
 
@@ -140,29 +140,29 @@ def _parameters(function: Any, where: str) -> tuple[tuple[str, ...], tuple[str, 
     required: list[str] = []
     optional: list[str] = []
     rest = False
-    for one in inspect.signature(function).parameters.values():
-        if one.kind is _KIND.POSITIONAL_ONLY:
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is _KIND.POSITIONAL_ONLY:
             reason = "is positional-only: remove the / behind it, as parameters are given by name"
-            raise FunctionError(f"{where}: its parameter {one.name!r} {reason}")
-        if one.kind is _KIND.VAR_POSITIONAL:
+            raise FunctionError(f"{where}: its parameter {parameter.name!r} {reason}")
+        if parameter.kind is _KIND.VAR_POSITIONAL:
             reason = "cannot be filled: parameters are given by name; **columns takes all columns"
-            raise FunctionError(f"{where}: *{one.name} {reason}")
-        if one.kind is _KIND.VAR_KEYWORD:
+            raise FunctionError(f"{where}: *{parameter.name} {reason}")
+        if parameter.kind is _KIND.VAR_KEYWORD:
             rest = True
         else:
-            (required if one.default is _KIND.empty else optional).append(one.name)
+            (required if parameter.default is _KIND.empty else optional).append(parameter.name)
     return tuple(required), tuple(optional), rest
 
 
 def _form(named: Sequence[str], where: str) -> Form:
-    group = [one for one in named if one in _OF_GROUP]
-    sample = [one for one in named if one in _OF_SAMPLE]
+    group = [name for name in named if name in _OF_GROUP]
+    sample = [name for name in named if name in _OF_SAMPLE]
     if group and sample:
         raise FunctionError(
             f"{where} takes {group[0]!r}, a list over the samples of a group, and {sample[0]!r}, "
             "of one sample: take those of one form"
         )
-    if not any(one in _ANSWERS for one in named):
+    if not any(name in _ANSWERS for name in named):
         raise FunctionError(
             f"{where} takes{_listed(named)}, and neither 'completion', the text of one sample, nor "
             "'completions', those of a group: take one of them"
@@ -172,10 +172,10 @@ def _form(named: Sequence[str], where: str) -> Form:
 
 def _filter_form(named: Sequence[str], where: str) -> Form:
     wrong = {"completion": "completions", "prompts": "prompt", "completion_ids": "lengths"}
-    for one in named:
-        if one in wrong:
-            reason = f"a filter sees a whole group: take {wrong[one]!r}"
-            raise FunctionError(f"{where}: it has no {one!r}, as {reason}")
+    for name in named:
+        if name in wrong:
+            reason = f"a filter sees a whole group: take {wrong[name]!r}"
+            raise FunctionError(f"{where}: it has no {name!r}, as {reason}")
     return "group"
 
 
@@ -205,13 +205,13 @@ def function_of(path: str, module: str, name: str) -> Any:
     Raises:
       FunctionError: the file cannot be executed, or has no such name.
     """
-    found = _of_file(path) if path else _of_module(module)
+    loaded = _of_file(path) if path else _of_module(module)
     place = os.path.basename(path) if path else module
     try:
-        return getattr(found, name)
+        return getattr(loaded, name)
     except AttributeError:
-        known = [n for n, one in vars(found).items() if _own(one, found) and n[0] != "_"]
-        reason = f"has no function {name!r}; {alternatives(name, known)}"
+        names = [n for n, value in vars(loaded).items() if _own(value, loaded) and n[0] != "_"]
+        reason = f"has no function {name!r}; {alternatives(name, names)}"
         raise FunctionError(f"{place} {reason}") from None
 
 
@@ -220,8 +220,8 @@ def _own(value: object, module: ModuleType) -> bool:
 
 
 def _of_file(path: str) -> ModuleType:
-    if (known := _modules.get(path)) is not None:
-        return known
+    if path in _modules:
+        return _modules[path]
     place = os.path.basename(path)
     code = _compiled(path, place)
     module = ModuleType(f"{_PREFIX}{len(_modules)}_{Path(path).stem}")
@@ -230,9 +230,9 @@ def _of_file(path: str) -> ModuleType:
     try:
         exec(code, module.__dict__)
     except BaseException as error:  # noqa: BLE001  whatever it raises is told in one line
-        found = own_line(error)
+        place_in_file = own_line(error)
         del sys.modules[module.__name__], _modules[path]
-        line = f", line {found[1]}" if found else ""
+        line = f", line {place_in_file[1]}" if place_in_file else ""
         lacks = isinstance(error, ModuleNotFoundError)
         hint = ": install it, or add its directory to PYTHONPATH" if lacks else ""
         raise FunctionError(f"{place}{line}: {_told(error)}{hint}") from None
@@ -308,7 +308,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def _lies_in(folder: Path, name: str) -> bool:
     beside = (folder / f"{name}.py", folder / name / "__init__.py")
-    if not any(one.is_file() for one in beside):
+    if not any(path.is_file() for path in beside):
         return False
     try:
         spec = importlib.util.find_spec(name)
@@ -329,14 +329,11 @@ def inspected(path: str, module: str, name: str, kind: str) -> Signature:
 
 
 def main() -> None:
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what the file prints is no answer
-    said: dict[str, Any]
+    lines = Lines()  # what the file prints is no answer
     try:
-        said = {"signature": asdict(inspected(*sys.argv[1:]))}
+        lines.say({"signature": asdict(inspected(*sys.argv[1:]))})
     except FunctionError as error:
-        said = {"error": str(error)}
-    os.write(answer, json.dumps(said).encode() + b"\n")
+        lines.say({"error": str(error)})
     os._exit(0)  # threads that the file has started are not waited for
 
 

@@ -13,8 +13,6 @@ from rlax_plugin.config.functions import parse_function
 from rlax_plugin.functions.checking import read_file, signature_in_child
 from rlax_plugin.functions.signatures import FunctionError, inspected
 
-KEY = "rlax.deadlines.startup_s"
-
 WRONG = {
     "syntax": ("def f(completion):\n    return 1 +\n", "f.py, line 2: it is not Python"),
     "indentation": ("def f(completion):\nreturn 1\n", "f.py, line 2: it is not Python"),
@@ -194,7 +192,7 @@ def test_a_file_that_ends_the_process_or_hangs_is_one_message(folder: Path) -> N
     ]:
         path.write_text(source)
         with pytest.raises(FunctionError) as caught:
-            signature_in_child(name, str(path), "reward", deadline_s, KEY)
+            signature_in_child(name, str(path), "reward", deadline_s)
         assert said in str(caught.value)
 
 
