@@ -144,9 +144,10 @@ def chosen(signature: Signature, values: Mapping[str, Any], prompt: Prompt) -> d
     return {name: values[name] for name in named if name in values}
 
 
-def of_sample(prompt: Prompt, text: str, tokens: Sequence[int]) -> dict[str, Any]:
+def of_sample(prompt: Prompt, episode: Episode) -> dict[str, Any]:
     """Returns all values for one sample; the names of ``SAMPLE`` come before columns."""
-    own = (text, prompt.text, prompt.reference, list(tokens), dict(prompt.metadata))
+    tokens, metadata = tokens_of(episode), dict(prompt.metadata)
+    own = (episode.text, prompt.text, prompt.reference, tokens, metadata)
     return {**prompt.metadata, **dict(zip(SAMPLE, own, strict=True))}
 
 
@@ -163,7 +164,7 @@ def of_group(prompt: Prompt, episodes: Sequence[Episode]) -> dict[str, Any]:
         texts = [[{"role": "assistant", "content": text}] for text in texts]
     tokens = [tokens_of(episode) for episode in episodes]
     same = (asked, prompt.reference, dict(prompt.metadata))
-    prompts, references, metadata = ([one] * count for one in same)
+    prompts, references, metadata = ([value] * count for value in same)
     own = (texts, prompts, references, tokens, metadata)
     columns = {name: [value] * count for name, value in prompt.metadata.items()}
     return {**columns, **dict(zip(GROUP, own, strict=True))}
@@ -192,19 +193,14 @@ def as_reward(function: Callable[..., Any], signature: Signature) -> Any:
         call = _calling(function, signature.waits, for_group, values)
         return SimpleNamespace(score_group=call, abstains=True, needs_tokens=tokens)
 
-    def for_episode(prompt: Prompt, episode: Episode) -> dict[str, Any]:
-        return chosen(signature, of_sample(prompt, episode.text, tokens_of(episode)), prompt)
-
-    def for_text(prompt: Prompt, completion: str) -> dict[str, Any]:
-        return chosen(signature, of_sample(prompt, completion, ()), prompt)
+    def for_sample(prompt: Prompt, episode: Episode) -> dict[str, Any]:
+        return chosen(signature, of_sample(prompt, episode), prompt)
 
     def value(returned: Any, *_: Any) -> float | Score:
         return number(returned, signature.where)
 
-    if tokens:
-        call = _calling(function, signature.waits, for_episode, value)
-        return SimpleNamespace(score=call, needs_tokens=True)
-    return _calling(function, signature.waits, for_text, value)
+    call = _calling(function, signature.waits, for_sample, value)
+    return SimpleNamespace(score=call, needs_tokens=tokens)
 
 
 def _calling(
@@ -215,11 +211,11 @@ def _calling(
 ) -> Callable[..., Any]:
     """Returns a method of a reward, async if the function is."""
 
-    async def awaited(*given: Any) -> Any:
-        return checked(await function(**arguments(*given)), *given)
+    async def awaited(*samples: Any) -> Any:
+        return checked(await function(**arguments(*samples)), *samples)
 
-    def called(*given: Any) -> Any:
-        return checked(function(**arguments(*given)), *given)
+    def called(*samples: Any) -> Any:
+        return checked(function(**arguments(*samples)), *samples)
 
     return awaited if waits else called
 

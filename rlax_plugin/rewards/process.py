@@ -63,7 +63,7 @@ from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.text.secrets import learn_secrets
 from rlax_plugin.types import Episode, Prompt, Score
 
-What = Literal["text", "episode", "group"]
+Takes = Literal["text", "episode", "group"]
 Send = Callable[[Mapping[str, Any]], None]
 Call = Callable[["Form", tuple[Any, ...]], Awaitable[Any]]
 
@@ -78,7 +78,7 @@ class Form:
     """The call of a reward: its method, arguments and limits.
 
     Attributes:
-      what: input of the reward: the text of an episode, the episode, or all episodes of a prompt.
+      takes: input of the reward: the text of an episode, the episode, or all episodes of a prompt.
       method: function to call with the prompt and this input.
       waits: True if it is an ``async`` function, of which many run at a time.
       weight: weight of its value in the total; see ``RewardChoice``.
@@ -88,7 +88,7 @@ class Form:
       tokens: True if it sees tokens.
     """
 
-    what: What
+    takes: Takes
     method: Callable[..., Any]
     waits: bool
     weight: float = 1.0
@@ -99,7 +99,7 @@ class Form:
 
     def arguments(self, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
         """Returns the arguments for scoring one episode."""
-        return prompt, episode.text if self.what == "text" else episode
+        return prompt, episode.text if self.takes == "text" else episode
 
 
 def reweighted(forms: Sequence[Form], weights: Sequence[float] | None) -> Sequence[Form]:
@@ -117,19 +117,19 @@ def form_of(
     Raises:
       PluginError: it has none of them.
     """
-    what: What
+    takes: Takes
     if isinstance(reward, GroupReward):
-        what, method = "group", reward.score_group
+        takes, method = "group", reward.score_group
     elif isinstance(reward, EpisodeReward):
-        what, method = "episode", reward.score
+        takes, method = "episode", reward.score
     elif isinstance(reward, Reward):
-        what, method = "text", reward
+        takes, method = "text", reward
     else:
         reason = "cannot be called, and has neither score_group nor score"
         raise PluginError(f"{name}: a {type(reward).__name__} {reason}")
     abstains = getattr(reward, "abstains", False) is True
-    tokens = bool(getattr(reward, "needs_tokens", what != "text"))
-    return Form(what, method, _waits(method), weight, name, limit, abstains, tokens)
+    tokens = bool(getattr(reward, "needs_tokens", takes != "text"))
+    return Form(takes, method, _waits(method), weight, name, limit, abstains, tokens)
 
 
 def _waits(function: Any) -> bool:
@@ -140,7 +140,7 @@ def _waits(function: Any) -> bool:
 
 def needs_of(forms: Sequence[Form]) -> Needs:
     return Needs(
-        group=any(form.what == "group" for form in forms),
+        group=any(form.takes == "group" for form in forms),
         tokens=any(form.tokens for form in forms),
         waits=any(form.waits for form in forms),
     )
@@ -282,7 +282,7 @@ async def scores_of(
         if not left:
             break
         at(number)
-        if form.what == "group":
+        if form.takes == "group":
             await _add_group(form, prompt, episodes, sums, call)
         elif form.waits and len(left) > 1:
             await asyncio.gather(*(add(form, *pair) for pair in left))

@@ -124,7 +124,7 @@ def _episode(prompt: Prompt, completion: str) -> Episode:
 
 
 def _arguments(form: Form, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
-    if form.what == "group":
+    if form.takes == "group":
         return prompt, (episode, dataclasses.replace(episode, index=1))
     return form.arguments(prompt, episode)
 
@@ -152,7 +152,7 @@ async def _awaited(form: Form, prompt: Prompt, episode: Episode) -> tuple[Any, f
 
 
 def _first(form: Form, value: Any) -> Any:
-    if form.what != "group":
+    if form.takes != "group":
         return value
     found = list(value)
     if len(found) != 2:
