@@ -15,9 +15,9 @@ from typing import Any
 from rlax_plugin.scripting.literals import described, literal
 
 _ANNOTATIONS = 0x1000000  # the flag of ``from __future__ import annotations``
-_FUTURE = "from __future__ import annotations\n"
+_FUTURE = "from __future__ import annotations\n"  # so that annotations use no names
 _READ_NAMES = frozenset(("eval", "exec", "globals", "locals", "vars"))
-_HEADER = '"""Rewards that were given to rlax_plugin.train as functions."""\n'
+_HEADER = f'"""Rewards that were given to rlax_plugin.train as functions."""\n\n{_FUTURE}'
 _TOP = "define it at the top level of its cell or file"
 _PLAIN = "give a plain function, or move it to a .py file"
 
@@ -84,13 +84,11 @@ class Gatherer:
         self._parts: list[str] = []
         self._done: set[str] = set()
         self._namespace: dict[str, Any] | None = None
-        self._annotations = 0
 
     def text(self) -> str:
         """Returns the module's source, in which each name is defined before it is used."""
-        future = f"{_FUTURE}\n" if self._annotations else ""
         imports = "".join(f"{statement}\n" for statement in sorted(self._imports))
-        return "\n".join([_HEADER, f"{future}{imports}", *self._parts]).rstrip("\n") + "\n"
+        return "\n".join([_HEADER, imports, *self._parts]).rstrip("\n") + "\n"
 
     def add(self, function: FunctionType) -> None:
         """Collects a function.
@@ -101,7 +99,6 @@ class Gatherer:
         name = plain_function(function).__name__
         if self._namespace is None:
             self._namespace = function.__globals__
-            self._annotations = function.__code__.co_flags & _ANNOTATIONS
         if function.__globals__ is not self._namespace:
             raise NoSourceError("is of another namespace than the functions before it")
         if self._namespace.get(name) is not function:
@@ -109,11 +106,8 @@ class Gatherer:
         if name in self._done:
             return
         self._done.add(name)
-        if function.__code__.co_flags & _ANNOTATIONS != self._annotations:
-            raise NoSourceError("has other __future__ imports than the functions before it")
         source = _source(function, self._namespace)
-        future = _FUTURE * bool(self._annotations)  # the names in annotations are not used then
-        for used in _used(f"{future}{source}"):
+        for used in _used(f"{_FUTURE}{source}"):
             self._use(used, source)
         self._parts.append(f"\n{source}")
 

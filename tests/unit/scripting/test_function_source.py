@@ -97,6 +97,9 @@ def test_annotations_are_kept_as_the_notebook_has_them() -> None:
     cell = "from __future__ import annotations\ndef f(completion: Unknown) -> None:\n    return 1\n"
     text = gathered(notebook(cell), "f")
     assert imported(text)["f"].__annotations__ == {"completion": "Unknown", "return": "None"}
+    cell = "class Text(str): ...\ndef f(completion: Text, level: 'Level') -> None:\n    return 1\n"
+    text = gathered(notebook(cell), "f")  # what they name is not needed
+    assert imported(text)["f"].__annotations__["completion"] == "Text"
 
 
 def test_each_function_brings_the_submodules_that_it_reads() -> None:
