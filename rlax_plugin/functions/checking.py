@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlax_plugin.config import FunctionChoice
-from rlax_plugin.config.functions import FunctionName, parse_function
+from rlax_plugin.config.functions import parse_function
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.functions.signatures import FILTER, GROUP, SAMPLE, FunctionError, Signature
 from rlax_plugin.processes.asked import AskedProcess, EndedError
@@ -20,8 +20,7 @@ LARGEST = 1 << 20
 """Bytes of a file of functions, of which every run keeps a copy."""
 
 _END_S = 10.0  # for a process to end that has closed its output
-
-_signatures: dict[tuple[str, ...], Signature] = {}
+_LOOKED_AT = 100  # prompts; those of a file nearly always have the same columns
 
 
 def read_file(path: Path) -> bytes:
@@ -46,36 +45,35 @@ def read_file(path: Path) -> bytes:
         raise FunctionError(f"{path} cannot be read: {reason}") from None
 
 
-def signature_in_child(name: FunctionName, path: str, kind: str, deadline_s: float) -> Signature:
-    """Returns the signature of a function, whose file is executed in a process of its own.
+def checked_signature(
+    function: str, kind: str, functions: Mapping[str, str], deadline_s: float
+) -> Signature:
+    """Returns the signature of a function that a config names.
 
     Args:
-      path: the file to execute; empty for a function of a module.
+      function: value of the key ``function``.
+      functions: file as the config names it -> file to execute.
       deadline_s: ``rlax.deadlines.startup_s``.
 
     Raises:
       FunctionError: it cannot be used; its file ends the process, or takes too long.
     """
-    content = hashlib.sha256(read_file(Path(path))).hexdigest() if path else ""
-    identity = (path, content, name.module, name.name, kind)
-    if identity not in _signatures:
-        place = os.path.basename(path) or f"module {name.module}"
-        answer = _ask((path, name.module, name.name, kind), place, deadline_s)
-        if "error" in answer:
-            raise FunctionError(answer["error"])
-        fields = answer["signature"]
-        fields |= {key: tuple(fields[key]) for key in ("required", "optional")}
-        _signatures[identity] = Signature(**fields)
-    return _signatures[identity]
+    name = parse_function(function)
+    path = functions.get(name.file, name.file)
+    digest = hashlib.sha256(read_file(Path(path))).hexdigest() if path else ""
+    return _signature_in_child(digest, deadline_s, path, name.module, name.name, kind)
 
 
-def _ask(words: tuple[str, ...], place: str, deadline_s: float) -> dict[str, Any]:
+@functools.cache
+def _signature_in_child(digest: str, deadline_s: float, path: str, *words: str) -> Signature:
+    """Returns the signature that a child process reads, once for each content of the file."""
+    place = os.path.basename(path) or f"module {words[0]}"
     # As the leader of a session it ends with what the file has started.
     child = AskedProcess(
-        "rlax_plugin.functions.signatures", *words, keeps_log=True, leads_session=True
+        "rlax_plugin.functions.signatures", path, *words, keeps_log=True, leads_session=True
     )
     try:
-        return json.loads(child.receive(deadline_s))
+        answer = json.loads(child.receive(deadline_s))
     except TimeoutError:
         raise FunctionError(
             f"{place} takes longer than {deadline_s:g} s to be imported (set "
@@ -87,26 +85,10 @@ def _ask(words: tuple[str, ...], place: str, deadline_s: float) -> dict[str, Any
         raise FunctionError(f"{place} ends the process {how} when it is imported") from None
     finally:
         child.close()
-
-
-def checked_signature(
-    function: str, kind: str, functions: Mapping[str, str], deadline_s: float
-) -> Signature:
-    """Returns the signature of a function that a config names.
-
-    Args:
-      function: value of the key ``function``.
-      functions: file as the config names it -> file to execute.
-
-    Raises:
-      FunctionError: it cannot be used.
-    """
-    name = parse_function(function)
-    path = functions.get(name.file, name.file)
-    return signature_in_child(name, path, kind, deadline_s)
-
-
-_LOOKED_AT = 100  # prompts; those of a file nearly always have the same columns
+    if "error" in answer:
+        raise FunctionError(answer["error"])
+    tuples = {key: tuple(answer["signature"][key]) for key in ("required", "optional")}
+    return Signature(**answer["signature"] | tuples)
 
 
 def check_columns(

@@ -209,13 +209,15 @@ def outcome_from(message: Mapping[str, Any], limit: float) -> Outcome:
     return Outcome(text, rewards, ended, checked_metrics(message["metrics"]))
 
 
-def score_to(score: Score) -> dict[str, Any]:
+def score_to(
+    parts: Sequence[float], metrics: Mapping[str, float], token_rewards: Sequence[np.ndarray]
+) -> dict[str, Any]:
     """Returns a score as JSON, without the total, which follows from its parts."""
-    shown: dict[str, Any] = {"parts": score.parts}
-    if score.metrics:
-        shown["metrics"] = dict(score.metrics)
-    if score.token_rewards:
-        shown["tokens"] = [packed(turn, "<f8") for turn in score.token_rewards]
+    shown: dict[str, Any] = {"parts": parts}
+    if metrics:
+        shown["metrics"] = dict(metrics)
+    if token_rewards:
+        shown["tokens"] = [packed(turn, "<f8") for turn in token_rewards]
     return shown
 
 

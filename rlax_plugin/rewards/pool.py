@@ -521,11 +521,6 @@ class RewardPool:
         """The newest error of a reward or an environment, if most calls fail; else empty."""
         return self.blame.failing
 
-    @property
-    def under_way(self) -> int:
-        """The number of jobs that processes have now."""
-        return sum(process.load for process in self._processes)
-
     def slowest(self, most: int) -> list[tuple[Job, int]]:
         """Returns the jobs that have taken longest, each with the pid of its process."""
         running = [

@@ -238,7 +238,7 @@ class _Sum:
             self.fail(error, "")
         if self.error:
             return {"error": self.error}
-        return score_to(Score(0.0, tuple(self._parts), metrics, tuple(self._tokens)))
+        return score_to(self._parts, metrics, self._tokens)
 
 
 async def scores_of(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlax_plugin.config.functions import parse_function
-from rlax_plugin.functions.checking import read_file, signature_in_child
+from rlax_plugin.functions.checking import checked_signature, read_file
 from rlax_plugin.functions.signatures import FunctionError, inspected
 
 WRONG = {
@@ -183,7 +183,6 @@ def test_files_that_are_none(folder: Path) -> None:
 
 
 def test_a_file_that_ends_the_process_or_hangs_is_one_message(folder: Path) -> None:
-    name = parse_function("f.py:f")
     path = folder / "f.py"
     for source, deadline_s, said in [
         ("import os\nos._exit(0)\n", 60.0, "f.py ends the process with exit code 0"),
@@ -192,7 +191,7 @@ def test_a_file_that_ends_the_process_or_hangs_is_one_message(folder: Path) -> N
     ]:
         path.write_text(source)
         with pytest.raises(FunctionError) as caught:
-            signature_in_child(name, str(path), "reward", deadline_s)
+            checked_signature(f"{path}:f", "reward", {}, deadline_s)
         assert said in str(caught.value)
 
 
