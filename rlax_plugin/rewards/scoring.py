@@ -501,10 +501,16 @@ class Blame:
 
     @property
     def failing(self) -> str:
-        """The newest error, if most of the last jobs failed, of several prompts; else empty."""
+        """The newest error, if most of the last jobs failed, of several prompts; else empty.
+
+        A process that ends takes seconds to replace, so that it is minutes until most of the last
+        jobs have ended one. If there was no result in between, the jobs before do not count.
+        """
         failed = [(prompt, failure) for prompt, failure in self._lately if failure]
         several = len({prompt for prompt, _ in failed}) >= _PROMPTS_IN_VAIN
-        return failed[-1][1] if several and 2 * len(failed) > len(self._lately) else ""
+        most = several and 2 * len(failed) > len(self._lately)
+        in_vain = len(set(self._in_vain)) >= _PROMPTS_IN_VAIN
+        return failed[-1][1] if most or in_vain else ""
 
     def late(self, job: Job) -> DeadlineError:
         """Returns the error for a job that has exceeded its time limit."""
