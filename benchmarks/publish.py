@@ -1,13 +1,12 @@
 """Publish-to-serving: times how long it takes until workers hold a new, verified version.
 
-One process hands over (fingerprints of the fresh buffers, then a copy in memory, the store, or the
-store with only what has changed), the others load, fingerprint the arrays on their device and
-compare. In the same run the lower limit is measured: one plain write and as many plain reads as
-there are workers, one after the other. Run it with nothing else on the machine::
+One process hands over (fingerprints of the fresh buffers, then a copy in memory or the store), the
+others load, fingerprint the arrays on their device and compare. In the same run the lower limit is
+measured: one plain write and as many plain reads as there are workers, one after the other. Run it
+with nothing else on the machine::
 
     python benchmarks/publish.py                # 512 MiB to two workers, and the small model
     python benchmarks/publish.py --readers 4
-    python benchmarks/publish.py --changed .03  # share of elements that change
     python benchmarks/publish.py --small        # the small model only
 """
 
@@ -24,11 +23,12 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-WAYS = ("memory", "disk", "changes")
+WAYS = ("memory", "disk")
 DEADLINE_S = 120.0
 BIG = {f"decoder.layers.mlp.wi_{i}.kernel": ((4096, 1024), "bfloat16") for i in range(64)}
 # Fifteen variables of a 2-layer, 64-wide model: 200 kB of float32.
@@ -76,9 +76,8 @@ def read_versions(connection: Connection, spec: Spec) -> None:
     import jax.numpy as jnp
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.types import MemoryCopy, VersionPart
-    from rlax_plugin.weights import deltas, memory_copies
-    from rlax_plugin.weights.changing import changing
+    from rlax_plugin.types import MemoryCopy
+    from rlax_plugin.weights import memory_copies
     from rlax_plugin.weights.device_fingerprint import fingerprint
 
     store, here = OrbaxStore(), jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -89,7 +88,6 @@ def read_versions(connection: Connection, spec: Spec) -> None:
     zeros = {name: jnp.zeros(s.shape, s.dtype) for name, s in like.items()}
     jax.block_until_ready(fingerprint(zeros))  # compiles, as a worker's first version does
     del zeros
-    held: dict[str, Any] = {}
     connection.send("ready")
     while (job := connection.recv()) is not None:
         place, expected = job
@@ -97,18 +95,12 @@ def read_versions(connection: Connection, spec: Spec) -> None:
         if isinstance(place, MemoryCopy):
             read = memory_copies.read(place, tensors(spec))
             arrays = jax.block_until_ready(memory_copies.on_devices(read, like))
-        elif isinstance(place, VersionPart):
-            copies = {name: changing(array) for name, array in held.items()}
-            for name, changes in deltas.read(place, tensors(spec), store):
-                copies[name].change(changes)
-            arrays = jax.block_until_ready({n: copy.changed() for n, copy in copies.items()})
         else:
             arrays = jax.block_until_ready(store.load(place, like))
         loaded = time.perf_counter()
         found = {name: int(value) for name, value in fingerprint(arrays).items()}
         verified = time.perf_counter()
         assert found == expected, "fingerprints differ"
-        held = arrays if isinstance(place, str) else {}  # the changes come after the disk
         del arrays
         connection.send((loaded - started, verified - loaded))
 
@@ -132,36 +124,20 @@ def plain(directory: Path, size: int, readers: int) -> dict[str, float]:
     return {"write": written - started, "reads": ended - written, "total": ended - started}
 
 
-def changed_arrays(arrays: dict[str, Any], share: float) -> dict[str, Any]:
-    """Returns arrays of which a share of the elements, in random places, have other bits."""
-    import jax
-
-    rng, found = np.random.default_rng(1), {}
-    for name, array in arrays.items():
-        new = np.array(array)
-        places = np.flatnonzero(rng.random(new.size, np.float32) < share)
-        new.reshape(-1).view(f"u{new.itemsize}")[places] ^= 1
-        found[name] = jax.device_put(new)
-    return jax.block_until_ready(found)
-
-
 def publish(
-    directory: Path, spec: Spec, rounds: int, count: int, share: float
+    directory: Path, spec: Spec, rounds: int, count: int
 ) -> dict[str, list[dict[str, float]]]:
     """Times rounds of fingerprint, hand over, load and verify.
 
     Args:
       rounds: of each way, in turns.
       count: number of workers.
-      share: of the elements that change.
 
     Returns:
       way -> seconds of each phase, by round.
     """
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.types import DELTA, DeltaSize, VersionPart
-    from rlax_plugin.weights import deltas
     from rlax_plugin.weights.device_fingerprint import fingerprint
     from rlax_plugin.weights.memory_copies import MemoryCopies
 
@@ -172,9 +148,8 @@ def publish(
         process = context.Process(target=read_versions, args=(theirs, spec), daemon=True)
         process.start()
         readers.append((process, ours))
-    store, copies = OrbaxStore(), MemoryCopies(1 << 40)
+    store, copies = OrbaxStore(), MemoryCopies(1 << 40, SimpleNamespace(watched_here=count))
     arrays = random_arrays(spec)
-    changed = changed_arrays(arrays, share)
     {name: int(value) for name, value in fingerprint(arrays).items()}  # compiles
     for process, connection in readers:
         if not connection.poll(DEADLINE_S):
@@ -186,18 +161,11 @@ def publish(
         for way in WAYS:
             path = str(directory / f"version-{turn}")
             started = time.perf_counter()
-            new = changed if way == "changes" else arrays
-            prints = {name: int(value) for name, value in fingerprint(new).items()}
+            prints = {name: int(value) for name, value in fingerprint(arrays).items()}
             fingerprinted = time.perf_counter()
             place: Any = path
             if way == "disk":
                 store.save(path, arrays)
-            elif way == "changes":
-                delta = deltas.encoded(arrays, changed, nbytes(spec))
-                assert delta is not None, "changes that are larger than the weights"
-                store.save(path, deltas.stored(delta))
-                size = DeltaSize(**{name: array.nbytes for name, array in delta.items()})
-                place = VersionPart("base_1", path, tensors(spec), DELTA, size)
             elif (place := copies.add(arrays)) is None:
                 raise RuntimeError("this system has no memory that processes can share")
             saved = time.perf_counter()
@@ -209,7 +177,7 @@ def publish(
                     raise TimeoutError(f"reader {process.pid} did not answer")
                 phases.append(connection.recv())
             ended = time.perf_counter()
-            if way != "memory":
+            if way == "disk":
                 store.delete(path)
             copies.close()
             results[way].append(
@@ -219,7 +187,7 @@ def publish(
                     "plain_s": floor["total"],
                     "fingerprint_s": fingerprinted - started,
                     "save_s": saved - fingerprinted,
-                    "bytes": size.gaps + size.values if way == "changes" else nbytes(spec),
+                    "bytes": nbytes(spec),
                     "load_s": max(load for load, _ in phases),
                     "verify_s": max(verify for _, verify in phases),
                     "publish_to_serving_s": ended - started,
@@ -267,7 +235,6 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="only the small model's latency")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--readers", type=int, default=2, help="number of workers")
-    parser.add_argument("--changed", type=float, default=0.03, help="share of changed elements")
     parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/publish.json"))
     args = parser.parse_args()
@@ -283,13 +250,9 @@ def main() -> None:
         for name, value in report["small"].items():
             print(f"  {name.removesuffix('_ms'):24}{value:10.2f} ms")
         if not args.small:
-            report["big"] = {
-                "bytes": nbytes(BIG),
-                "readers": args.readers,
-                "changed": args.changed,
-            }
+            report["big"] = {"bytes": nbytes(BIG), "readers": args.readers}
             print(f"{nbytes(BIG) / 2**20:.0f} MiB in {len(BIG)} arrays, {args.readers} workers")
-            found = publish(directory, BIG, args.rounds, args.readers, args.changed)
+            found = publish(directory, BIG, args.rounds, args.readers)
             for way, rounds in found.items():
                 middle = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
                 report["big"][way] = {"rounds": rounds, "median": middle}

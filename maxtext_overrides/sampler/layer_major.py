@@ -16,9 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlax_plugin.weights.changing import Changing, changing
-from rlax_plugin.weights.deltas import Changes
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
@@ -43,25 +40,9 @@ class LayerMajor:
     def dtype(self) -> np.dtype[Any]:
         return self.array.dtype
 
-    def changing(self) -> Changing:
-        """See ``rlax_plugin.weights.changing``."""
-        return _Changing(changing(self.array, self.axis), self.axis)
-
     def published(self) -> jax.Array:
         """Returns the array with its published axes; free in a jitted function that scans it."""
         return jnp.moveaxis(self.array, 0, self.axis)
-
-
-@dataclass(frozen=True, slots=True)
-class _Changing(Changing):
-    copy: Changing
-    axis: int
-
-    def change(self, changes: Changes) -> None:
-        self.copy.change(changes)
-
-    def changed(self) -> LayerMajor:
-        return LayerMajor(self.copy.changed(), self.axis)
 
 
 def layer_axes(axis_names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:

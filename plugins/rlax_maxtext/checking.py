@@ -259,12 +259,6 @@ def _warnings(
             f"is {period} with {config.steps} steps, so a killed run starts from the beginning",
         )
     weights = section.weights
-    if weights.full_every > 1 and not weights.rounded and config.weight_dtype == np.float32:
-        yield (
-            "rlax.weights.full_every",
-            f"is {weights.full_every}, but an update changes nearly all float32 weights, so every "
-            "version will be written in full: set rlax.weights.dtype to bfloat16",
-        )
     if weights.rounded and (arithmetic := np.dtype(config.dtype).name) != "bfloat16":
         yield (
             "rlax.weights.dtype",

@@ -45,7 +45,7 @@ _NOT_HASHED_BELOW = {
     "curation": ("guard", "max_refill"),
     "objective": ("max_gap", "max_gap_steps"),
     "rollouts": ("order",),
-    "weights": ("full_every", "memory_mib", "stream_dir", "streams", "transfer"),
+    "weights": ("memory_mib", "stream_dir", "streams", "transfer"),
 }
 
 
@@ -55,7 +55,7 @@ def config_hash(content: Mapping[str, Any]) -> str:
     Keys that may change when a run is resumed are left out: ``steps``, ``run_name``,
     ``base_output_directory``, ``hf_access_token``, and under ``rlax:`` deadlines, launcher,
     network, state_dir, trackers, observers, retention, curation.guard, curation.max_refill,
-    objective.max_gap, objective.max_gap_steps, rollouts.order, weights.full_every,
+    objective.max_gap, objective.max_gap_steps, rollouts.order,
     weights.memory_mib, weights.stream_dir, weights.streams and weights.transfer.
 
     Args:

@@ -17,9 +17,6 @@ from rlax_plugin.config.base import (
 )
 from rlax_plugin.errors import ConfigError
 
-MOST_STEPS = 16
-"""Largest ``full_every``. Each version with changes has one part more than the one before it."""
-
 
 class Weights(Section):
     """Transfer of weights from the trainer to the workers."""
@@ -39,18 +36,6 @@ class Weights(Section):
         "published, which halves their bytes, and workers generate with the rounded weights. Use "
         "it together with MaxText's dtype: bfloat16: then the trainer, too, computes with rounded "
         "weights; with float32 the log-probs of trainer and workers would differ",
-    )
-    full_every: int = Field(
-        default=1,
-        ge=1,
-        le=MOST_STEPS,
-        description="of this many versions in a row, the first is written in full, and of each "
-        "other one only what has changed since the version before, as long as all changes together "
-        "take at most half of the bytes. With dtype: bfloat16 an update usually changes few of the "
-        "weights. A worker that has one of these versions reads only the changes since then; other "
-        "workers read the full version and all changes. The trainer's host keeps one more version "
-        "in memory, and with an accelerator a second one while it compares them. 1: every version "
-        "is written in full",
     )
     keep: PositiveInt = Field(
         default=2,

@@ -24,7 +24,6 @@ class Loaded:
         continue with the weights in use.
       parts: parts of the version, for the version that is loaded next.
       held: names of the parts that were not read, because the weights in use already have them.
-      nbytes: bytes of the arrays that were read; None: those of ``read``.
     """
 
     version: int
@@ -33,7 +32,6 @@ class Loaded:
     discard: Callable[[], None] = lambda: None
     parts: tuple[VersionPart, ...] = ()
     held: Collection[str] = ()
-    nbytes: int | None = None
 
     @property
     def read(self) -> dict[str, Any]:

@@ -370,7 +370,7 @@ class Tensor(_message.Message):
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., fingerprint: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("name", "path", "format", "tensors", "memory", "delta")
+    __slots__ = ("name", "path", "format", "tensors", "memory")
     class TensorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -383,22 +383,12 @@ class Part(_message.Message):
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
-    DELTA_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     format: str
     tensors: _containers.MessageMap[str, Tensor]
     memory: MemoryCopy
-    delta: DeltaSize
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[str] = ..., tensors: _Optional[_Mapping[str, Tensor]] = ..., memory: _Optional[_Union[MemoryCopy, _Mapping]] = ..., delta: _Optional[_Union[DeltaSize, _Mapping]] = ...) -> None: ...
-
-class DeltaSize(_message.Message):
-    __slots__ = ("gaps", "values")
-    GAPS_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    gaps: int
-    values: int
-    def __init__(self, gaps: _Optional[int] = ..., values: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[str] = ..., tensors: _Optional[_Mapping[str, Tensor]] = ..., memory: _Optional[_Union[MemoryCopy, _Mapping]] = ...) -> None: ...
 
 class MemoryCopy(_message.Message):
     __slots__ = ("pid", "descriptor", "token")

@@ -22,16 +22,12 @@ def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection)
     """Checks that the trainer can be spread over hosts, if it is to be.
 
     Raises:
-      ConfigError: it cannot, or its certificate is not for hosts; or its versions would be written
-        as changes.
+      ConfigError: it cannot, or its certificate is not for hosts.
     """
     if place is not None and not isinstance(trainer, HostTrainer):
         name = section.trainer.name
         reason = f"trainer {name!r} cannot be spread over hosts: leave --hosts out"
         raise ConfigError("--hosts", place.count, reason)
-    if place is not None and place.several and (full_every := section.weights.full_every) > 1:
-        reason = "must be 1 with several hosts: each has only some shards of the weights"
-        raise ConfigError("rlax.weights.full_every", full_every, reason)
     if place is not None and place.several and section.network.tls.given:
         check_shown_by_clients(section.network.tls)
 

@@ -39,30 +39,25 @@ from rlax_plugin.types.sampled import (
 )
 from rlax_plugin.types.weights import (
     BASE,
-    DELTA,
     LONGEST_NAME,
     MOST_PARTS,
     NATIVE,
     Canary,
-    DeltaSize,
     Descent,
     MemoryCopy,
     TensorSpec,
     VersionPart,
     WeightVersion,
-    chains_of,
 )
 
 __all__ = [
     "BASE",
-    "DELTA",
     "EMPTY",
     "LONGEST_NAME",
     "MOST_PARTS",
     "NATIVE",
     "Attempt",
     "Canary",
-    "DeltaSize",
     "Descent",
     "Episode",
     "Finish",
@@ -86,6 +81,5 @@ __all__ = [
     "Unscored",
     "VersionPart",
     "WeightVersion",
-    "chains_of",
     "group_of",
 ]

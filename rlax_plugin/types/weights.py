@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,8 @@ BASE = "base"
 """The part with the model's own variables."""
 NATIVE = "native"
 """The format of a part whose variables have the trainer's names and shapes."""
-DELTA = "delta"
-"""The format of a part that holds what has changed since the part before it."""
 MOST_PARTS = 128
-"""Parts of one version, at most; each complete part and all changes of it count."""
+"""Parts of one version, at most."""
 LONGEST_NAME = 32
 """Characters of a part's name, at most."""
 
@@ -83,48 +81,27 @@ class MemoryCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaSize:
-    """The bytes of a part's two arrays, if it holds changes, see ``weights/deltas.py``.
-
-    Raises:
-      ValueError: one is no number of bytes.
-    """
-
-    gaps: int
-    values: int
-
-    def __post_init__(self) -> None:
-        for size in (self.gaps, self.values):
-            if not 0 <= size < 2**63:
-                raise ValueError(f"an array of changes has {size} bytes")
-
-
-@dataclass(frozen=True, slots=True)
 class VersionPart:
     """Some variables of a version, which are written and read together.
 
     A part that has not changed belongs to the next version as it is: both have the same path.
 
     Attributes:
-      name: ``base``; later others, such as ``adapter``, and ``base_1`` for its first changes.
+      name: ``base``; later others, such as ``adapter``.
       path: location of the bytes, which every worker can read.
-      tensors: variable name -> spec; of changes, the spec of the changed variable, and none if
-        further changes come after them.
+      tensors: variable name -> spec.
       format: convention of the variables' names and shapes; ``native``: the trainer's.
-      delta: size of the changes, with the format ``delta`` only.
       memory: a copy for readers on the trainer's machine, which may be there before the path is;
         None: there is none.
 
     Raises:
-      ValueError: name or format is not of at most 32 letters, digits and underscores, or format and
-        ``delta`` disagree.
+      ValueError: name or format is not of at most 32 letters, digits and underscores.
     """
 
     name: str
     path: str
     tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
     format: str = NATIVE
-    delta: DeltaSize | None = None
     memory: MemoryCopy | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -134,8 +111,6 @@ class VersionPart:
                     f"a part of a version has the name or format {word[:100]!r}: expected at most "
                     "32 letters a to z, digits and underscores"
                 )
-        if (self.format == DELTA) != (self.delta is not None):
-            raise ValueError(f"part {self.name} has format {self.format}, and delta {self.delta}")
 
     @property
     def nbytes(self) -> int:
@@ -144,14 +119,7 @@ class VersionPart:
         Raises:
           TypeError: a dtype is unknown, see ``TensorSpec``.
         """
-        if self.delta is not None:
-            return self.delta.gaps + self.delta.values
         return sum(spec.nbytes for spec in self.tensors.values())
-
-    @property
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Variable name -> shape and dtype."""
-        return {name: (spec.shape, spec.dtype) for name, spec in self.tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +152,11 @@ class WeightVersion:
     Attributes:
       version: counts from 0; equals the training step that produced it.
       step: completed training steps.
-      parts: together every variable of the model that is neither cache nor RNG state. A part may
-        be followed by changes of its variables, and these by further ones, see ``chains``.
+      parts: together every variable of the model that is neither cache nor RNG state.
       canary: log-probs that a worker must reproduce; None if the trainer computes none.
 
     Raises:
-      ValueError: there are no parts or too many, two share their name, path or a variable, or
-        changes do not belong to the part before them.
+      ValueError: there are no parts or too many, or two share their name, path or a variable.
     """
 
     version: int
@@ -202,19 +168,11 @@ class WeightVersion:
         if not 1 <= len(self.parts) <= MOST_PARTS:
             raise ValueError(f"a version has {len(self.parts)} parts, not 1 to {MOST_PARTS}")
         names = [part.name for part in self.parts]
-        variables = sum(len(chain[0].tensors) for chain in self.chains)
+        variables = sum(len(part.tensors) for part in self.parts)
         if not len(names) == len(set(names)) == len(set(self.paths)):
             raise ValueError(f"parts {', '.join(names)} share a name or a path")
         if variables != len(self.tensors):
             raise ValueError(f"parts {', '.join(names)} share variables")
-        for first, *_, last in (chain for chain in self.chains if len(chain) > 1):
-            if last.shapes != first.shapes:
-                raise ValueError(f"part {last.name} changes other variables than {first.name} has")
-
-    @property
-    def chains(self) -> tuple[tuple[VersionPart, ...], ...]:
-        """The parts, each complete one with the changes that come after it; see ``chains_of``."""
-        return chains_of(self.parts)
 
     @property
     def in_memory(self) -> bool:
@@ -232,20 +190,3 @@ class WeightVersion:
         if len(self.parts) == 1:
             return self.parts[0].tensors
         return dict(itertools.chain.from_iterable(part.tensors.items() for part in self.parts))
-
-
-def chains_of(parts: Sequence[VersionPart]) -> tuple[tuple[VersionPart, ...], ...]:
-    """Some parts, each complete one with the changes that come after it, in order.
-
-    Raises:
-      ValueError: there is nothing before the first changes.
-    """
-    found: list[tuple[VersionPart, ...]] = []
-    for part in parts:
-        if part.format != DELTA:
-            found.append((part,))
-        elif found:
-            found[-1] = (*found[-1], part)
-        else:
-            raise ValueError(f"part {part.name} has changes, and there is no part before it")
-    return tuple(found)

@@ -1,4 +1,4 @@
-"""Copies of weights in memory, which other processes on the same machine can read.
+"""Versions in the memory of the trainer's machine, which other processes there can read.
 
 A part of a version is copied into a file that exists in memory only (``memfd_create``), whose
 content is sealed. A reader opens it through the descriptor of the process that has it, and maps it:
@@ -9,6 +9,7 @@ have no checksum: they passed no disk and no network, and the fingerprints cover
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import mmap
 import os
@@ -16,12 +17,14 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlax_plugin.errors import WeightsUnreadableError
-from rlax_plugin.types import MemoryCopy, TensorSpec
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.types import MemoryCopy, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.weights.publisher import Shortcut
 
 _ALIGNED = 64  # bytes; JAX uses arrays that lie like this without copying them
 _SEALS = "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE"
@@ -44,18 +47,40 @@ def this_machine() -> str:
         return ""
 
 
-class MemoryCopies:
-    """The copy of the newest part, held by the process that wrote it.
+class NearReaders(Protocol):
+    """The parameter server in this process, which knows the workers of this machine."""
+
+    @property
+    def watched_here(self) -> int:
+        """The number of readers on this machine that can read copies in memory; any thread."""
+        ...
+
+    async def offer(self, version: WeightVersion) -> None:
+        """Shows an unwritten version, of which there is a copy, to these readers."""
+        ...
+
+
+class MemoryCopies(Shortcut):
+    """The copy of the newest version, held by the process that wrote it.
 
     Args:
-      most_bytes: larger parts are not copied.
+      most_bytes: larger versions are not copied.
+      readers: learn of the copies.
     """
 
-    def __init__(self, most_bytes: int):
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int, readers: NearReaders):
+        self._most_bytes, self._readers = most_bytes, readers
         self._newest: int | None = None
 
-    def add(self, arrays: Mapping[str, Any]) -> MemoryCopy | None:
+    def take(self, part: VersionPart, arrays: Arrays) -> VersionPart | None:
+        if not self._readers.watched_here or (copy := self.add(arrays)) is None:
+            return None
+        return dataclasses.replace(part, memory=copy)
+
+    async def offer(self, version: WeightVersion) -> None:
+        await self._readers.offer(version)
+
+    def add(self, arrays: Arrays) -> MemoryCopy | None:
         """Copies arrays, in place of those before; copies from devices.
 
         A process that has begun to read the copy before can read it to its end.
@@ -80,7 +105,6 @@ class MemoryCopies:
         return None
 
     def close(self) -> None:
-        """Gives the copy up."""
         descriptor, self._newest = self._newest, None
         if descriptor is not None:
             os.close(descriptor)

@@ -11,7 +11,6 @@ from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import (
     MOST_PARTS,
     Canary,
-    DeltaSize,
     MemoryCopy,
     TensorSpec,
     VersionPart,
@@ -67,13 +66,8 @@ def _part_to_proto(part: VersionPart) -> pb.Part:
             name: pb.Tensor(shape=spec.shape, dtype=spec.dtype, fingerprint=spec.fingerprint)
             for name, spec in part.tensors.items()
         },
-        delta=None if (size := part.delta) is None else _delta_to_proto(size),
         memory=None if (copy := part.memory) is None else _copy_to_proto(copy),
     )
-
-
-def _delta_to_proto(size: DeltaSize) -> pb.DeltaSize:
-    return pb.DeltaSize(gaps=size.gaps, values=size.values)
 
 
 def _copy_to_proto(copy: MemoryCopy) -> pb.MemoryCopy:
@@ -90,9 +84,6 @@ def _part_from_proto(message: pb.Part) -> VersionPart:
             for name, tensor in message.tensors.items()
         },
         format=message.format,
-        delta=DeltaSize(message.delta.gaps, message.delta.values)
-        if message.HasField("delta")
-        else None,
         memory=MemoryCopy(copy.pid, copy.descriptor, copy.token)
         if message.HasField("memory")
         else None,

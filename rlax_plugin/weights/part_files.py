@@ -64,8 +64,6 @@ def crc32c(data: bytes) -> int:
 def most_bytes(part: VersionPart) -> int:
     """Maximum bytes of all files of a part, with a margin for metadata and padding."""
     numbers = sum(map(_nbytes, part.tensors.values()))
-    if (size := part.delta) is not None:
-        numbers = size.gaps + size.values
     return int(_FACTOR * numbers) + len(part.tensors) * _TENSOR_BYTES + _PART_BYTES
 
 

@@ -1,10 +1,15 @@
-"""Turns fresh device buffers into a version that workers can pull, off the training thread."""
+"""Turns fresh device buffers into a version that workers can pull, off the training thread.
+
+A version goes two ways. A ``Shortcut`` may hand it to some workers at once, such as in the memory
+of this machine (``memory_copies``). A ``PartWriter`` writes its files meanwhile, and once all are
+there the parameter server announces them. Every worker can load a version from its files: at their
+path, or received from the parameter server (``streams``).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 import threading
 import time
@@ -26,10 +31,8 @@ from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import BASE, DELTA, Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
-from rlax_plugin.weights.memory_copies import MemoryCopies
-from rlax_plugin.weights.newest_parts import NewestParts
 
 log = logging.getLogger("rlax.controller")
 
@@ -84,17 +87,26 @@ class Announcer(Protocol):
         ...
 
 
-class NearAnnouncer(Protocol):
-    """The part of a parameter server in this process that knows of copies in memory."""
+class Shortcut:
+    """A way to some workers on which a version need not be written first; on this one are none.
 
-    @property
-    def watched_here(self) -> int:
-        """The number of readers on this machine that can read copies in memory; any thread."""
-        ...
+    The methods are called on the publisher's thread, except ``offer``.
+    """
+
+    def take(self, part: VersionPart, arrays: Arrays) -> VersionPart | None:
+        """Makes a version's only part ready for these workers, in place of the one before.
+
+        Returns:
+          The part as they find it; None: this one cannot go this way, or no worker waits for it.
+        """
+        del part, arrays
+        return None
 
     async def offer(self, version: WeightVersion) -> None:
-        """Shows an unwritten version, of which there is a copy, to these readers."""
-        ...
+        """Shows a version with such a part to the workers; called on the event loop."""
+
+    def close(self) -> None:
+        """Gives up what was made ready last, if anything was."""
 
 
 class Publisher:
@@ -113,10 +125,8 @@ class Publisher:
       on_published: called on the event loop once a version is written, and every reader can load
         it.
       deadline_s: time limit for one version.
-      full_every: see ``NewestParts``.
       pace: measures the size and duration of versions, and estimates the time they need.
-      copies: makes copies of versions in memory, for workers on this machine; None: there are none.
-      near: tells these workers of a copy; None: there are no copies.
+      shortcut: hands versions to some workers before they are written.
 
     Attributes:
       last_s: seconds that writing the last version took.
@@ -135,10 +145,8 @@ class Publisher:
         announcer: Announcer,
         failures: Supervision,
         deadline_s: float,
-        full_every: int = 1,
         pace: Pace | None = None,
-        copies: MemoryCopies | None = None,
-        near: NearAnnouncer | None = None,
+        shortcut: Shortcut | None = None,
         on_visible: Callable[[WeightVersion], None] = lambda version: None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
@@ -146,7 +154,7 @@ class Publisher:
         self._announcer, self._failures = announcer, failures
         self._on_visible, self._on_published = on_visible, on_published
         self._deadline_s, self._pace = deadline_s, pace
-        self._copies, self._near = copies, near
+        self._shortcut = shortcut or Shortcut()
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
         self._slow = 0.0, 0.0  # beginning of the publication, seconds until it is said to be slow
@@ -154,8 +162,7 @@ class Publisher:
         self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
         self._restart = True  # what the parameter server knows so far is another process's
-        self._full_every = full_every
-        self._newest = NewestParts(full_every)
+        self._newest: dict[str, VersionPart] = {}  # parts of the last version, by name
         self._held: tuple[NewWeights, _Prints] | None = None  # until the next step begins
         self.last_s, self.last_bytes, self._bytes = 0.0, 0, 0
         self.last_written: tuple[float, float] | None = None
@@ -171,11 +178,11 @@ class Publisher:
           WeightsError: a part is declared unchanged, but the previous version has no such part.
         """
         self.wait()
-        given = weights.parts
-        if unknown := [n for n, a in given.items() if a is None and n not in self._newest]:
-            reason = f"part {unknown[0]} is not handed over, and the version before has none"
+        unchanged = [name for name, arrays in weights.parts.items() if arrays is None]
+        if missing := [name for name in unchanged if name not in self._newest]:
+            reason = f"part {missing[0]} is not handed over, and the version before has none"
             raise WeightsError(f"version {weights.step}: {reason}")
-        prints = {name: fingerprints(a) for name, a in given.items() if a is not None}
+        prints = {name: fingerprints(a) for name, a in weights.parts.items() if a is not None}
         self._held = weights, prints
         self._submit(weights, prints)
 
@@ -196,7 +203,7 @@ class Publisher:
         """
         assert self._held is not None
         self.wait()
-        self._newest, self._restart = NewestParts(self._full_every), True
+        self._newest, self._restart = {}, True
         self._submit(*self._held)
 
     def forget(self) -> None:
@@ -219,35 +226,27 @@ class Publisher:
         self.last_written = started, ended
 
     def _write(self, weights: NewWeights, prints: _Prints) -> None:
-        step, given, canary = weights
-        self._bytes = 0
-        new = {
-            name: self._described(step, name, arrays, prints[name])
-            for name, arrays in given.items()
-            if arrays is not None
+        step, _, canary = weights
+        fresh = {name: arrays for name, arrays in weights.parts.items() if arrays is not None}
+        parts = {
+            name: self._described(step, name, fresh[name], prints[name])
+            if name in fresh
+            else self._newest[name]
+            for name in weights.parts
         }
         if self._pace is not None:
-            self._pace.weighs(self._newest.nbytes(given, new))
-        offered = self._offer(step, weights, new)
-        chains = {
-            name: self._newest.chain(name)
-            if arrays is None
-            else self._written(step, new[name], arrays)
-            for name, arrays in given.items()
-        }
-        parts = tuple(itertools.chain.from_iterable(chains.values()))
+            self._pace.weighs(sum(part.nbytes for part in parts.values()))
+        offered = self._offer(WeightVersion(step, step, tuple(parts.values()), canary), fresh)
+        for name, arrays in fresh.items():
+            path = self._save(step, parts[name], arrays)
+            parts[name] = dataclasses.replace(parts[name], path=path)
+        self._bytes = sum(map(_nbytes, fresh.values()))
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         self._asks(step, f"announcing to the parameter server version {step}")
-        self._on_loop(self._make_visible(WeightVersion(step, step, parts, canary), offered))
-        self._newest.published(chains, given)
+        version = WeightVersion(step, step, tuple(parts.values()), canary)
+        self._on_loop(self._make_visible(version, offered))
+        self._newest = parts
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
-
-    def _written(self, step: int, whole: VersionPart, arrays: Arrays) -> tuple[VersionPart, ...]:
-        """Writes a part in full or as changes; returns the parts that it consists of now."""
-        self._doing = f"comparing version {step} with the one before"
-        before, part, arrays = self._newest.to_write(whole, arrays)
-        self._bytes += _nbytes(arrays)
-        return *before, dataclasses.replace(part, path=self._save(step, part, arrays))
 
     def _described(
         self, step: int, name: str, arrays: Arrays, prints: Mapping[str, Any]
@@ -264,29 +263,23 @@ class Publisher:
         path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
         return path if name == BASE else f"{path}-{name}"
 
-    def _offer(self, step: int, weights: NewWeights, new: Mapping[str, VersionPart]) -> bool:
-        """Hands a version over in memory; False if it is too large, or has unchanged parts.
+    def _offer(self, version: WeightVersion, fresh: Mapping[str, Arrays]) -> bool:
+        """Hands a version over before it is written; False if it cannot be.
 
         The first one of a process is not: it takes the place of versions of an earlier process.
         """
-        near, copies = self._near, self._copies
-        if near is None or copies is None:
+        self._shortcut.close()  # of the version before
+        part = version.parts[0]
+        if self._restart or len(version.parts) > 1 or part.name not in fresh:
             return False
-        copies.close()  # of the version before
-        unchanged = len(new) != 1 or len(weights.parts) != 1
-        if unchanged or self._restart or not near.watched_here:
+        if (ready := self._shortcut.take(part, fresh[part.name])) is None:
             return False
-        ((name, part),) = new.items()
-        arrays = weights.parts[name]
-        if arrays is None or (copy := copies.add(arrays)) is None:
-            return False
-        part = dataclasses.replace(part, memory=copy)
-        self._asks(step, f"offering version {step} in memory")
-        self._on_loop(self._offered(near, WeightVersion(step, step, (part,), weights.canary)))
+        self._asks(version.step, f"offering version {version.step} in memory")
+        self._on_loop(self._offered(dataclasses.replace(version, parts=(ready,))))
         return True
 
-    async def _offered(self, near: NearAnnouncer, version: WeightVersion) -> None:
-        await near.offer(version)
+    async def _offered(self, version: WeightVersion) -> None:
+        await self._shortcut.offer(version)
         self._on_visible(version)
 
     def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:
@@ -302,7 +295,7 @@ class Publisher:
             tries += 1
             try:
                 took_s = self._save_once(step, name, path, arrays)
-                if self._pace is not None and part.format != DELTA:
+                if self._pace is not None:
                     self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
                 return path
             except (WeightsUnwritableError, OSError) as error:
@@ -411,12 +404,12 @@ class Publisher:
         self._closed.set()
         self.forget()
         ended = self._worker.end(0.0 if self._hung else self._deadline_s)
-        if self._copies is not None and ended:  # else its thread may be writing one
-            self._copies.close()
+        if ended:  # else its thread may be making a copy
+            self._shortcut.close()
 
 
-def _nbytes(arrays: Arrays | None) -> int:
-    return sum(int(array.nbytes) for array in (arrays or {}).values())
+def _nbytes(arrays: Arrays) -> int:
+    return sum(int(array.nbytes) for array in arrays.values())
 
 
 def _on_host(step: int, canary: Canary) -> Canary:

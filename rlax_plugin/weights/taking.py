@@ -137,7 +137,7 @@ async def _verify_loaded(
     max_new_tokens: int,
 ) -> None:
     began_s = time.perf_counter()
-    reading.size = _size(loaded.read) if loaded.nbytes is None else loaded.nbytes
+    reading.size = _size(loaded.read)
     await _verify(engine, version, loaded)
     if reading.decodes:
         decodes_s = time.perf_counter()

@@ -25,9 +25,8 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion, chains_of
-from rlax_plugin.weights import deltas, memory_copies
-from rlax_plugin.weights.changing import Changing, changing
+from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion
+from rlax_plugin.weights import memory_copies
 
 _CANARY_TOKENS = 16
 # Nats. Logits of that size are rounded by more than a tolerance for small ones, so log-probs of a
@@ -59,8 +58,8 @@ def read_weights(
     Args:
       like: name -> shape, dtype (and sharding) of every variable of the engine's model.
       fingerprint: (name -> array) to name -> uint32; None: see ``Loaded``.
-      held: the weights in use; parts that they share with the version are not read again, and only
-        the changes since them. None: all parts are read.
+      held: the weights in use; parts that they share with the version are not read again. None: all
+        parts are read.
 
     Raises:
       WeightsUnreadableError: they could not be read, for any reason that the store gave.
@@ -68,71 +67,18 @@ def read_weights(
       DeadlineError: reading them took too long.
     """
     check_variables(version, like)
-    arrays: dict[str, Any] = {}
-    whole: dict[str, Any] = {}  # of parts that are in use as they are
-    unchanged: list[VersionPart] = []
-    nbytes = 0
-    for chain in version.chains:
-        known = _in_use(chain, held)
-        nbytes += sum(part.nbytes for part in chain[known:])
-        names = chain[0].tensors
-        if known:
-            assert held is not None
-            found = {name: held.arrays[name] for name in names}
+    fresh: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    unread = set()
+    for part in version.parts:
+        if held is not None and part in held.parts:  # from its path, or from its copy in memory
+            unread.add(part.name)
+            shared |= {name: held.arrays[name] for name in part.tensors}
         else:
-            found = _read_part(version, chain[0], store, {name: like[name] for name in names})
-        if known == len(chain):
-            whole |= found
-            unchanged += chain
-        else:
-            arrays |= _with_changes(found, chain, known, store)
-    computed = None if fingerprint is None else functools.partial(fingerprint, dict(arrays))
-    return Loaded(
-        version.version,
-        arrays | whole,
-        computed,
-        parts=version.parts,
-        held=frozenset(part.name for part in unchanged),
-        nbytes=nbytes,
-    )
-
-
-def _in_use(chain: Sequence[VersionPart], held: Loaded | None) -> int:
-    """The number of parts of a chain, from the first on, of which the weights in use consist.
-
-    The last one tells: a path is that of one part only, and of its copy in memory. Changes can be
-    applied only to the weights that they are changes of.
-    """
-    for *_, used in () if held is None else chains_of(held.parts):
-        for count, part in enumerate(chain, start=1):
-            if part.path == used.path and part.tensors in ({}, used.tensors):
-                return count
-    return 0
-
-
-def _with_changes(
-    arrays: dict[str, Any], chain: Sequence[VersionPart], known: int, store: WeightStore
-) -> dict[str, Any]:
-    """The arrays after all changes.
-
-    Each array that changes is copied once. Arrays that were just read are dropped one by one, so
-    that memory holds two versions at a time, this one and the one in use.
-
-    Args:
-      arrays: those of the first ``known`` parts of the chain, which are in use; if it is 0, those
-        of the first part, which were just read. The mapping is changed.
-    """
-    copies: dict[str, Changing] = {}
-
-    def change(part: VersionPart) -> None:
-        for name, changes in deltas.read(part, chain[0].tensors, store):
-            if name not in copies:
-                copies[name] = changing(arrays.pop(name), own=known == 0)
-            copies[name].change(changes)
-
-    for part in chain[known or 1 :]:
-        _reading(part, functools.partial(change, part))
-    return arrays | {name: copy.changed() for name, copy in copies.items()}
+            wanted = {name: like[name] for name in part.tensors}
+            fresh |= _read_part(version, part, store, wanted)
+    computed = None if fingerprint is None else functools.partial(fingerprint, dict(fresh))
+    return Loaded(version.version, fresh | shared, computed, parts=version.parts, held=unread)
 
 
 def _read_part(
@@ -144,22 +90,10 @@ def _read_part(
             f"{NATIVE} can be read"
         )
 
-    def read() -> dict[str, Any]:
+    try:
         if part.memory is not None:
             return memory_copies.on_devices(memory_copies.read(part.memory, part.tensors), like)
         return store.load(part.path, like)
-
-    return _reading(part, read)
-
-
-def _reading[T](part: VersionPart, read: Callable[[], T]) -> T:
-    """Reads a part.
-
-    Raises:
-      WeightsUnreadableError: it failed for a reason that says nothing of the bytes.
-    """
-    try:
-        return read()
     except RlaxError:
         raise
     except Exception as error:  # of a file system or a client library: it says nothing of the bytes
@@ -203,8 +137,7 @@ def check_fingerprints(
     Raises:
       WeightsMismatchError: one differs.
     """
-    last = (chain[-1] for chain in version.chains)
-    read = (part.tensors.items() for part in last if part.name not in held)
+    read = (part.tensors.items() for part in version.parts if part.name not in held)
     for name, spec in itertools.chain.from_iterable(read):
         if (number := int(found[name])) != spec.fingerprint:
             raise WeightsMismatchError(

@@ -14,7 +14,6 @@ from rlax_plugin.types import (
     BASE,
     NATIVE,
     Canary,
-    DeltaSize,
     TensorSpec,
     VersionPart,
     WeightVersion,
@@ -60,7 +59,6 @@ def _plain_part(part: VersionPart) -> dict[str, Any]:
             for name, spec in part.tensors.items()
         },
         "format": part.format,
-        "delta": part.delta and {"gaps": part.delta.gaps, "values": part.delta.values},
     }
 
 
@@ -121,7 +119,6 @@ def _parts(entries: Sequence[dict[str, Any]]) -> tuple[VersionPart, ...]:
 
 
 def _part_from_json(entry: dict[str, Any]) -> VersionPart:
-    size = entry.get("delta")
     return VersionPart(
         name=str(entry.get("name", BASE)),
         path=str(entry["path"]),
@@ -130,7 +127,6 @@ def _part_from_json(entry: dict[str, Any]) -> VersionPart:
             for name, t in entry["tensors"].items()
         },
         format=str(entry.get("format", NATIVE)),
-        delta=DeltaSize(int(size["gaps"]), int(size["values"])) if size else None,
     )
 
 

@@ -14,9 +14,6 @@ import tensorstore as ts
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rlax_orbax.store import OrbaxStore
-from rlax_plugin.types import TensorSpec
-from rlax_plugin.weights import deltas
-from rlax_plugin.weights.changing import changing
 from rlax_plugin.weights.device_fingerprint import fingerprint
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
@@ -43,25 +40,6 @@ for i in range(len(shardings)):
         assert loaded.sharding == sharding
         assert all((np.asarray(s.data) == value[s.index]).all() for s in loaded.addressable_shards)
 
-# Changes set the bits of all shards, and only those.
-other = np.where(np.random.default_rng(2).random(value.shape) < .3, -value, value)
-encoded = deltas.encoded({"w": value}, {"w": other}, 1 << 20)
-tensors = {"w": TensorSpec(value.shape, "float32", 0)}
-((_, changes),) = deltas.decoded(encoded["gaps"], encoded["values"], tensors)
-for source in sources:
-    copy = changing(source)
-    copy.change(changes)
-    copy.change(changes)
-    changed = copy.changed()
-    again = changing(jax.device_put(value, source.sharding), own=True)
-    again.change(changes)
-    assert (np.asarray(again.changed()) == other).all()
-    layer_major = changing(jnp.moveaxis(source, 1, 0), axis=1)
-    layer_major.change(changes)
-    assert (np.moveaxis(np.asarray(layer_major.changed()), 0, 1) == other).all()
-    assert changed.sharding == source.sharding
-    assert all((np.asarray(s.data) == other[s.index]).all() for s in changed.addressable_shards)
-    assert (np.asarray(source) == value).all()
 print("loaded")
 
 # Each chunk is read once, also if several shards of this process need parts of it.

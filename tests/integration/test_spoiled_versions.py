@@ -16,17 +16,15 @@ from rlax_plugin.records.files import RunFiles
 STEPS, SPOILED = 6, 3
 
 
-@pytest.mark.parametrize("full_every", [1, 4], ids=["in full", "as changes"])
 @pytest.mark.slow
 def test_a_version_that_two_processes_find_wrong_is_published_again(
-    full_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=":")
     run = Run(
         tmp_path,
         plugins("spoiled_store"),
-        f"rlax.weights={{store: {{name: spoiled, step: {SPOILED}, how: flipped}}, "
-        f"full_every: {full_every}}}",
+        f"rlax.weights.store={{name: spoiled, step: {SPOILED}, how: flipped}}",
         f"steps={STEPS}",
     )
     status, said = run.end()

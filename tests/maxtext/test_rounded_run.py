@@ -1,4 +1,4 @@
-"""A whole run whose versions are rounded to bfloat16, and mostly written as what has changed."""
+"""A whole run whose versions are rounded to bfloat16."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SETTINGS = (
     "dtype=bfloat16",
     "scan_layers=true",  # whose variables a worker on a CPU lays out by layer
     "learning_rate=1e-5",
-    "rlax.weights={dtype: bfloat16, full_every: 3, memory_mib: 0, keep: 6, store: {name: orbax}}",
+    "rlax.weights={dtype: bfloat16, memory_mib: 0, keep: 6, store: {name: orbax}}",
     f"steps={STEPS}",
 )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_workers_use_what_the_changes_make_of_their_weights(tmp_path):
+def test_workers_use_rounded_weights(tmp_path):
     config = "tests/configs/maxtext.yml"
     done = finished(
         "train", config, *SETTINGS, f"base_output_directory={tmp_path}", cwd=ROOT, timeout_s=500
@@ -35,17 +35,11 @@ def test_workers_use_what_the_changes_make_of_their_weights(tmp_path):
     files = RunFiles(tmp_path / "maxtext")
     assert audit(files).violation is None
     versions = [kept_version(files, number) for number in range(STEPS + 1)]
-    assert [len(version.parts) for version in versions] == [1, 2, 3, 1, 2, 3]
-    # Float32 matrices are bfloat16 in a version, and changes are a small part of all.
-    whole = versions[0].parts[0].nbytes
+    # Float32 matrices are bfloat16 in a version.
     dtypes = {name: spec.dtype for name, spec in versions[0].tensors.items()}
     assert {name for name, dtype in dtypes.items() if dtype == "float32"} == {
         name for name in dtypes if name.endswith("scale")
     }
-    for version in versions:
-        for part in version.parts[1:]:
-            assert part.delta is not None
-            assert 0 < part.delta.gaps + part.delta.values < whole / 4
     # Every version changed something, and its worker verified the log-probs of the canary.
     assert len({tuple(s.fingerprint for s in v.tensors.values()) for v in versions}) == STEPS + 1
     lines = (tmp_path / "maxtext/metrics.jsonl").read_text().splitlines()

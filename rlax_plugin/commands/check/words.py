@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlax_plugin.commands.check.examined import Examined
-from rlax_plugin.config import Evaluation, Weights
+from rlax_plugin.config import Evaluation
 from rlax_plugin.fleet.deadlines import Need, Rates, needs, sample_s
 from rlax_plugin.objective.loss import choices
 from rlax_plugin.start.schedules import schedules_of
@@ -213,14 +213,6 @@ def _schedules(config: Examined) -> Words:
     return words
 
 
-def _written(weights: Weights) -> str:
-    """Returns words on versions that are rounded, or not written in full; "" if none are."""
-    found = ", rounded to bfloat16" if weights.rounded else ""
-    if weights.full_every > 1:
-        found += f"; 1 of {weights.full_every} written in full, the others as changes"
-    return found
-
-
 def _files(config: Examined) -> Words:
     section, maxtext = config.section, config.maxtext
     base = str(maxtext.get("base_output_directory") or "base_output_directory")
@@ -229,7 +221,7 @@ def _files(config: Examined) -> Words:
     words = {
         "run": run,
         "weights": f"{weights.path or f'{run}/weights'}, {weights.store.name}, the newest "
-        f"{plural(weights.keep, 'version')}{_written(weights)}",
+        f"{plural(weights.keep, 'version')}{', rounded to bfloat16' if weights.rounded else ''}",
     }
     if section.state_dir:
         words["ledger and logs"] = section.state_dir

@@ -40,9 +40,7 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
         "mask": np.array([True, False]),
         "scalar": np.array(3.5, np.float32),
         "empty": np.zeros((0, 4), np.float32),
-        # As those of changes, see ``rlax_plugin.weights.deltas``.
-        "gaps": rng.integers(0, 256, 77, np.uint8),
-        "values": np.zeros(0, np.uint8),
+        "bytes": rng.integers(0, 256, 77, np.uint8),
     }
 
 

@@ -185,7 +185,6 @@ def test_of_a_config_file_of_its_own_only_what_is_local_counts(tmp_path):
         ("rlax.deadlines.rpc_s=1", True),
         ("dcn_data_parallelism=2", True),
         ("rlax.weights.transfer=stream", True),
-        ("rlax.weights.full_every=4", True),
         ("rlax.weights.dtype=bfloat16", False),
         ("rlax.rollouts.temperature=0.5", False),
         ("rlax.rollouts.on_new_weights=discard", False),

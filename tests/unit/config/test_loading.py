@@ -236,7 +236,6 @@ def test_hash_is_of_what_is_said_not_of_where(tmp_path: Path) -> None:
         "rlax.network.port=7000",
         "rlax.trackers=[{name: t}]",
         "rlax.weights.transfer=stream",
-        "rlax.weights.full_every=4",
     ],
 )
 def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -> None:

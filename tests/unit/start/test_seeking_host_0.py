@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from types import SimpleNamespace
 
 import pytest
 from led import HASH, TOKEN, led_by_host_0
@@ -13,7 +12,7 @@ from rlax_plugin.hosts import leading
 from rlax_plugin.records.endpoints import Endpoints, write_endpoints
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start import descent, follower
-from rlax_plugin.start.leading import check_hosts, record_start
+from rlax_plugin.start.leading import record_start
 from rlax_plugin.types import Descent, HostPlace
 
 
@@ -24,14 +23,6 @@ def led(tmp_path, monkeypatch):
     with led_by_host_0() as found:
         record_start(RunFiles(tmp_path), found.leader)
         yield found
-
-
-def test_several_hosts_write_versions_in_full():
-    section = section_with(weights={"full_every": 4})
-    trainer = SimpleNamespace(run=lambda port: None, follow=lambda port: None)
-    check_hosts(HostPlace(), trainer, section)
-    with pytest.raises(ConfigError, match=r"rlax\.weights\.full_every = 4: must be 1 with several"):
-        check_hosts(HostPlace(0, 2, "127.0.0.1:1"), trainer, section)
 
 
 class Config:

@@ -10,7 +10,7 @@ import pytest
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import MOST_PARTS, DeltaSize, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.types import MOST_PARTS, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 from rlax_plugin.weights.version_index import versions_from_json, versions_to_json
 
@@ -20,7 +20,6 @@ TENSORS = {"w": TensorSpec((2, 3), "bfloat16", 7)}
 def test_messages_and_the_index_keep_every_field_of_a_part() -> None:
     parts = (
         VersionPart("base", "/w/1", TENSORS),
-        VersionPart("base_1", "/w/3", TENSORS, format="delta", delta=DeltaSize(5, 1 << 40)),
         VersionPart("adapter", "/w/2", {"a": TensorSpec((), "float32", 8)}, format="hf"),
     )
     sent = WeightVersion(3, 3, parts)

@@ -23,7 +23,7 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.types import BASE, Canary, DeltaSize, WeightVersion
+from rlax_plugin.types import BASE, Canary, WeightVersion
 from rlax_plugin.weights.memory_copies import MemoryCopies, read
 from rlax_plugin.weights.publisher import ASKING, Publisher, by_one_host
 
@@ -81,7 +81,7 @@ def make(loop):
     """Makes publishers, which are closed at the end: their threads wait for work until then."""
     made: list[Publisher] = []
 
-    def make(store, announce=None, deadline_s=60.0, copies=None, full_every=1):
+    def make(store, announce=None, deadline_s=60.0, most_copied=0):
         seen: list[WeightVersion] = []
         failures = Failures()
         announcer = announce if isinstance(announce, Announcer) else Announcer(announce)
@@ -94,9 +94,7 @@ def make(loop):
             on_published=seen.append,
             failures=failures,
             deadline_s=deadline_s,
-            full_every=full_every,
-            copies=copies,
-            near=announcer,
+            shortcut=MemoryCopies(most_copied, announcer),
         )
         made.append(publisher)
         return publisher, seen, failures.errors, failures.told
@@ -151,23 +149,21 @@ def test_the_newest_version_is_published_again_in_full_at_another_path(make):
     async def noted(version, restart):
         restarts.append((version.version, restart))
 
-    publisher, seen, errors, _ = make(Store(), noted, full_every=4)
+    publisher, seen, errors, _ = make(Store(), noted)
     for step in (0, 1):
         publisher.publish(weights(step))
     assert publisher.holds(1) and not publisher.holds(0)
     publisher.again()
     publisher.wait()
-    changed, whole = seen[1:]
+    first, again = seen[1:]
     assert [v.version for v in seen] == [0, 1, 1] and not errors
-    assert (len(changed.parts), len(whole.parts)) == (2, 1)
-    assert whole.paths[0] not in changed.paths and whole.tensors == changed.parts[-1].tensors
+    assert again.paths != first.paths and again.tensors == first.tensors
     assert restarts == [(0, True), (1, False), (1, True)]  # it takes the place of the other one
-    publisher.publish(weights(2))  # changes of what was written last
+    publisher.publish(weights(2))
     publisher.forget()
     assert not publisher.holds(2)  # the next one is on its way
     publisher.wait()
     assert [v.version for v in seen] == [0, 1, 1, 2]
-    assert seen[3].parts[0].path == whole.parts[0].path
 
 
 @pytest.mark.parametrize("where", ["store", "announce"])
@@ -422,7 +418,7 @@ def test_closing_repeats_no_save(make, monkeypatch):
 
 def test_a_version_is_offered_in_memory_before_it_is_written_but_for_the_first(make):
     gate, announcer = threading.Event(), Announcer(None)
-    publisher, seen, errors, _ = make(store := Store(), announcer, copies=MemoryCopies(100))
+    publisher, seen, errors, _ = make(store := Store(), announcer, most_copied=100)
     publisher.publish(weights(3))
     publisher.wait()
     assert announcer.offered == [] and [v.version for v in seen] == [3]
@@ -447,38 +443,13 @@ def test_a_version_is_offered_in_memory_before_it_is_written_but_for_the_first(m
         read(part.memory, part.tensors)
 
 
-def test_a_copy_in_memory_is_complete_and_has_the_path_of_the_changes(make):
-    announcer = Announcer(None)
-    publisher, seen, *_ = make(Store(), announcer, copies=MemoryCopies(100), full_every=3)
-    publisher.publish(weights(0))
-    changed = np.array([0.0, 1.0, -0.0, 3.0], np.float32)
-    publisher.publish(NewWeights(1, {BASE: {"w": changed}}))
-    publisher.wait()
-    (copy,), (_, changes) = announcer.offered[0].parts, seen[1].parts
-    assert (copy.path, copy.tensors) == (changes.path, changes.tensors)
-    assert read(copy.memory, copy.tensors)["w"].tobytes() == changed.tobytes()
-    assert (changes.format, changes.delta) == ("delta", DeltaSize(1, 4))
-    assert publisher.last_bytes == 5
-
-
-def test_arrays_that_a_trainer_uses_again_are_not_compared_with_themselves(make):
-    publisher, seen, *_ = make(store := Store(), full_every=2)
-    buffer = np.arange(4, dtype=np.float32)
-    publisher.publish(NewWeights(0, {BASE: {"w": buffer}}))
-    publisher.wait()
-    buffer[2] = 7
-    publisher.publish(NewWeights(1, {BASE: {"w": buffer}}))
-    publisher.wait()
-    assert seen[1].parts[-1].delta == DeltaSize(1, 4) and len(store.paths) == 2
-
-
 def np_arrays(count):
     return {"w": np.arange(count, dtype=np.float32)}
 
 
 def test_a_version_that_was_offered_and_cannot_be_written_ends_the_run(make):
     announcer = Announcer(None)
-    publisher, seen, errors, told = make(store := Store(), announcer, copies=MemoryCopies(100))
+    publisher, seen, errors, told = make(store := Store(), announcer, most_copied=100)
     publisher.publish(weights(0))
     publisher.wait()
     store.error = WeightsError("no space left")

@@ -6,8 +6,10 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights import verification
 from rlax_plugin.weights.kept_versions import kept_version, listed_versions, record_versions
 from rlax_plugin.weights.leased_versions import VersionTable
+from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.taking import Reading, take_version
@@ -162,6 +165,20 @@ def test_a_part_that_is_in_use_is_neither_read_nor_verified_again(
     assert second.canary is not None
     scored = asyncio.run(engine.score(second.canary.tokens))
     np.testing.assert_array_equal(scored, second.canary.logprobs)
+
+
+def test_a_copy_in_memory_counts_as_the_part_that_it_is_a_copy_of(trainer: Trainer, store) -> None:
+    readers: Any = SimpleNamespace(watched_here=1)
+    first = trainer.publish(0, BASE)
+    base, changed = first.parts
+    engine = FakeEngine(store)
+    with closing(MemoryCopies(1 << 20, readers)) as copies:
+        copied = copies.take(changed, adapter(0))
+        assert copied is not None and copied.memory is not None
+        take(engine, replace(first, parts=(base, copied)))
+    assert store.loaded == [base.path]
+    take(engine, first)
+    assert store.loaded == [base.path]
 
 
 def test_other_readers_read_all_parts(trainer: Trainer, store) -> None:
