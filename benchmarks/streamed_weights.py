@@ -117,7 +117,7 @@ def worker(directory: str, number: int, address: str, connection: Connection) ->
     from rlax_plugin.rpc.run_secrets import run_secrets
     from rlax_plugin.weights.client import ParameterServerClient
     from rlax_plugin.weights.local_copies import local_copies
-    from rlax_plugin.weights.taking import Reading
+    from rlax_plugin.weights.verification import Reading
 
     place, mine = Path(directory), Path(directory, f"worker{number}")
     section = RlaxSection.model_validate(

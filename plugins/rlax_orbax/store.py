@@ -25,10 +25,8 @@ from etils import epath
 from orbax import checkpoint as ocp
 
 from rlax_orbax.layout import ARRAY_FILE, METADATA_FILE, Layout, array_spec, decode, encode
-from rlax_orbax.shards import Pieces, nbytes_of, own_pieces
-from rlax_orbax.shared_chunks import SharedChunks
+from rlax_orbax.pieces import Pieces, SharedChunks, Writing, layouts_of, nbytes_of, own_pieces
 from rlax_orbax.time_left import IO_ERRORS, Clock, read_error, write_error
-from rlax_orbax.writing import Writing, layouts_of
 from rlax_plugin.api import (
     Arrays,
     SharedWriter,

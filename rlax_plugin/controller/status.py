@@ -28,7 +28,7 @@ from rlax_plugin.liveness.run_status import (
 )
 from rlax_plugin.liveness.status_file import EVERY_S
 from rlax_plugin.ports.protocols import FailingLauncher
-from rlax_plugin.weights.taking import LOAD_FAILURES, LOADING
+from rlax_plugin.weights.verification import LOAD_FAILURES, LOADING
 
 _SAMPLES = 30  # heartbeats, or statuses, over which the load is averaged
 _PHASES = {"wait": "time/wait_s", "train": "time/train_s", "publish": "time/publish_on_loop_s"}

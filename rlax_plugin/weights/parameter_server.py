@@ -23,12 +23,17 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.kept_versions import Listed, is_in, listed_in_index, write_index
+from rlax_plugin.weights.kept_versions import (
+    Listed,
+    is_in,
+    listed_in_index,
+    versions_to_json,
+    write_index,
+)
 from rlax_plugin.weights.leased_versions import TooManyLeasesError, VersionTable
 from rlax_plugin.weights.memory_copies import this_machine
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
-from rlax_plugin.weights.part_streams import PartStreams
-from rlax_plugin.weights.version_index import versions_to_json
+from rlax_plugin.weights.streams import PartStreams
 
 log = logging.getLogger("rlax.parameter_server")
 

@@ -28,7 +28,7 @@ from rlax_plugin.rpc.followed_secret import FollowedSecret
 from rlax_plugin.rpc.key_ring import token_path
 from rlax_plugin.rpc.secret import Access, MissingSecretError, Secret
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.weights.taking import Reading
+from rlax_plugin.weights.verification import Reading
 
 log = logging.getLogger("rlax.worker")
 

@@ -36,7 +36,7 @@ from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.local_copies import LocalCopies, unseen
 from rlax_plugin.weights.memory_copies import this_machine
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 from rlax_plugin.worker.following import Following
 from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
 from rlax_plugin.worker.loaded_log import LoadedLog

@@ -28,7 +28,7 @@ from rlax_plugin.rpc.certificate import new_identity
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.rpc.key_ring import on_ring
 from rlax_plugin.rpc.secret import Secret, new_token, read_secret
-from rlax_plugin.weights.taking import Reading
+from rlax_plugin.weights.verification import Reading
 from rlax_plugin.worker.rollout_service import RolloutService
 
 log = logging.getLogger("rlax.worker")

@@ -27,7 +27,7 @@ from rlax_plugin.rpc.doors import check_open
 from rlax_plugin.text.logs import log_to
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept_versions import kept_version
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 from rlax_plugin.worker.process import Endpoint, Scrapes
 from rlax_plugin.worker.process import run as run_engine
 from rlax_plugin.worker.rollout_service import RolloutService

@@ -8,8 +8,8 @@ import pytest
 import tensorstore as ts
 from etils import epath
 from orbax import checkpoint as ocp
+from rlax_orbax.pieces import Writing
 from rlax_orbax.store import OrbaxStore
-from rlax_orbax.writing import Writing
 
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.ports.store_abilities import SharedWriter

@@ -12,7 +12,7 @@ from rlax_orbax.store import OrbaxStore
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.testing.builders import tensor_specs
 from rlax_plugin.types import VersionPart
-from rlax_plugin.weights.part_files import check_files, chunks_of, list_files
+from rlax_plugin.weights.streams import check_files, chunks_of, list_files
 
 
 def arrays() -> dict[str, jnp.ndarray]:

@@ -12,7 +12,7 @@ from rlax_plugin.rpc.doors import Door, client_channel, listen
 from rlax_plugin.rpc.key_ring import token_path
 from rlax_plugin.rpc.run_secrets import RunSecrets
 from rlax_plugin.rpc.secret import Secret, new_token
-from rlax_plugin.weights.taking import Reading
+from rlax_plugin.weights.verification import Reading
 
 SECRETS = RunSecrets(new_token(), new_token(), new_identity(), Path("worker-token.json"))
 

@@ -19,8 +19,8 @@ from rlax_plugin.types import TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.client import Held, ParameterServerClient
 from rlax_plugin.weights.local_copies import LocalCopies
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.weights.part_files import CHUNK_BYTES
-from rlax_plugin.weights.taking import Reading
+from rlax_plugin.weights.streams import CHUNK_BYTES
+from rlax_plugin.weights.verification import Reading
 
 MIB = CHUNK_BYTES
 BODY = os.urandom(5 * MIB + 7)

@@ -73,7 +73,7 @@ def test_a_full_disk_is_seen_before_the_first_byte(tmp_path: Path, monkeypatch: 
     class Full:
         free = 65 << 20
 
-    monkeypatch.setattr("rlax_plugin.weights.part_download.shutil.disk_usage", lambda place: Full)
+    monkeypatch.setattr("rlax_plugin.weights.local_copies.shutil.disk_usage", lambda place: Full)
 
     async def main() -> None:
         with local_copies(settings(tmp_path)) as copies:

@@ -27,8 +27,8 @@ from waiting import eventually
 from rlax_plugin.errors import DeadlineError, WeightsUnreadableError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.weights.local_copies import local_copies
-from rlax_plugin.weights.part_files import crc32c
-from rlax_plugin.weights.taking import Reading
+from rlax_plugin.weights.streams import crc32c
+from rlax_plugin.weights.verification import Reading
 
 
 def directories(root: Path) -> list[str]:

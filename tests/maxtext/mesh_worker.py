@@ -24,7 +24,7 @@ from maxtext_overrides.sampler.decode import DecodeEngine
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
-from rlax_plugin.weights.taking import Reading, take_version
+from rlax_plugin.weights.verification import Reading, take_version
 
 MESHES = {
     "tensor": {"ici_tensor_parallelism": 2},

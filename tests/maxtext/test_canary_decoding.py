@@ -16,7 +16,7 @@ from rlax_plugin.errors import WeightsMismatchError
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.weights.device_fingerprint import fingerprint
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 DEADLINE_S = 120
 BFLOAT16 = {"dtype": "bfloat16", "weight_dtype": "bfloat16"}

@@ -21,8 +21,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
-from rlax_plugin.weights.kept_versions import record_versions
-from rlax_plugin.weights.version_index import versions_to_json
+from rlax_plugin.weights.kept_versions import record_versions, versions_to_json
 
 GIB = 2**30
 

@@ -21,7 +21,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.types import Key, Request, SamplingParams
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 LONGEST = 96
 SIZES = {"max_prefill_predict_length": LONGEST, "max_target_length": LONGEST + NEW}

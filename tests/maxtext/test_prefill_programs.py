@@ -17,7 +17,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.types import Key, Request, SamplingParams
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 SLOTS, PROMPT, GROUP = 6, 20, 2  # no powers of two: samples are read 1, 2, 4 or 6 at once
 LONGEST = PROMPT + NEW - 1

@@ -22,7 +22,7 @@ from rlax_plugin.rpc.wire import reply_from_proto
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.device_fingerprint import fingerprint
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.rollout_service import RolloutService
 

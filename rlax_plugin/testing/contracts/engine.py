@@ -34,7 +34,7 @@ from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.tokens.defects import defect
 from rlax_plugin.tokens.stopping import Decode, problem_of
 from rlax_plugin.types import Request, Sampled, SamplingParams, WeightVersion
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 _FIGURES = ("slots", "active", "waiting", "tokens_total")
 _SEEDS = (11, 2**63 + 5, 12, 2**31)

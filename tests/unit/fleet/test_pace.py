@@ -18,7 +18,7 @@ from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.types import BASE
 from rlax_plugin.weights.publisher import Publisher, by_one_host
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 # 200 tokens at the assumed 20/s take 10 s; prompts of 0.1 s per thousand tokens hardly count.
 VALUES = {

@@ -7,7 +7,7 @@ import pytest
 from scripted_slots import DEADLINE_S, play, version
 from streamed import stub_of, wholes
 
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 pb = pytest.importorskip("jetstream.core.proto.jetstream_pb2")
 

@@ -17,7 +17,7 @@ from streamed import stub_of, wholes
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.testing import make_sampled
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 pb = pytest.importorskip("jetstream.core.proto.jetstream_pb2")
 

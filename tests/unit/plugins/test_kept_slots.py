@@ -9,7 +9,7 @@ from scripted_slots import PROMPT, ScriptedSlots, generated, play, request, vers
 
 from rlax_plugin.batching.jobs import Job
 from rlax_plugin.batching.scheduler import Scheduler
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 
 class KeepingSlots(ScriptedSlots):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlax_orbax.blocks import Block, blocks_of, inside
+from rlax_orbax.pieces import Block, blocks_of, inside
 
 
 def test_shards_that_consist_of_whole_chunks_are_read_into_their_buffers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorstore as ts
-from rlax_orbax.shared_chunks import SharedChunks
+from rlax_orbax.pieces import SharedChunks
 from rlax_orbax.time_left import Clock
 
 CHUNK = 400  # bytes

@@ -36,7 +36,7 @@ from rlax_plugin.testing import make_sampled
 from rlax_plugin.tokens.byte_level import DIRECTORY
 from rlax_plugin.tokens.tokenizer import Tokenizer
 from rlax_plugin.types import SamplingParams
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 
 def test_groups_arrive_complete_and_in_index_order():

@@ -9,7 +9,7 @@ from scripted_slots import ScriptedSlots, play, request, until, version
 from test_rlax_jetstream_progress import OneByOne, attempt
 from waiting import eventually
 
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 
 def test_what_is_too_old_ends_and_what_waits_begins_with_newer_weights():

@@ -8,7 +8,7 @@ from scripted_slots import ScriptedSlots, play
 
 from rlax_plugin.errors import WeightsMismatchError
 from rlax_plugin.types import Canary, TensorSpec, VersionPart, WeightVersion
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 
 def canary(version):

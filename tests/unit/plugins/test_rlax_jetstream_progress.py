@@ -14,7 +14,7 @@ from waiting import eventually
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.types import Key
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 
 def attempt(group):

@@ -25,7 +25,7 @@ from rlax_plugin.batching.jobs import Job
 from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.testing import make_sampled
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 
 def decode(tokens):

@@ -13,7 +13,7 @@ from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.types import Canary
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
 NEVER_S, ALWAYS_S = 1e6, 1e-9

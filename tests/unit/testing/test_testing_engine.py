@@ -24,7 +24,7 @@ from rlax_plugin.testing.task import decode
 from rlax_plugin.tokens.defects import defect
 from rlax_plugin.tokens.stopping import end_of
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, TensorSpec, WeightVersion
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
 

@@ -32,7 +32,7 @@ from rlax_plugin.testing import (
 )
 from rlax_plugin.testing.fakes import CANARY_TOKENS
 from rlax_plugin.types import Canary, Key, Score, Turn, Unscored
-from rlax_plugin.weights.taking import take_version
+from rlax_plugin.weights.verification import take_version
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
 

@@ -9,9 +9,9 @@ from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, TensorSpec
+from rlax_plugin.weights.kept_versions import versions_from_json, versions_to_json
 from rlax_plugin.weights.leased_versions import MOST_LEASES, VersionTable
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
-from rlax_plugin.weights.version_index import versions_from_json, versions_to_json
 
 
 class Clock:

@@ -25,11 +25,11 @@ from rlax_plugin.weights.kept_versions import (
     listed_in_index,
     listed_versions,
     record_versions,
+    versions_to_json,
     write_index,
 )
 from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.weights.version_index import versions_to_json
 
 LIMIT_S = 60
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.types import TensorSpec, VersionPart
-from rlax_plugin.weights.part_files import (
+from rlax_plugin.weights.streams import (
     CHUNK_BYTES,
     PartFile,
     check_files,

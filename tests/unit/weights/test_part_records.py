@@ -11,8 +11,8 @@ from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import MOST_PARTS, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.weights.kept_versions import versions_from_json, versions_to_json
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
-from rlax_plugin.weights.version_index import versions_from_json, versions_to_json
 
 TENSORS = {"w": TensorSpec((2, 3), "bfloat16", 7)}
 

@@ -36,7 +36,7 @@ from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.publisher import Publisher, by_one_host
-from rlax_plugin.weights.taking import Reading, take_version
+from rlax_plugin.weights.verification import Reading, take_version
 
 LIMIT_S = 60
 
@@ -105,7 +105,7 @@ def computed(monkeypatch) -> list[list[str]]:
         found.append(sorted(prints))
         check(version, prints, held)
 
-    monkeypatch.setattr("rlax_plugin.weights.taking.check_fingerprints", noted)
+    monkeypatch.setattr("rlax_plugin.weights.verification.check_fingerprints", noted)
     return found
 
 

@@ -13,7 +13,7 @@ from rlax_plugin.errors import WeightsError, WeightsMismatchError, WeightsUnread
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
-from rlax_plugin.weights.taking import Reading, take_version
+from rlax_plugin.weights.verification import Reading, take_version
 
 CANARY = Canary(np.arange(16, dtype=np.int32), np.full(15, -2.0, np.float32), 1e-3)
 TENSORS = {"w": TensorSpec((3,), "float32", 7)}
@@ -80,7 +80,7 @@ def test_verifying_decoding_takes_a_fiftieth_of_the_time_at_most(monkeypatch) ->
             now_s += 0.5
             return await super().decode_greedy(tokens, count, loaded)
 
-    monkeypatch.setattr("rlax_plugin.weights.taking.time.perf_counter", lambda: now_s)
+    monkeypatch.setattr("rlax_plugin.weights.verification.time.perf_counter", lambda: now_s)
     reading, verified_at_s = Reading(), []
     for number in range(12):
         now_s = 10.0 * number

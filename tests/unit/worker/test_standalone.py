@@ -27,8 +27,7 @@ from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.engine import ScriptedEngine
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.kept_versions import kept_version, record_versions
-from rlax_plugin.weights.version_index import versions_to_json
+from rlax_plugin.weights.kept_versions import kept_version, record_versions, versions_to_json
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.standalone import greeting, load_readable, serve_run
 
