@@ -20,12 +20,13 @@ _PASSING = frozenset(
 )
 # As Python and TensorStore quote the system; other words could be those of a model or a program.
 _QUOTED = re.compile(rf"\[(Errno|OS error) ({errno.ENOSPC}|{errno.EDQUOT})\b")
-_NO_THREAD = "can't start new thread"  # a RuntimeError of Python
+# A RuntimeError of Python and an ImportError of glibc.
+_LIMITED = re.compile(r"^can't start new thread$|: failed to map segment from shared object")
 _MOST_CAUSES, _LONGEST = 20, 300  # errors behind an error; characters
 
 
 def exhausted(error: BaseException) -> str:
-    """Returns a sentence for an error of a full disk or a missing thread; "" for any other.
+    """Returns a sentence for an error of a full disk, or of a limit on threads or memory, or "".
 
     Args:
       error: counts if it, or a cause that it names (``raise ... from``), is such an error. A group
@@ -34,8 +35,8 @@ def exhausted(error: BaseException) -> str:
     if (full := _found(error)) is None:
         return ""
     what, remedy = "a disk is full", "free some space"
-    if str(full) == _NO_THREAD:
-        what = "this process may start no further thread"
+    if _LIMITED.search(str(full)):
+        what = "this process may have no further thread or no more memory"
         remedy = "raise the limits of processes and of memory (ulimit -u, ulimit -v, a container's)"
     elif isinstance(full, OSError) and _lacks_inodes(full):
         what, remedy = "a disk has space, but no inodes for further files", "remove some files"
@@ -76,7 +77,7 @@ def _found(error: BaseException) -> BaseException | None:
             return None
         full = isinstance(one, OSError) and one.errno in _FULL
         full = full or getattr(one, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-        if full or str(one) == _NO_THREAD or _QUOTED.search(str(one)):
+        if full or _LIMITED.search(str(one)) or _QUOTED.search(str(one)):
             return one
         one = one.__cause__
     return None

@@ -114,20 +114,30 @@ def test_only_an_error_that_a_restart_cannot_mend_has_status_2(
     assert ended.value.exit_code == status
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        ImportError("/lib/_rust.abi3.so: failed to map segment from shared object"),
+    ],
+)
 def test_a_thread_that_cannot_be_started_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        raise error
 
     with monkeypatch.context() as none_left:
         none_left.setattr(threading.Thread, "start", start)
         with pytest.raises(typer.Exit) as ended, exit_status():
             threading.Thread().start()
     said = (
-        "this process may start no further thread (can't start new thread): raise the limits of "
-        "processes and of memory (ulimit -u, ulimit -v, a container's), then repeat the command; "
-        "rlax train continues a run where it ended"
+        f"this process may have no further thread or no more memory ({error}): raise the limits "
+        "of processes and of memory (ulimit -u, ulimit -v, a container's), then repeat the "
+        "command; rlax train continues a run where it ended"
     )
     assert ended.value.exit_code == 1 and capsys.readouterr().err == f"error: {said}\n"
     record_ending(tmp_path, ended.value.__cause__)
