@@ -157,10 +157,9 @@ class Run:
         from rlax_plugin.scripting.tables import metrics_table
 
         local = self._local_metrics()
-        if local is not None and local.exists():
-            return metrics_table(local.read_bytes())
+        files = self._files if local is None or not local.exists() else RunFiles(local.parent)
         try:
-            return metrics_table(self._files.get(NAME))
+            return metrics_table(files.get(NAME))
         except FileNotFoundError:
             return metrics_table(b"")
 

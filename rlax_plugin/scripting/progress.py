@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.metrics.dashboard import sparkline
+from rlax_plugin.records.files import ordinary
 from rlax_plugin.text.amounts import in_seconds
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.text.terminal import HarmlessConsole
@@ -91,7 +92,7 @@ class MetricsReader:
     def read(self) -> None:
         """Reads what has been written since the last call."""
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=ordinary) as file:
                 self._read(file)
         except FileNotFoundError:
             return

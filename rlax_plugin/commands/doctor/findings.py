@@ -136,7 +136,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                 by = _STARTS_AGAIN.get(mark.role, "")
                 yield Finding(
                     f"{mark.who} was killed{by}",
-                    try_="if nobody has killed it, memory may be short: see dmesg, and its log",
+                    try_="the kernel does that if memory is short: see dmesg, and its log",
                     process=process,
                 )
             continue

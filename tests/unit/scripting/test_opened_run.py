@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from histories import History
 from waiting import wait_until
 
 import rlax_plugin
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import CommandError, ConfigError, DeadlineError, RlaxError
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
@@ -59,6 +61,22 @@ def test_metrics_are_a_table_with_a_row_for_each_step(files: RunFiles) -> None:
     assert found.schema.types == [pa.int64(), pa.float64(), pa.float64()]
     files.delete("metrics.jsonl")
     assert rlax_plugin.open(files.url).metrics().to_pydict() == {"step": []}
+
+
+def test_a_pipe_in_the_place_of_the_metrics_is_not_waited_for(files: RunFiles) -> None:
+    files.delete("metrics.jsonl")
+    os.mkfifo(pipe := files.location("metrics.jsonl"))
+    run = rlax_plugin.open(files.url)
+    looks = [on_daemon(look, "reader") for look in (run.metrics, lambda: run.progress)]
+    try:
+        with pytest.raises(RlaxError, match=r"metrics\.jsonl cannot be read: .* no ordinary file"):
+            looks[0].result(30)
+        with pytest.raises(OSError, match="no ordinary file"):
+            looks[1].result(30)
+    finally:
+        for _ in looks:
+            with suppress(OSError):  # nobody reads it
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def test_each_sample_is_in_the_table_once(files: RunFiles) -> None:
