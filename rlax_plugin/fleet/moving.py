@@ -42,7 +42,7 @@ def to_move(
       newest: published weight version.
     """
     idle = [w for w in ready if w.assigned < w.slots]
-    fastest = max((w.speed for w in idle), default=0.0)
+    fastest = max([w.speed for w in idle], default=0.0)
     slow = {w for w in ready if w.tokens_per_s and w.requests and w.speed * _FASTER <= fastest}
     if not slow:
         return

@@ -107,6 +107,7 @@ class Job:
       alone: True if it needs a process to itself, because one has ended and several jobs may have
         caused it.
       failure: the reason why it has no result; empty while there is none.
+      succeeded: True if it has a result that is not a failure.
       late: error with which it is being cancelled.
       cancelling: True once the process has confirmed that it is being cancelled.
       abandoned: True if its result is no longer wanted.
@@ -124,7 +125,7 @@ class Job:
         self.priority, self.place = Priority(0), 0
         self.deaths = self.number = 0
         self.alone = self.abandoned = False
-        self.failure = ""
+        self.failure, self.succeeded = "", False
         self.begin(0, self.clock, lambda message: None)
 
     def begin(self, number: int, clock: Clock, send: Send) -> None:
@@ -160,11 +161,6 @@ class Job:
 
     def fail_run(self, error: Exception) -> None:
         """Ends the job because the run ends."""
-        raise NotImplementedError
-
-    @property
-    def succeeded(self) -> bool:
-        """True if it has a result that is not a failure."""
         raise NotImplementedError
 
 
@@ -243,7 +239,6 @@ class ScoreJob(Job):
         self.samples = len(episodes)
         self._shown, self._call = shown, call
         self._lengths = [lengths_of(episode) for episode in episodes]
-        self._succeeded = False
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
         episodes = [episode_to(e, self.prompt, self._call.tokens) for e in self._episodes]
@@ -263,8 +258,8 @@ class ScoreJob(Job):
         if size > 0:
             raise ValueError("an answer is too long")
         reasons = [result.reason for result in results if isinstance(result, Unscored)]
-        self._succeeded = len(reasons) < len(results)
-        self.failure = "" if self._succeeded else reasons[-1]
+        self.succeeded = len(reasons) < len(results)
+        self.failure = "" if self.succeeded else reasons[-1]
         self.scores.put(self._first, results)
         return True
 
@@ -275,10 +270,6 @@ class ScoreJob(Job):
     def fail_run(self, error: Exception) -> None:
         if not self.scores.all.done():
             self.scores.all.set_exception(error)
-
-    @property
-    def succeeded(self) -> bool:
-        return self._succeeded
 
 
 _MOST_QUESTIONS = 64  # of one episode at a time
@@ -438,18 +429,13 @@ class PlayJob(Job):
         self._stop_questions()
         if self.result.done():
             return
-        self._counts.errors += isinstance(result, Unscored)
+        self.succeeded = isinstance(result, Outcome)
+        self._counts.errors += not self.succeeded
         self._counts.late += self.late is not None
         if isinstance(result, Outcome):
             self._counts.cut += result.ended == "cut"
             self._counts.done += result.ended == "done"
         self.result.set_result(result)
-
-    @property
-    def succeeded(self) -> bool:
-        if not self.result.done() or self.result.cancelled() or self.result.exception():
-            return False
-        return isinstance(self.result.result(), Outcome)
 
 
 MOST_IN_VAIN = 8, 40  # see ``RewardPool``

@@ -62,7 +62,7 @@ class Episode:
     @property
     def sampled(self) -> Iterator[Sampled]:
         """The sampled part of each turn, trajectory by trajectory; see ``order``."""
-        return (turn.sampled for one in self.trajectories for turn in one.turns)
+        return iter([turn.sampled for one in self.trajectories for turn in one.turns])
 
     @property
     def tokens(self) -> int:
@@ -157,7 +157,7 @@ class ScoredGroup:
     @property
     def sampled(self) -> Iterator[Sampled]:
         """The sampled parts of all turns of all episodes."""
-        return (sampled for episode in self.episodes for sampled in episode.sampled)
+        return iter([sampled for episode in self.episodes for sampled in episode.sampled])
 
     @property
     def oldest_version(self) -> int:

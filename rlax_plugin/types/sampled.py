@@ -127,8 +127,8 @@ class Request:
         It is ``min_version`` or, if an unfinished sample has tokens of a newer version, that one:
         the versions of a sample's tokens never go backwards.
         """
-        unfinished = (s.versions for s in self.resume if s.finish is None)
-        return max([self.min_version, *(int(v[-1]) for v in unfinished if len(v))])
+        unfinished = [s.versions for s in self.resume if s.finish is None]
+        return max([self.min_version, *[int(v[-1]) for v in unfinished if len(v)]])
 
 
 @dataclass(frozen=True, slots=True)
