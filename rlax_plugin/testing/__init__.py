@@ -4,8 +4,7 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 
 - prompt source ``numbers`` and reward ``even``: a task with 64 tokens;
 - trainer ``bigram``: REINFORCE on a bigram policy, with checkpoints;
-- rollout engine ``scripted``: samples from that policy, and can be slow, broken, or hold wrong
-  weights;
+- rollout engine ``scripted``: samples from that policy, and can be slow;
 - weight store ``npz``: one checksummed file per version;
 - signal ``running_value``: a value for each prompt, learned from its rewards;
 - observer ``tally``: counts scored groups and steps, each once over kills.
@@ -134,7 +133,7 @@ def rlax_register_prompt_source() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_reward() -> dict[str, Extension]:
-    return {"even": Extension(EvenConfig, lambda config, context: Even(config))}
+    return {"even": Extension(EvenConfig, lambda config, context: Even())}
 
 
 @hookimpl

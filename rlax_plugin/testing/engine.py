@@ -1,9 +1,8 @@
-"""Rollout engine ``scripted``: samples from the bigram policy, with simulated delays and faults."""
+"""Rollout engine ``scripted``: samples from the bigram policy, with simulated delays."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -21,14 +20,10 @@ from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.scripted_sample import ScriptedSample
 from rlax_plugin.testing.task import VOCABULARY, decode
-from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
 from rlax_plugin.tokens.stopping import Decode, StopFinder
 from rlax_plugin.types import Attempt, Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
-
-WORKER = "RLAX_WORKER"
-"""Environment variable with the name of a worker process."""
 
 NonNegative = Annotated[float, Field(ge=0, le=YEAR_S)]
 
@@ -36,7 +31,7 @@ NonNegative = Annotated[float, Field(ge=0, le=YEAR_S)]
 class ScriptedConfig(Section):
     """Generates with the toy policy of trainer ``bigram``.
 
-    Its options simulate slow machines and failures.
+    Its options simulate slow machines, and engines with fewer abilities.
     """
 
     latency_s: NonNegative = Field(default=0.0, description="time before a group's first token")
@@ -70,20 +65,6 @@ class ScriptedConfig(Section):
         default=0,
         description="maximum number of tokens of one sequence, prompt and completion together; 0: "
         "no limit",
-    )
-    broken: bool = Field(default=False, description="true: raise an error when the engine is built")
-    weight_fault: WeightFault = Field(
-        default="",
-        description="fault to inject when weights are loaded: flipped_bit or truncated_file (in a "
-        "copy of the file), renamed_parameter, swapped_tensors or stale_version (in memory), "
-        "wrong_use (the loaded weights are right, but others are used) or wrong_decoding (others "
-        "are used only to generate, not for prefill); empty: none",
-    )
-    fault_at_version: NonNegativeInt = Field(
-        default=1, description="version at which the fault occurs, at every attempt"
-    )
-    fault_worker: str = Field(
-        default="", description="name of the worker with the fault; empty: all workers"
     )
 
 
@@ -147,8 +128,6 @@ class ScriptedEngine(RolloutEngine):
         decode: Decode = decode,
         clock: Clock | None = None,
     ):
-        if config.broken:
-            raise WorkerError("this engine is broken")
         self._config, self._store, self._decode_text = config, store, decode
         self._rollouts, self._clock = section.rollouts, clock or Clock()
         self._max_context = section.max_context_tokens
@@ -226,11 +205,10 @@ class ScriptedEngine(RolloutEngine):
     async def load(self, version: WeightVersion) -> Loaded:
         """Reads a version on another thread; see ``RolloutEngine``."""
         await self._clock.sleep(self._config.load_s)
-        fault = self._fault(version.version)
         return await asyncio.to_thread(
             read_weights,
             version,
-            FaultyStore(self._store, fault, self._held.weights) if fault else self._store,
+            self._store,
             {name: np.empty(policy.SHAPES[name], dtype) for name, dtype in self._dtypes.items()},
             fingerprint=fingerprint_numpy,
             held=self._scored_with,
@@ -238,7 +216,7 @@ class ScriptedEngine(RolloutEngine):
 
     async def use(self, loaded: Loaded) -> None:
         """See ``RolloutEngine``."""
-        held = _Held(loaded.version, self._decoded_with(loaded))
+        held = _Held(loaded.version, dict(loaded.arrays))
         waits = self._config.swap_waits and self._rollouts.on_new_weights == "finish"
         async with self._changed:
             self._swaps += waits
@@ -253,30 +231,18 @@ class ScriptedEngine(RolloutEngine):
         """See ``RolloutEngine``."""
         if (loaded := loaded or self._scored_with) is None:
             raise WorkerError("there are no weights to score with")
-        wrong = self._fault(loaded.version) == "wrong_use"
-        weights = wrongly_used(loaded.arrays) if wrong else loaded.arrays
-        return policy.sequence_log_probs(weights, tokens)
+        return policy.sequence_log_probs(loaded.arrays, tokens)
 
     async def decode_greedy(
         self, tokens: np.ndarray, count: int, loaded: Loaded
     ) -> tuple[np.ndarray, np.ndarray]:
         """See ``RolloutEngine``."""
-        weights, sampling = self._decoded_with(loaded), SamplingParams(0.0, max_new_tokens=count)
+        sampling = SamplingParams(0.0, max_new_tokens=count)
         sample = ScriptedSample(seed=0, tokens=[int(tokens[-1])])
         for _ in range(count):
-            (logprobs_v,) = policy.log_probs(weights, np.array(sample.tokens[-1:]))
+            (logprobs_v,) = policy.log_probs(loaded.arrays, np.array(sample.tokens[-1:]))
             sample.sample_token(logprobs_v, loaded.version, sampling)
         return np.array(sample.tokens[1:], np.int32), np.array(sample.logprobs, np.float32)
-
-    def _decoded_with(self, loaded: Loaded) -> dict[str, np.ndarray]:
-        if self._fault(loaded.version) in ("wrong_use", "wrong_decoding"):
-            return wrongly_used(loaded.arrays)
-        return dict(loaded.arrays)
-
-    def _fault(self, version: int) -> WeightFault:
-        config = self._config
-        here = config.fault_worker in ("", os.environ.get(WORKER))
-        return config.weight_fault if here and version == config.fault_at_version else ""
 
     async def generate(
         self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]

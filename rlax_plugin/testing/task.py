@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import string
-import time
 from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.config import YEAR_S, Section
+from rlax_plugin.config import NoOptions, Section
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, Reward
 from rlax_plugin.ports.source_abilities import tokenizer_of
@@ -94,38 +93,13 @@ class Numbers(PromptSource):
     encode_given = encode
 
 
-class EvenConfig(Section):
-    """1 if the id of the completion's first token is even, else 0.
-
-    Its options simulate failures.
-    """
-
-    hang_on: str = Field(
-        default="",
-        description="text of the prompt for which the reward does not return; empty: none",
-    )
-    raise_on: str = Field(
-        default="",
-        description="text of the prompt for which the reward raises an error; empty: none",
-    )
-    slow_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
-        default=0.0,
-        description="time that the reward takes for prompts whose number is divisible by 5",
-    )
+class EvenConfig(NoOptions):
+    """1 if the id of the completion's first token is even, else 0."""
 
 
 class Even(Reward):
     """1.0 if the completion's first character is an even token, else 0.0, also without one."""
 
-    def __init__(self, config: EvenConfig):
-        self._config = config
-
     def __call__(self, prompt: Prompt, completion: str) -> float:
-        if prompt.text == self._config.hang_on:
-            time.sleep(3600)
-        if prompt.text == self._config.raise_on:
-            raise ValueError("cannot judge this")
-        if int(prompt.text) % 5 == 0:
-            time.sleep(self._config.slow_s)
         first = completion[:1]
         return float(bool(first) and first in CHARACTERS and int(encode(first)[0]) % 2 == 0)

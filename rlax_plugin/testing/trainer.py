@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
+from rlax_plugin.config import YEAR_S, PositiveInt, Section
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.objective.advantages import AdvantageSlot
 from rlax_plugin.objective.batches import temperature_of
@@ -58,7 +58,6 @@ class BigramConfig(Section):
     train_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
         default=0.0, description="additional time per training step"
     )
-    fail_at: NonNegativeInt = Field(default=0, description="step at which training fails; 0: never")
 
 
 class Checkpoints:
@@ -197,8 +196,6 @@ class BigramTrainer(Trainer):
         for step in range(start + 1, self._steps + 1):
             model.show(weights, step - 1)
             batch = self._signals.complete(model, step, port.next_batch(step))
-            if step == self._config.fail_at:
-                raise RuntimeError("the trainer broke")
             updated, metrics = self._update(weights, batch)
             if step > self._signals.warm_up_steps:
                 weights = updated

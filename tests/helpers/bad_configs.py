@@ -106,7 +106,7 @@ NUMBERS = [
     bad("rlax.objective.grad_1.high", "finite", "rlax.objective.grad_1.high=.nan"),
     bad("rlax.trainer.learning_rate", "finite", "rlax.trainer.learning_rate=.nan"),
     bad("rlax.rollouts.engine.token_s", "finite", "rlax.rollouts.engine.token_s=.inf"),
-    bad("rlax.rewards.0.slow_s", "finite", "rlax.rewards=[{name: even, slow_s: .nan}]"),
+    bad("rlax.rewards.0.cost", "finite", "rlax.rewards=[{name: length, cost: .nan}]"),
     bad(
         "rlax.curation.filters.0.low",
         "finite",

@@ -26,10 +26,11 @@ from pydantic import Field
 from rlax_plugin.api import Arrays, BuildContext, Extension, Prompt, hookimpl
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import Section
-from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
+from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 from rlax_plugin.types import Key, Request, Sampled
+from rlax_plugin.worker.process import NAME as WORKER
 
 
 class HeldConfig(BigramConfig):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from runs import DEADLINE_S, HELPERS, Run, alive, command, held, kill_group
+from runs import DEADLINE_S, HELPERS, Run, alive, command, held, kill_group, plugins
 from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
@@ -34,6 +34,7 @@ SETTINGS = (
     f"steps={STEPS}",
     # The second evaluation begins when the first has ended, and the run ends after everything.
     *held({29: FIRST, 39: GO}, "learning_rate: 3", "checkpoint_every: 1"),
+    plugins("held", "faulty_parts"),
     "rlax.launcher.workers=3",
     # The first evaluation is held until the worker that is asked for it has been killed.
     f"rlax.rollouts.engine={{name: held, latency_s: 0.1, evaluation_of: {EVERY}, asked: {ASKED}, "
@@ -42,7 +43,7 @@ SETTINGS = (
     f"rlax.evaluation.problems={PROBLEMS}",
     "rlax.evaluation.majority_k=[3]",
     "rlax.evaluation.sets={hard: {split: validation, problems: 5, "
-    "rewards: [{name: even, raise_on: '1003'}]}}",
+    "rewards: [{name: faulty, raise_on: '1003'}]}}",
 )
 
 
@@ -77,7 +78,7 @@ class Disturbed(NamedTuple):
 @pytest.fixture(scope="module", autouse=True)
 def path() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", HELPERS)
+        patch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
         yield
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sqlite3
 from contextlib import ExitStack, closing
 
 import pytest
-from runs import CONFIG, DEADLINE_S, HELPERS, TWO_WORKERS, Run, free_port, held, process
+from runs import CONFIG, DEADLINE_S, HELPERS, TWO_WORKERS, Run, free_port, held, plugins, process
 from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
@@ -70,10 +71,17 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path):
         ("wrong_decoding", "decoding behind the canary"),
     ],
 )
-def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path, fault, why):
-    engine = f"{{name: scripted, weight_fault: {fault}, fault_at_version: 0}}"
+def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(
+    tmp_path, monkeypatch, fault, why
+):
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+    engine = f"{{name: faulty, weight_fault: {fault}, fault_at_version: 0}}"
     run = Run(
-        tmp_path, TWO_WORKERS, f"rlax.rollouts.engine={engine}", "rlax.launcher.max_restarts=0"
+        tmp_path,
+        TWO_WORKERS,
+        plugins("faulty_parts"),
+        f"rlax.rollouts.engine={engine}",
+        "rlax.launcher.max_restarts=0",
     )
     status, out = run.end()
     assert status == 1
@@ -92,14 +100,15 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
     tmp_path, monkeypatch, fault, why
 ):
     """Two ways to find them, in whole runs; all faults are tried at the engine."""
-    monkeypatch.setenv("PYTHONPATH", HELPERS)
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
     joined, generated, found = (tmp_path / name for name in ("joined", "generated", "found"))
     run = Run(
         tmp_path,
         TWO_WORKERS,
         # Version 4 is the newest for as long as local-1 needs to load it.
         *held({3: joined, 4: generated, 5: found}),
-        f"rlax.rollouts.engine={{name: scripted, weight_fault: {fault}, fault_at_version: 4, "
+        plugins("held", "faulty_parts"),
+        f"rlax.rollouts.engine={{name: faulty, weight_fault: {fault}, fault_at_version: 4, "
         "fault_worker: local-1}",
         "rlax.launcher.max_restarts=0",
         # The groups of steps 4 and 5 are there before step 4 begins, none of them rejected.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from planted import plant
-from runs import CONFIG, lines
+from runs import CONFIG, HELPERS, lines
 from waiting import wait_until
 
 import rlax_plugin
@@ -98,8 +98,11 @@ def test_a_run_is_stopped_continued_and_read(
 
 
 @pytest.mark.long
-def test_a_run_that_fails_raises_its_own_error() -> None:
-    run = rlax_plugin.train(model=CONFIG, steps=5, config={"rlax.trainer.fail_at": 2})
+def test_a_run_that_fails_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+    settings = {"rlax.plugins": ["rlax_plugin.testing", "faulty_parts"]}
+    settings["rlax.trainer"] = {"name": "faulty", "fail_at": 2}
+    run = rlax_plugin.train(model=CONFIG, steps=5, config=settings)
     with pytest.raises(rlax_plugin.CommandError) as caught:
         run.wait(DEADLINE_S)
     assert run.status == "failed" and caught.value.status == 1

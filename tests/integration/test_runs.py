@@ -16,8 +16,10 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from finished_run import SETTINGS
-from runs import CONFIG, DEADLINE_S, TWO_WORKERS, Run, alive, plugins, process
+from runs import CONFIG, DEADLINE_S, HELPERS, TWO_WORKERS, Run, alive, plugins, process
 from waiting import wait_until
+
+FAULTY = plugins("faulty_parts")
 
 
 def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
@@ -154,15 +156,22 @@ def test_a_run_goes_on_after_a_kill_and_after_ctrl_c_with_each_step_once(tmp_pat
     assert run.summary()["groups_accepted"] == 4 * steps[-1]
 
 
-def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path):
-    run = Run(tmp_path, "rlax.rollouts.engine.broken=true", "rlax.launcher.max_restarts=1")
+def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+    run = Run(
+        tmp_path,
+        FAULTY,
+        "rlax.rollouts.engine={name: faulty, broken: true}",
+        "rlax.launcher.max_restarts=1",
+    )
     status, out = run.end()
     assert status == 1
     assert "ended 2 times in a row" in out and "this engine is broken" in out and "local-" in out
 
 
-def test_failures_end_the_run_with_their_own_message(tmp_path):
-    run = Run(tmp_path, "rlax.trainer.fail_at=3")
+def test_failures_end_the_run_with_their_own_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+    run = Run(tmp_path, FAULTY, "rlax.trainer={name: faulty, fail_at: 3}")
     status, out = run.end()
     assert status == 1
     assert "the trainer broke" in out
@@ -218,10 +227,12 @@ def test_a_gap_beyond_its_limit_ends_the_run_which_goes_on_where_it_is_lifted(tm
     assert trained == dict.fromkeys(range(1, 13), 16)
 
 
-def test_rewards_that_hang_or_raise_never_stop_a_run(tmp_path):
+def test_rewards_that_hang_or_raise_never_stop_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
     run = Run(
         tmp_path,
-        "rlax.rewards=[{name: even, hang_on: '3', raise_on: '5'}]",
+        FAULTY,
+        "rlax.rewards=[{name: faulty, hang_on: '3', raise_on: '5'}]",
         "rlax.deadlines.reward_s=1.5",
         "rlax.prompt_source.count=12",  # fewer than the groups of a run: each is asked
         "rlax.curation.filters=[]",

@@ -146,7 +146,7 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
             ],
         ),
         ("rlax.launcher.workers", ["launcher local"], ["workers"]),
-        ("rlax.rewards.0.slow_s", ["reward even"], ["slow_s"]),
+        ("rlax.rewards.0.cost", ["reward length"], ["cost"]),
         ("rlax.trainer.warm_start.steps", ["trainer maxtext"], ["warm_start.steps"]),
         ("rlax.trainer.allow_untested", ["trainer maxtext"], ["allow_untested"]),
         ("offload_reference", ["trainer maxtext"], ["offload_reference"]),

@@ -345,7 +345,5 @@ def test_a_damaged_wheel_hides_no_difference(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     WHEELS.mkdir(parents=True)
     (WHEELS / "maxtext-0.2.5-py3-none-any.whl").write_bytes(b"half")
-    with pytest.raises(
-        OverrideError, match=r"another source: (.|\n)*whl is damaged .* remove it"
-    ):
+    with pytest.raises(OverrideError, match=r"another source: (.|\n)*whl is damaged .* remove it"):
         check([Override(SYMBOL, "called", "a test", "never", sha256="0" * 64)])

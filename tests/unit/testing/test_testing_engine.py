@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_steps import Steps
+from faulty_parts import FaultyEngine, FaultyEngineConfig
 from toy_versions import publish
 from waiting import eventually
 
@@ -33,6 +34,11 @@ def engine(mode: str = "finish", more: Sequence[str] = (), clock: Any = None, **
     limit = "rlax.rollouts.max_new_tokens=64"
     section, _ = load_section(CONFIG, (limit, f"rlax.rollouts.on_new_weights={mode}", *more))
     return ScriptedEngine(ScriptedConfig(**options), NpzStore(), section, clock=clock)
+
+
+def faulty(**options: Any) -> FaultyEngine:
+    section, _ = load_section(CONFIG, ("rlax.rollouts.max_new_tokens=64",))
+    return FaultyEngine(FaultyEngineConfig(**options), NpzStore(), section)
 
 
 def request(group: int = 0, **changes: Any) -> Request:
@@ -279,11 +285,6 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_broken_engine_cannot_be_built() -> None:
-    with pytest.raises(WorkerError, match="broken"):
-        engine(broken=True)
-
-
 # Fault -> the check that finds it, by its error and message.
 FOUND_BY = {
     "flipped_bit": (WeightsError, "is damaged: .* crc32c"),
@@ -303,7 +304,7 @@ def test_wrong_weights_are_found_before_they_are_used(tmp_path: Path, fault: str
     error, message = FOUND_BY[fault]
 
     async def run() -> None:
-        worker = engine(weight_fault=fault)
+        worker = faulty(weight_fault=fault)
         await take_version(worker, versions[0])
         with pytest.raises(error, match=message) as caught:
             await take_version(worker, versions[1])
@@ -325,8 +326,8 @@ def test_only_the_named_worker_is_faulty(tmp_path: Path, monkeypatch) -> None:
     version = publish(tmp_path, 1)
 
     def take() -> None:
-        faulty = engine(weight_fault="swapped_tensors", fault_worker="local-1")
-        asyncio.run(take_version(faulty, version))
+        worker = faulty(weight_fault="swapped_tensors", fault_worker="local-1")
+        asyncio.run(take_version(worker, version))
 
     monkeypatch.setenv("RLAX_WORKER", "local-0")
     take()

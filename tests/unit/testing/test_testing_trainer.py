@@ -43,18 +43,20 @@ def batch(step: int) -> dict[str, np.ndarray]:
 
 
 class Port:
-    """Records what a trainer calls; asks it to stop after a step."""
+    """Records what a trainer calls; asks it to stop after a step, or fails at one."""
 
-    def __init__(self, stop_after: int = 0, canary_tokens: np.ndarray = CANARY):
+    def __init__(self, stop_after: int = 0, fails_at: int = 0, canary_tokens: np.ndarray = CANARY):
         self.calls: list[tuple[str, int]] = []
         self.published: dict[int, Any] = {}
         self.canaries: dict[int, Any] = {}
         self.metrics: dict[int, Mapping[str, Any]] = {}
         self.canary_tokens = canary_tokens
-        self._stop_after = stop_after
+        self._stop_after, self._fails_at = stop_after, fails_at
 
     def next_batch(self, step: int) -> dict[str, np.ndarray]:
         self.calls.append(("next_batch", step))
+        if step == self._fails_at:
+            raise RuntimeError(f"no batch {step}")
         return batch(step)
 
     def publish(self, step: int, arrays: Any, canary: Any = None) -> None:
@@ -113,8 +115,8 @@ def test_a_continued_run_ends_with_the_bits_of_an_undisturbed_one(
     prefix = str(tmp_path) if where == "disk" else f"objects:/{tmp_path}"
     whole = train(f"{prefix}/whole", 12)
     train(f"{prefix}/parts", 12, Port(stop_after=4))
-    with pytest.raises(RuntimeError, match="the trainer broke"):
-        train(f"{prefix}/parts", 12, fail_at=9)
+    with pytest.raises(RuntimeError, match="no batch 9"):
+        train(f"{prefix}/parts", 12, Port(fails_at=9))
     rest = train(f"{prefix}/parts", 12)
     assert rest.calls[:2] == [("publish", 5), ("next_batch", 6)]
     assert same_bits(rest.published[12], whole.published[12])
