@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.batching.jobs import SIDE_CHANNELS, rejection
+from rlax_plugin.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS, rejection
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
@@ -18,10 +18,18 @@ from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
 from rlax_plugin.testing import policy
-from rlax_plugin.testing.scripted_sample import ScriptedSample
 from rlax_plugin.testing.task import VOCABULARY, decode
 from rlax_plugin.tokens.stopping import Decode, StopFinder
-from rlax_plugin.types import Attempt, Key, Request, Sampled, SamplingParams, WeightVersion
+from rlax_plugin.types import (
+    EMPTY,
+    Attempt,
+    Finish,
+    Key,
+    Request,
+    Sampled,
+    SamplingParams,
+    WeightVersion,
+)
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 
@@ -66,6 +74,74 @@ class ScriptedConfig(Section):
         description="maximum number of tokens of one sequence, prompt and completion together; 0: "
         "no limit",
     )
+
+
+@dataclass(slots=True)
+class ScriptedSample:
+    """An unfinished completion."""
+
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    truncated: list[float] = field(default_factory=list)  # log-probs, where top-k or top-p cuts
+    versions: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    finder: StopFinder | None = None  # where there are stop strings
+
+    @classmethod
+    def resumed(cls, sampled: Sampled, finder: StopFinder | None) -> ScriptedSample:
+        """Continues after the tokens that another worker has generated."""
+        if finder is not None and len(sampled.tokens):
+            finder.find(sampled.tokens)
+        return cls(
+            sampled.seed,
+            sampled.tokens.tolist(),
+            sampled.logprobs.tolist(),
+            sampled.side.get(TRUNCATED_LOGPROBS, sampled.logprobs).tolist(),
+            sampled.versions.tolist(),
+            sampled.finish,
+            finder,
+        )
+
+    @property
+    def unfinished(self) -> bool:
+        return self.finish is None
+
+    def sample_token(
+        self,
+        logprobs_v: np.ndarray,
+        version: int,
+        sampling: SamplingParams,
+        uniform: float | None = None,
+    ) -> None:
+        """Adds a token, given the log-probs [vocabulary] of the possible next tokens.
+
+        Args:
+          uniform: a random number in [0, 1); None: the number of the sample's seed.
+        """
+        if uniform is None:
+            uniform = policy.uniform(self.seed, len(self.tokens))
+        token, full, truncated = policy.choose(logprobs_v, uniform, sampling)
+        self.tokens.append(token)
+        self.logprobs.append(full)
+        self.truncated.append(truncated)
+        self.versions.append(version)
+        told = self.finder is not None and self.finder.find(np.array([token], np.int32))
+        if token in sampling.stop_ids or told:
+            self.finish = "stop"
+        elif len(self.tokens) >= sampling.max_new_tokens:
+            self.finish = "length"
+
+    def sampled(self, sampling: SamplingParams) -> Sampled:
+        truncated = {TRUNCATED_LOGPROBS: np.array(self.truncated, np.float32)}
+        return Sampled(
+            seed=self.seed,
+            tokens=np.array(self.tokens, np.int32),
+            logprobs=np.array(self.logprobs, np.float32),
+            versions=np.array(self.versions, np.int32),
+            finish=self.finish,
+            side=truncated if sampling.truncates else EMPTY,
+        )
 
 
 @dataclass(frozen=True, slots=True)

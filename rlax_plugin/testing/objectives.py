@@ -32,11 +32,14 @@ from rlax_plugin.objective.loss import (
     token_inputs,
 )
 from rlax_plugin.objective.ratios import kl_value
+from rlax_plugin.objective.update_sums import update_sums
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.testing.objective_arrays import check_arrays, of_samples
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+# The product of the largest rlax.reward_limit and weight: its square is a float32.
+_LARGEST_REWARD = 1e15
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def evaluate_objective(
     }
     arrays = {k: np.asarray(v, np.float64) for k, v in given.items() if v is not None}
     rewards_b = np.asarray(rewards_b, np.float64)
-    check_arrays(arrays, rewards_b, group_size)
+    _check_arrays(arrays, rewards_b, group_size)
     shape = arrays["mask_bt"].shape
     section = section_of(
         name_or_config,
@@ -159,7 +162,7 @@ def evaluate_objective(
     advantages_bt, returns_bt = _advantages(
         slots, arrays, rewards_b, group_size, section.rollouts.max_new_tokens, step
     )
-    samples = of_samples(arrays["mask_bt"] > 0, rewards_b, group_size, step)
+    samples = _of_samples(arrays["mask_bt"] > 0, rewards_b, group_size, step)
     return _evaluate(slots, arrays, samples, advantages_bt, returns_bt, jit)
 
 
@@ -267,7 +270,7 @@ def _reads_entropy(slots: ObjectiveSlots, shape: tuple[int, ...]) -> bool:
     data: dict[str, Any] = dict.fromkeys(
         ("rl_mask", "rl_staleness", "rl_old_known", "targets_segmentation"), ones_bt
     )
-    data |= of_samples(ones_bt > 0, rng.normal(size=shape[0]), shape[0], step=1)
+    data |= _of_samples(ones_bt > 0, rng.normal(size=shape[0]), shape[0], step=1)
     random = "advantages", "behaviour_logprobs", "old_logprobs", "reference_logprobs"
     for name in (*random, "kl_coefficient"):
         data[f"rl_{name}"] = np.float32(rng.normal(size=shape))
@@ -387,3 +390,39 @@ def _evaluate(
         kl_bt=_kl(slots, arrays),
         metrics=metrics,
     )
+
+
+def _of_samples(
+    mask_bt: np.ndarray, rewards_b: np.ndarray, group_size: int, step: int
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of the batch that say of each token to which sample it belongs."""
+    place_b = np.arange(len(rewards_b))
+    scored_bg = mask_bt.any(axis=1).reshape(-1, group_size)
+    by_sample: dict[str, np.ndarray] = {
+        "rl_group": 1 + place_b // group_size,
+        "rl_group_size": scored_bg.sum(axis=1).repeat(group_size),
+        "rl_sample": place_b % group_size,
+        "rl_sample_length": mask_bt.sum(axis=1),
+        "rl_total_reward": rewards_b,
+        "rl_step": np.full(len(rewards_b), step),
+    }
+    arrays = {name: np.where(mask_bt, x_b[:, None], 0) for name, x_b in by_sample.items()}
+    return arrays | update_sums(arrays | {"rl_mask": mask_bt, "targets_segmentation": mask_bt * 1})
+
+
+def _check_arrays(arrays: Mapping[str, np.ndarray], rewards_b: np.ndarray, group_size: int) -> None:
+    """Raises ValueError unless the arrays are those of whole groups with finite rewards."""
+    shape = arrays["mask_bt"].shape
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"mask_bt has shape {shape}, expected [samples, length]")
+    for name, array in arrays.items():
+        if array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}, expected that of mask_bt, {shape}")
+    if rewards_b.shape != shape[:1]:
+        raise ValueError(f"rewards_b has shape {rewards_b.shape}, expected {shape[:1]}")
+    if group_size < 1 or shape[0] % group_size:
+        raise ValueError(f"{shape[0]} samples are not groups of group_size = {group_size}")
+    read_b = rewards_b[(arrays["mask_bt"] > 0).any(axis=1)]
+    if not np.isfinite(read_b).all() or np.abs(read_b).max(initial=0) > _LARGEST_REWARD:
+        reason = f"expected finite numbers of at most {_LARGEST_REWARD:g}, as in a run"
+        raise ValueError(f"rewards_b = {rewards_b}: {reason}")
