@@ -130,7 +130,7 @@ def plot(results: Sequence[Result], target: float, path: Path) -> None:
         mean = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)
         axis.plot(grid, mean, color=f"C{number}", linewidth=2, label=METHODS[name].title)
     axis.axhline(target, color="gray", linewidth=0.8, linestyle="--")
-    axis.set_xlabel("generated samples, those of rlax measure included")
+    axis.set_xlabel("generated samples, those of the measurement included")
     axis.set_ylabel(f"pass@1 on held-out {HELD_OUT} problems")
     axis.grid(alpha=0.3)
     axis.legend()

@@ -98,7 +98,7 @@ def crossing(points: Sequence[Point], held_out: str, target: float) -> Cost | No
 
 
 def measured_cost(rates: MeasuredRates) -> Cost:
-    """Returns the cost of ``rlax measure``."""
+    """Returns the cost of measuring pass rates before training."""
     samples = sum(float(rates.column(name).sum()) for name in ("passed", "failed", "errored"))
     return Cost(0, samples, float(rates.column("tokens").sum()))
 

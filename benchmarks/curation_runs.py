@@ -153,10 +153,12 @@ class Place:
         if not self.rates.exists():
             console.print("pass rates of all prompts after the warm start")
             rlax(
-                "measure",
+                "eval",
                 CONFIG,
                 *self.options("train", "measure"),
                 self._started(),
+                "--split",
+                "train",
                 "--samples",
                 str(SAMPLES),
                 "--out",

@@ -1,7 +1,7 @@
 """Compares the tokens that workers generate through gRPC with those of a bare jitted loop.
 
 Both are given as many sequences at once as there are slots. The bare loop (``bare_loop.py``) starts
-its next ones when all have ended; the worker is real, and is asked as ``rlax measure`` asks it:
+its next ones when all have ended; the worker is real, and is asked as ``rlax eval`` asks it:
 requests, slots that are filled again, rewards, counts. They take turns on the same cores::
 
     python benchmarks/decode_rate.py --work w2 --slots 16 --rounds 10
@@ -69,9 +69,9 @@ def measure(work: str, slots: int, rounds: int, seconds: float) -> list[dict[str
     turns: list[dict[str, float]] = []
     with working_directory("measure") as (directory, console, signals):
         policy = Policy(origin, directory, console.print, read)
-        with policy.served(console, signals, show=False) as (thread, session):
+        with policy.served(console, signals, show=False) as (thread, session, waiting):
             problems = session.training_set(policy.section, "train", prompts, bare_loop.SAMPLES)
-            policy.wait_for_worker(thread, session, console, show=False)
+            thread.run(session.worker_ready(waiting))
             asked, group = 0, bare_loop.SAMPLES * bare_loop.WORKS[work].new_tokens
 
             def served(groups: int) -> float:

@@ -9,7 +9,7 @@ from rlax_plugin.text.secrets import hide_in
 
 # isort: off
 from rlax_plugin.cli import configs, models  # noqa: F401  each registers its commands
-from rlax_plugin.cli import running, network, evaluating, curating  # noqa: F401
+from rlax_plugin.cli import running, network, evaluating  # noqa: F401
 from rlax_plugin.cli import watching, records, authoring  # noqa: F401
 
 # isort: on

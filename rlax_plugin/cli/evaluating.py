@@ -1,7 +1,8 @@
-"""Commands that measure a policy: eval."""
+"""Commands that evaluate policies, and choose prompts by their pass rates: eval, curate."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -24,7 +25,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN",
-            help="directory of a run; RUN@VERSION; or RUN/checkpoints/NAME",
+            help="directory of a run; RUN@VERSION; RUN/checkpoints/NAME; or a config (.yml)",
         ),
     ],
     overrides: Overrides = None,
@@ -41,7 +42,11 @@ def evaluate(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(show_default=False, help="split of the main set: test or validation"),
+        typer.Option(
+            show_default=False,
+            help="split of the main set: test or validation; of a table of pass rates, the split "
+            "whose prompts are measured, by default train",
+        ),
     ] = None,
     problems: Annotated[
         int | None,
@@ -56,7 +61,8 @@ def evaluate(
         typer.Option(
             min=1,
             show_default=False,
-            help="number of completions per problem, for sets that do not set their own number",
+            help="number of completions per problem, for sets that do not set their own number; of "
+            "a table of pass rates, for each prompt, by default 8",
         ),
     ] = None,
     k: Annotated[
@@ -66,7 +72,9 @@ def evaluate(
     out: Annotated[
         str | None,
         typer.Option(
-            show_default=False, help="file of the result; default: RUN/evaluation/eval-VERSION.json"
+            show_default=False,
+            help="file of the result; default: RUN/evaluation/eval-VERSION.json. A new file that "
+            "ends in .parquet gets a table of pass rates",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -74,27 +82,103 @@ def evaluate(
     """Evaluates a weight version or a checkpoint of a run, on workers that it starts itself.
 
     By default it evaluates the newest version that the run still keeps. The run may be training: a
-    lease keeps the version until the evaluation ends. Problems, samples and sets are those of
-    rlax.evaluation unless options or KEY=VALUE arguments override them. The output has pass@k,
+    lease keeps the version until the evaluation ends. Of a config it evaluates the weights that
+    training would start from, such as those of the base model. Problems, samples and sets are those
+    of rlax.evaluation unless options or KEY=VALUE arguments override them. The output has pass@k,
     majority@k, reward, lengths and truncation with 95 % confidence intervals.
+
+    With --split train --out rates.parquet it measures the pass rate of each training prompt
+    instead, sampled and rewarded as in training. Samples whose reward failed count neither as
+    passed nor as failed. Finished prompts are saved every few seconds in OUT.parts/. After an
+    interruption the same command continues from there, and ends with the same table. rlax curate
+    chooses prompts by such tables, and rlax.curation.prior starts a run with them.
     """
     with exit_status():
         if not as_json:
             first_words(f"rlax eval {target}")
-        from rlax_plugin.commands.evaluate.command import evaluate as measure
-        from rlax_plugin.commands.target import find_target
+        from rlax_plugin.commands.evaluate.command import Asked
+        from rlax_plugin.commands.evaluate.command import evaluate as run
 
-        given = {
-            "split": split,
-            "problems": problems,
-            "samples": samples,
-            "k": f"[{','.join(map(str, k))}]" if k else None,
-        }
-        keys = [f"rlax.evaluation.{key}={v}" for key, v in given.items() if v is not None]
-        measure(
-            find_target(target, version, step),
-            (*keys, *(overrides or ())),
-            sets=only or (),
+        asked = Asked(
+            target=target,
+            version=version,
+            step=step,
+            split=split,
+            problems=problems,
+            samples=samples,
+            k=tuple(k or ()),
+            sets=tuple(only or ()),
             out=out,
-            as_json=as_json,
+            overrides=tuple(overrides or ()),
         )
+        run(asked, as_json=as_json)
+
+
+@command(RUNNING, "rlax curate rates.parquet --keep 0.2..0.8 --config run.yml --out kept.parquet")
+def curate(
+    tables: Annotated[
+        list[str],
+        typer.Argument(metavar="TABLE...", help="pass rates: files of rlax eval, or snapshots"),
+    ],
+    *,
+    keep: Annotated[str, typer.Option(help="range of pass rates that is kept")] = "0.2..0.8",
+    out: Annotated[str, typer.Option(help="new Parquet file, with a page OUT.html")],
+    bound: Annotated[
+        str,
+        typer.Option(
+            help="quantity that must lie in the range: mean, the share of samples that passed; "
+            "posterior, any part of the 90 % interval of the pass rate"
+        ),
+    ] = "mean",
+    per_domain: Annotated[
+        int | None,
+        typer.Option(min=1, show_default=False, help="largest number of prompts of each domain"),
+    ] = None,
+    drop_unmeasured: Annotated[
+        bool, typer.Option("--drop-unmeasured", help="drop prompts without a measurement")
+    ] = False,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="file of rlax prompts --contamination whose prompts are dropped",
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="config or run whose prompts these are: the page shows texts, and prompts that no "
+            "table has are kept as unmeasured",
+        ),
+    ] = None,
+    any_sampling: Annotated[
+        bool,
+        typer.Option("--any-sampling", help="join tables that were sampled with other settings"),
+    ] = False,
+) -> None:
+    """Keeps the prompts whose measured pass rates lie in a range.
+
+    OUT has a row for each prompt: its counts, the mean and the 90 % interval of the pass rate,
+    whether it is kept, and the reason. OUT.html shows the pass rates before and after, by domain,
+    with example prompts. rlax.curation.only=OUT trains on the kept prompts.
+    """
+    with exit_status():
+        from rlax_plugin.commands.curate import command as curating
+        from rlax_plugin.curation.choosing import rule_of
+        from rlax_plugin.text.terminal import console, counting
+
+        rule = rule_of(keep, bound, per_domain=per_domain, drop_unmeasured=drop_unmeasured)
+        with counting(console(sys.stderr)) as progress:
+            found = curating.curate(
+                tables,
+                rule,
+                out,
+                without=without,
+                config=config,
+                any_sampling=any_sampling,
+                progress=progress,
+            )
+        shown = console(sys.stdout)
+        shown.print(curating.counts_table(curating.counts(found)))
+        shown.print(f"written to {out} and {out}.html; train with rlax.curation.only={out}")

@@ -6,7 +6,7 @@ import os
 import posixpath
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
@@ -30,7 +30,6 @@ class Target:
       step: the step of a checkpoint; None: no checkpoint, or one given by name.
       checkpoint: its name below ``checkpoints/``; empty: none was given.
       typed: the text as the user typed it, for messages.
-      argument: name of the command's argument, for messages.
     """
 
     run: RunFiles
@@ -38,20 +37,16 @@ class Target:
     step: int | None = None
     checkpoint: str = ""
     typed: str = ""
-    argument: str = "RUN"
 
     @property
     def is_checkpoint(self) -> bool:
         return self.step is not None or bool(self.checkpoint)
 
 
-def find_target(
-    text: str, version: int | None, step: int | None, *, argument: str = "RUN", also: str = ""
-) -> Target:
+def find_target(text: str, version: int | None, step: int | None, *, also: str = "") -> Target:
     """Reads ``RUN``, ``RUN@VERSION`` or ``RUN/checkpoints/NAME``.
 
     Args:
-      argument: see ``Target``.
       also: other values that the command accepts, for messages.
 
     Raises:
@@ -71,7 +66,7 @@ def find_target(
             target = Target(RunFiles(text), typed=typed)
         if not target.run.exists(CONFIG):
             raise ConfigError(
-                argument,
+                "RUN",
                 typed,
                 f"must be {also}a run directory (with a config.yml), RUN@VERSION or "
                 "RUN/checkpoints/NAME",
@@ -79,9 +74,9 @@ def find_target(
     given = {"--version": target.version, "--step": step, "a checkpoint": target.checkpoint or None}
     if len(several := [name for name, value in given.items() if value is not None]) > 1:
         raise ConfigError(
-            argument, typed, f"{' and '.join(several)} cannot be combined: give one of them"
+            "RUN", typed, f"{' and '.join(several)} cannot be combined: give one of them"
         )
-    return replace(target, argument=argument)
+    return target
 
 
 def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
@@ -96,7 +91,7 @@ def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
     step, wanted = target.step, target.checkpoint
     found = known.get(step, "") if step is not None else wanted
     if found not in known.values():
-        key, value = ("--step", step) if step is not None else (target.argument, target.typed)
+        key, value = ("--step", step) if step is not None else ("RUN", target.typed)
         there = ", ".join(f"{step} ({name})" for step, name in sorted(known.items())) or "none"
         reason = f"{target.run.url} has no such checkpoint; of these steps it has some: {there}"
         raise ConfigError(key, value, reason)

@@ -168,7 +168,7 @@ class Staleness(Section):
 
 
 class Prior(Section):
-    """Pass rates that were measured before the run, by `rlax measure` or by another run.
+    """Pass rates that were measured before the run, by `rlax eval` or by another run.
 
     They count like samples of the run's first policy version. A run keeps a copy of them and reads
     the file only when it begins.
@@ -176,7 +176,7 @@ class Prior(Section):
 
     path: PathText = Field(
         default="",
-        description="Parquet file with pass rates: of rlax measure, or a snapshot of another run, "
+        description="Parquet file with pass rates: of rlax eval, or a snapshot of another run, "
         "such as controller/00000006.pass_rates.parquet; empty: none",
     )
     weight: Annotated[float, Field(gt=0, le=1)] = Field(

@@ -101,7 +101,10 @@ def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> st
         failed = (one for one in reversed(scored) if isinstance(one, Rejected))
         errors = (failure_of(one.group.scores) for one in failed if one.reason == ALL_FAILED)
         return f": {rewards_fail(next(errors))}"
-    advice = "rlax.curation.max_refill sets the limit, and rlax measure finds prompts that teach"
+    advice = (
+        "rlax.curation.max_refill sets the limit, and a table of rlax eval --split train shows "
+        "which prompts teach"
+    )
     return f". {rule.too_few(reasons.total())}; {advice}{_example(scored)}"
 
 

@@ -175,7 +175,7 @@ def _equal_groups(f: Figures) -> str | None:
     return (
         f"{100 * f.equal_groups:.0f} % of the trained groups had equal rewards "
         "(batch/groups_equal), which teach nothing: add mixed_outcome to rlax.curation.filters, "
-        f"raise {_at(f, 'rlax.rollouts.group_size')}, or choose prompts with rlax measure"
+        f"raise {_at(f, 'rlax.rollouts.group_size')}, or choose prompts with rlax curate"
     )
 
 

@@ -35,7 +35,7 @@ class CheckpointReader(Protocol):
 
 @runtime_checkable
 class FirstWeightsReader(Protocol):
-    """A trainer whose initial policy ``rlax measure`` can measure."""
+    """A trainer whose initial policy ``rlax eval`` can evaluate."""
 
     def publish_first(self, port: TrainerPort) -> None:
         """Publishes the weights that ``run`` starts from, as version 0, and returns.

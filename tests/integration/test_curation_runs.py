@@ -26,7 +26,6 @@ from documents import fences, read
 from runs import CONFIG, DEADLINE_S, Run
 from waiting import wait_until
 
-from rlax_plugin.commands.measure.command import Asked
 from rlax_plugin.pass_rates.files import read_table
 from rlax_plugin.prompts.kept import kept_ids
 
@@ -124,10 +123,10 @@ def test_a_killed_measurement_ends_with_the_table_of_an_undisturbed_one(measured
 @pytest.mark.long
 def test_an_interrupted_measurement_says_how_to_go_on(measured: Measured) -> None:
     said = " ".join(measured.interrupted.split())
-    kept = re.search(rf"stopped; (\d+) of {COUNT} prompts are kept; continue with: (.*)", said)
+    kept = re.search(
+        rf"stopped; (\d+) of {COUNT} prompts are kept; the same command continues", said
+    )
     assert kept and 0 < int(kept[1]) < COUNT
-    assert f"measure run.yml --samples {SAMPLES} --out rates.parquet" in kept[2]
-    assert SLOW[1] in kept[2]
     done = re.search(rf"\({COUNT} prompts x {SAMPLES}, of which (\d+) are done", measured.resumed)
     assert done and int(kept[1]) < int(done[1]) < COUNT
     assert "never" in measured.undisturbed and "written to peace.parquet" in measured.undisturbed
@@ -191,14 +190,14 @@ def test_a_version_and_its_checkpoint_have_the_same_pass_rates(measured: Measure
     """Of the run that the test before has trained."""
     run, common = "runs/testing", ("--samples", "2", "rlax.curation.only=null", "--json")
     targets = {
-        f"{run}/pass_rates/train-2.parquet": (f"{run}@2", "rlax.evaluation.problems=0"),
-        f"{run}/pass_rates/train-2.npz.parquet": (f"{run}/checkpoints/2.npz",),
+        "version.parquet": (f"{run}@2", "rlax.evaluation.problems=0"),
+        "checkpoint.parquet": (f"{run}/checkpoints/2.npz",),
     }
     with ExitStack() as stack:
         processes = []
-        for target in targets.values():
+        for out, target in targets.items():
             process = subprocess.Popen(
-                [sys.executable, "-m", "rlax_plugin", "measure", *target, *common],
+                [sys.executable, "-m", "rlax_plugin", "eval", *target, "--out", out, *common],
                 cwd=measured.directory,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -213,17 +212,3 @@ def test_a_version_and_its_checkpoint_have_the_same_pass_rates(measured: Measure
     assert [found["domains"][0]["prompts"] for found in said] == [COUNT, COUNT]
     assert said[0]["measured"] == f"version 2 of {run}"
     assert said[1]["measured"] == f"the checkpoint of step 2 of {run}"
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("run.yml", "rlax measure run.yml --samples 8 --out a.parquet k=1"),
-        ("runs/a", "rlax measure runs/a --samples 8 --out a.parquet --version 7 k=1"),
-        ("runs/a@7", "rlax measure runs/a@7 --samples 8 --out a.parquet k=1"),
-        ("runs/a/checkpoints/7", "rlax measure runs/a/checkpoints/7 --samples 8 --out a.p"),
-    ],
-)
-def test_going_on_names_the_version_that_was_measured(target: str, expected: str) -> None:
-    asked = Asked(target, None, None, 8, "train", None, ("k=1",))
-    assert expected in asked.command("a.parquet", 7).replace(".venv/bin/", "")

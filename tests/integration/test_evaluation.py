@@ -187,6 +187,21 @@ def test_a_version_with_other_settings_prints_a_table(disturbed):
     assert "rlax.rollouts.temperature=0.5" in document["overrides"]
 
 
+def test_the_weights_that_a_config_starts_from_are_those_before_training(disturbed):
+    directory = disturbed.run.dir.parents[1]
+    found = result(
+        rlax_eval(
+            directory,
+            "runs/testing/config.yml",
+            *("--json", "--out", "base.json"),
+            "rlax.rollouts.engine.evaluation_of=-1",
+        )
+    )
+    before = disturbed.evaluation("before")
+    assert found["version"] == 0 and found["sets"] == before["sets"]
+    assert json.loads((directory / "base.json").read_text()) == found
+
+
 def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
     directory = disturbed.run.dir.parents[1]
     before = sorted(disturbed.run.dir.rglob("*"))
@@ -227,7 +242,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
     [
         (
             ["runs/nowhere"],
-            "RUN = 'runs/nowhere': must be a run directory (with a config.yml), RUN@VERSION or",
+            "RUN = 'runs/nowhere': must be a config (.yml), a run directory (with a",
         ),
         (["runs/testing@3"], "--version = 3: is no longer kept; available: "),
         (["runs/testing", "--step", "99"], "--step = 99: runs/testing has no such checkpoint"),

@@ -217,7 +217,6 @@ def test_a_run_that_others_can_write_to_is_neither_continued_nor_written_to(
         "report": [],
         "replay": [],
         "eval": ["--problems", "1"],
-        "measure": ["--samples", "1"],
     }
     run.chmod(0o777)
     before = sorted(run.rglob("*"))

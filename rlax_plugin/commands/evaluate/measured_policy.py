@@ -9,30 +9,33 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 
-from rlax_plugin.commands.evaluate.checkpoint_port import (
-    CheckpointPort,
-    checkpoint_reader,
-    first_weights_reader,
-)
 from rlax_plugin.commands.evaluate.session import Session, open_session
 from rlax_plugin.commands.target import Target, checkpoint_name, find_version
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.controller.chosen import Builder
-from rlax_plugin.errors import ConfigError, PluginError, RlaxError
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError, TrainingError
 from rlax_plugin.functions.copies import kept_functions
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.durations import Durations, kind_of_work
 from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay
-from rlax_plugin.ports.training import TrainerPort
+from rlax_plugin.ports.training import (
+    CheckpointReader,
+    Decision,
+    FirstWeightsReader,
+    NewWeights,
+    TrainerPort,
+)
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start.function_data import check_data
@@ -107,6 +110,46 @@ class Origin:
         return self.target.run.url if self.target is not None else self.config.source
 
 
+class CheckpointPort(TrainerPort):
+    """A trainer port that only publishes weights, without training.
+
+    Args:
+      waiting: shows what the trainer does.
+    """
+
+    def __init__(self, publisher: Publisher, canary_tokens: np.ndarray, waiting: Waiting):
+        self._waiting, self._phase = waiting, ""
+        self._publisher, self._canary_tokens = publisher, canary_tokens
+
+    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
+        raise TrainingError("a trainer whose weights are only read cannot train")
+
+    @property
+    def canary_tokens(self) -> np.ndarray:
+        return self._canary_tokens
+
+    def take(self, weights: NewWeights) -> None:
+        self._publisher.publish(weights)
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Does nothing: no step is trained."""
+
+    def before_checkpoint(self, step: int) -> None:
+        """Does nothing: there is no controller whose state would belong to the checkpoint."""
+
+    def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._waiting.begin(phase, ends=f"it ends after at most {of} steps")
+        self._waiting.progress(f"step {done} of at most {of} {note}".rstrip())
+
+    def waits(self, what: str, typical_s: float = 0.0) -> None:
+        self._waiting.begin(what, typical_s=typical_s)
+
+    def decide(self, step: int) -> Decision:
+        return Decision(save=False, stop=True)
+
+
 ReadPrompts = Callable[[RlaxSection, Part], RunPrompts]
 
 
@@ -150,46 +193,31 @@ class Policy:
         signals: Signals,
         *,
         show: bool = True,
-    ) -> Iterator[tuple[LoopThread, Session]]:
+    ) -> Iterator[tuple[LoopThread, Session, Waiting]]:
         """Starts everything from the reward processes to the workers, and stops it at the end.
 
         Args:
           show: True if the console shows what is being waited for.
 
         Yields:
-          The thread of the event loop, and the session on it.
+          The thread of the event loop, the session on it, and the display.
 
         Raises:
           RlaxError: the weights cannot be found or read, or a process did not start.
         """
-        with Running(signals, log.warning, "this log") as running:
-            with self._display(console, show) as waiting:
-                session = self._session(running, waiting)
-            yield running.thread, session
-
-    def _display(self, console: Console, show: bool) -> WaitingDisplay:
-        maxtext = self._origin.config.maxtext
-        kind = kind_of_work("evaluate", self.section, maxtext)
-        return WaitingDisplay(console, Durations.of_user(kind), show=show)
-
-    def wait_for_worker(
-        self, thread: LoopThread, session: Session, console: Console, *, show: bool
-    ) -> None:
-        """Returns once a worker holds the weights.
-
-        Raises:
-          RlaxError: no worker came.
-        """
-        with self._display(console, show) as waiting:
-            waiting.beside = session.starting
-            thread.run(session.worker_ready(waiting))  # which has a deadline
+        kind = kind_of_work("evaluate", self.section, self._origin.config.maxtext)
+        with (
+            Running(signals, log.warning, "this log") as running,
+            WaitingDisplay(console, Durations.of_user(kind), show=show) as waiting,
+        ):
+            session = self._session(running, waiting)
+            yield running.thread, session, waiting
 
     def _session(self, running: Running, waiting: Waiting) -> Session:
         target, rpc_s = self._origin.target, self.section.deadlines.rpc_s
         if target is None or target.is_checkpoint:
             publish = self._first_weights() if target is None else self._checkpoint(target)
             session = self._open(running, self._prompts(waiting), waiting)
-            waiting.beside = session.starting
             self._read(running, session, publish, waiting)
             return session
         version, alive = running.thread.run(
@@ -224,10 +252,15 @@ class Policy:
         deadline_s = self.section.deadlines.startup_s
         ends = ends_at("rlax.deadlines.startup_s", deadline_s)
         waiting.begin("starting the reward processes and the workers", ends=ends)
-        return running.bring_up(opening, "starting the evaluation", deadline_s)
+        session = running.bring_up(opening, "starting the evaluation", deadline_s)
+        waiting.beside = session.starting
+        return session
 
     def _checkpoint(self, target: Target) -> Callable[[TrainerPort], None]:
-        reader = checkpoint_reader(self._builder.trainer(), self.section.trainer.name)
+        reader = self._builder.trainer()
+        if not isinstance(reader, CheckpointReader):
+            reason = "has no publish_checkpoint, so it cannot read a checkpoint: give --version"
+            raise ConfigError("rlax.trainer.name", self.section.trainer.name, reason)
         known = reader.checkpoints()
         name = checkpoint_name(target, known)
         step = next(step for step, its in known.items() if its == name)
@@ -235,7 +268,13 @@ class Policy:
         return lambda port: reader.publish_checkpoint(port, name)
 
     def _first_weights(self) -> Callable[[TrainerPort], None]:
-        reader = first_weights_reader(self._builder.trainer(), self.section.trainer.name)
+        reader = self._builder.trainer()
+        if not isinstance(reader, FirstWeightsReader):
+            reason = (
+                "has no publish_first, so it cannot give the weights that a config starts from: "
+                "train one step, and give the run"
+            )
+            raise ConfigError("rlax.trainer.name", self.section.trainer.name, reason)
         self.what = f"what training with {self._origin.name} starts from"
         return reader.publish_first
 

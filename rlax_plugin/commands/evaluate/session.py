@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.evaluation.asking import Handed, ask_all
-from rlax_plugin.evaluation.problems import ProblemSet
+from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.fleet.requests import sampling_params
@@ -85,20 +85,14 @@ class Session:
     async def measure(
         self, sets: tuple[ProblemSet, ...], progress: Callable[[int, int], None]
     ) -> Evaluated:
-        """Measures some of the sets.
+        """Measures some of the sets, once a worker is ready.
 
         Raises:
-          RlaxError: no worker came, or a group cannot be generated.
+          RlaxError: a group cannot be generated.
         """
-        return await self._supervision.unless_failed(self._measure(sets, progress))
-
-    async def _measure(
-        self, sets: tuple[ProblemSet, ...], progress: Callable[[int, int], None]
-    ) -> Evaluated:
-        await self._generation.wait_for_worker()
         evaluator = self._generation.evaluator
         evaluator.sets = sets
-        return await evaluator.run(self.version, progress)
+        return await self._supervision.unless_failed(evaluator.run(self.version, progress))
 
     def training_set(
         self, section: RlaxSection, split: str, prompts: Sequence[Prompt], samples: int
@@ -118,25 +112,53 @@ class Session:
             rewards=self._generation.rewards,
         )
 
-    async def ask(self, problems: ProblemSet, wanted: Iterable[int], hand: Handed) -> None:
-        """Generates and scores some prompts of a set; see ``ask_all``.
+    async def ask(
+        self,
+        problems: ProblemSet,
+        wanted: Iterable[int],
+        hand: Callable[[int, Answered], Awaitable[None]],
+    ) -> None:
+        """Generates and scores some prompts of a set in their order, once a worker is ready.
+
+        Memory does not grow with the number of prompts: a prompt is read when its generation
+        begins, and its answers are dropped once they are handed over.
+
+        Args:
+          wanted: indices into ``problems.prompts``.
+          hand: awaited with the index and the answers of each prompt, in the order in which they
+            end.
 
         Raises:
-          RlaxError: no worker came, or a group cannot be generated.
+          RlaxError: a prompt cannot be generated; the unfinished ones are cancelled.
         """
-        await self._supervision.unless_failed(self._ask(problems, wanted, hand))
+        await self._supervision.unless_failed(self._ask(problems, iter(wanted), hand))
 
-    async def _ask(self, problems: ProblemSet, wanted: Iterable[int], hand: Handed) -> None:
-        generation = self._generation
-        await generation.wait_for_worker()
-
-        def at_once() -> int:
-            slots = sum(worker.slots for worker in generation.fleet.workers.values())
-            return 1 + _BACKLOG * slots // problems.samples
-
-        await ask_all(
-            generation.evaluator, problems, wanted, self.version, at_once=at_once, hand=hand
-        )
+    async def _ask(
+        self,
+        problems: ProblemSet,
+        wanted: Iterator[int],
+        hand: Callable[[int, Answered], Awaitable[None]],
+    ) -> None:
+        fleet, evaluator = self._generation.fleet, self._generation.evaluator
+        going: dict[asyncio.Task[Answered], int] = {}
+        more = True
+        try:
+            while more or going:
+                slots = sum(worker.slots for worker in fleet.workers.values())
+                at_once = 1 + _BACKLOG * slots // problems.samples
+                while more and len(going) < at_once:
+                    if more := (index := next(wanted, None)) is not None:
+                        prompt = problems.prompts[index]
+                        answered = evaluator.answered(problems, prompt, index, self.version)
+                        going[asyncio.ensure_future(answered)] = index
+                if going:
+                    ended, _ = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+                    for task in ended:
+                        await hand(going.pop(task), task.result())
+        finally:
+            for task in going:
+                task.cancel()
+            await asyncio.gather(*going, return_exceptions=True)
 
 
 async def open_session(

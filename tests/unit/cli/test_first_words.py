@@ -16,12 +16,6 @@ LATER = "importing rlax and reading the config, typically about 3 s"
     ("module", "function", "arguments", "first"),
     [
         ("rlax_plugin.start.run", "train", ("train", "a.yml"), "rlax train a.yml"),
-        (
-            "rlax_plugin.commands.measure.command",
-            "measure",
-            ("measure", "a.yml"),
-            "rlax measure a.yml",
-        ),
         ("rlax_plugin.commands.evaluate.command", "evaluate", ("eval", "a"), "rlax eval a"),
     ],
 )
@@ -73,7 +67,6 @@ def test_they_are_written_before_the_imports(
 
 
 def test_json_stays_alone() -> None:
-    for command in ("eval", "measure"):
-        result = rlax(command, "no such run", "--json")
-        assert result.exit_code == 2 and LATER not in result.stdout
-        assert LATER in rlax(command, "no such run").stdout
+    result = rlax("eval", "no such run", "--json")
+    assert result.exit_code == 2 and LATER not in result.stdout
+    assert LATER in rlax("eval", "no such run").stdout

@@ -32,7 +32,7 @@ def test_the_best_sample_of_the_newest_rejected_group_is_quoted() -> None:
     )
     assert said.startswith("step 3: 8 groups were issued and only 0 ")
     assert "(rejected: 2 because all passed, 1 because all rewards failed)" in said
-    assert "rlax.curation.max_refill sets the limit" in said and "rlax measure" in said
+    assert "rlax.curation.max_refill sets the limit" in said and "rlax eval --split train" in said
     assert "prompt 'p' was answered with 'better\\n', which has the reward 0.25" in said
     cut = message(rejected(0, "all failed", (long, 0.0)))
     assert f"'{'x' * 200}... (100 more characters)'" in cut

@@ -133,7 +133,7 @@ def test_a_result_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
 
     def written(overrides: list[str], sets: list[str]) -> str:
         document = {"version": 3, "overrides": overrides, "sets": {name: {} for name in sets}}
-        return Path(write_result(files, document, None)).name
+        return Path(write_result(files, document)).name
 
     assert written([], ["test"]) == "eval-00000003.json"
     assert written(["rlax.seed=1"], ["test"]) == "eval-00000003-2.json"

@@ -1,4 +1,4 @@
-"""The finished part of a measurement: numbered files beside the result, each written atomically.
+"""The finished part of a table of pass rates: numbered files beside it, written atomically.
 
 A process that is killed loses only the prompts since its last part. They are generated again, with
 the same seeds.
@@ -65,13 +65,14 @@ class Parts:
       about: description of the measurement, stored in every part.
 
     Attributes:
+      out, place: the file, and the directory of the parts.
       counts: int64 [fields of ``Counts`` except the index, prompts].
       done_n: bool, True for finished prompts.
     """
 
     def __init__(self, out: str, prompts: int, about: About):
         self.place = f"{out}.parts"
-        self._files, self._out, self._about = RunFiles(self.place), out, about
+        self.out, self._files, self._about = out, RunFiles(self.place), about
         self.done_n = np.zeros(prompts, bool)
         self.counts = np.zeros((len(Counts._fields) - 1, prompts), np.int64)
         self._rows: list[Counts] = []
@@ -108,13 +109,13 @@ class Parts:
         place = Path(self._files.location())
         try:
             make_private(place)
-            check_private("--out", self._out, place)
+            check_private("--out", self.out, place)
             self._lock = (place / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError("--out", self._out, "is being measured by another process") from None
+            raise ConfigError("--out", self.out, "is being measured by another process") from None
         except OSError as error:
-            raise ConfigError("--out", self._out, f"cannot be written: {error}") from error
+            raise ConfigError("--out", self.out, f"cannot be written: {error}") from error
 
     def _reject(self, known: Any, wanted: Mapping[str, Any]) -> None:
         before = known if isinstance(known, Mapping) else {}
@@ -127,7 +128,7 @@ class Parts:
             f"was begun with something else ({'; '.join(said)}): give another --out, or remove "
             f"{self.place}"
         )
-        raise ConfigError("--out", self._out, reason)
+        raise ConfigError("--out", self.out, reason)
 
     def _read(self, name: str) -> None:
         place = self._files.location(name)

@@ -1,4 +1,4 @@
-"""The parts of a measurement: what they are of, what a damaged one does, and the summary."""
+"""Tables of pass rates: the parts of an unfinished one, its summary, and wrong options."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from command_line import rlax
 from rich.console import Console
 from runs import CONFIG
 
-from rlax_plugin.commands.measure.parts import Counts, Parts
-from rlax_plugin.commands.measure.show import summaries, summary_table
+from rlax_plugin.commands.evaluate.command import Asked
+from rlax_plugin.commands.evaluate.parts import Counts, Parts
+from rlax_plugin.commands.evaluate.show import summaries, summary_table
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered
 from rlax_plugin.pass_rates.files import About, measured
@@ -125,8 +126,11 @@ def test_names_of_domains_are_not_cut_at_80_columns(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs/nothing"], "TARGET = 'runs/nothing': must be a config (.yml), a run directory"),
-        ([CONFIG, "--out", "rates.csv"], "--out = 'rates.csv': must end in .parquet"),
+        (["runs/nothing"], "RUN = 'runs/nothing': must be a config (.yml), a run directory"),
+        ([CONFIG, "--step", "3"], "--step = 3: is of a run: give a run in place of a config"),
+        ([CONFIG, "--k", "2"], "--k = (2,): has no effect on a table of pass rates (--out = 'r.p"),
+        ([CONFIG, "--set", "hard"], "has no effect on a table of pass rates"),
+        ([CONFIG, "--problems", "9"], "--problems = 9: has no effect on a table of pass rates"),
         (
             [CONFIG, "--out", "mine.parquet"],
             "--out = 'mine.parquet': exists already: remove it, or",
@@ -139,7 +143,31 @@ def test_what_cannot_be_measured_is_rejected(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.parquet").write_bytes(b"mine")
-    done = rlax("measure", *arguments)
+    done = rlax("eval", "--out", "r.parquet", *arguments)
     assert done.exit_code == 2 and message in " ".join(done.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["mine.parquet"]
     assert Path("mine.parquet").read_bytes() == b"mine"
+
+
+def test_the_result_of_a_config_needs_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = rlax("eval", CONFIG, "--split", "train")
+    assert done.exit_code == 2 and "such as eval.json or rates.parquet" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "expected"),
+    [
+        ("run.yml", None, "the same command continues"),
+        ("runs/a", None, "the same command with --version 7 continues"),
+        ("runs/a", 7, "the same command continues"),
+        ("runs/a@7", None, "the same command continues"),
+        ("runs/a/checkpoints/7", None, "the same command continues"),
+    ],
+)
+def test_going_on_names_the_version_that_was_measured(
+    target: str, version: int | None, expected: str
+) -> None:
+    assert Asked(target, version).again(7) == expected
