@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import sys
@@ -10,23 +11,31 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import numpy as np
+from pydantic import AliasChoices, Field
 from rich.console import Console
 from rich.table import Table
 
 from rlax_plugin.build import Registry, registry_for
-from rlax_plugin.commands.completions import Line, read_lines
-from rlax_plugin.config import SINGLE_TURN, Choice, RlaxSection, last_of
+from rlax_plugin.config import (
+    SINGLE_TURN,
+    Choice,
+    NonNegativeInt,
+    RlaxSection,
+    Section,
+    last_of,
+)
 from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.ports.source_abilities import TextEncoder
 from rlax_plugin.prompts.checking import splits_of
 from rlax_plugin.prompts.table import with_ids
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.text.harmless import harmless, one_line
+from rlax_plugin.text.harmless import harmless, one_line, storable
 from rlax_plugin.types import Episode, Prompt, Sampled, Score, Trajectory, Turn, Unscored
 
 log = logging.getLogger("rlax.score")
@@ -34,6 +43,96 @@ log = logging.getLogger("rlax.score")
 _LOG = Path("logs", "rewards.log")  # of a reward pool, below its directory
 _LONGEST_LOG = 4000  # characters, of its end
 _SHOWN = 40  # characters of a completion
+
+
+class Line(Section):
+    """One completion; its prompt is in the same line or in the config's prompt source.
+
+    Attributes:
+      number: number of the line, from 1.
+      place: the file and the line, for messages.
+    """
+
+    number: int
+    place: str
+    completion: str
+    prompt: str = ""
+    reference: str | None = Field(
+        default=None, validation_alias=AliasChoices("reference", "answer")
+    )
+    metadata: dict[str, Any] = Field(default={})
+    id: str = ""
+    tokens: tuple[NonNegativeInt, ...] | None = None
+    finish: Literal["stop", "length"] = "stop"
+
+    @property
+    def names_a_prompt(self) -> bool:
+        """True if the prompt is one of the config's prompt source."""
+        return bool(self.id) and self.reference is None and not self.prompt and not self.metadata
+
+    @property
+    def identity(self) -> str:
+        """A key that is equal for lines with the same prompt."""
+        return json.dumps([self.id, self.prompt, self.reference, self.metadata], sort_keys=True)
+
+    def as_prompt(self) -> Prompt:
+        """Returns the prompt that the line describes, without tokens."""
+        name, tokens = self.id or f"line {self.number}", np.zeros(0, np.int32)
+        return Prompt(name, tokens, self.prompt, self.reference or "", self.metadata)
+
+
+def read_lines(file: str) -> Iterator[Line]:
+    """Yields the completions of a file; blank lines are left out.
+
+    Args:
+      file: path of the file; ``-``: standard input.
+
+    Raises:
+      ConfigError: the file cannot be read or is empty, or a line is wrong; names the line.
+    """
+    empty = True
+    try:
+        with sys.stdin.buffer if file == "-" else open(file, "rb") as stream:
+            for number, data in enumerate(stream, 1):
+                if data.strip():
+                    empty = False
+                    yield _line(data, number, f"{file}:{number}")
+    except OSError as error:
+        raise ConfigError("FILE", file, f"cannot be read: {error.strerror}") from error
+    if empty:
+        raise ConfigError("FILE", file, "has no completions")
+
+
+def _line(data: bytes, number: int, place: str) -> Line:
+    try:
+        text = data.decode("utf-8-sig" if number == 1 else "utf-8")
+        values = json.loads(text, parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise ConfigError(place, None, f"is not UTF-8: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(place, text.strip()[:80], f"is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(place, values, 'must be an object such as {"completion": "...", ...}')
+    values = _storable(values)
+    for key in ("number", "place"):
+        if key in values:
+            raise ConfigError(f"{place}: {key}", values[key], "is not a key of a completion")
+    return validate(Line, values | {"number": number, "place": place}, place)
+
+
+def _storable(value: Any) -> Any:
+    """Returns a JSON value without lone surrogates, like texts of prompt sources and engines."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, list):
+        return [_storable(one) for one in value]
+    if isinstance(value, dict):
+        return {storable(key): _storable(one) for key, one in value.items()}
+    return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 @dataclass(slots=True)
