@@ -103,22 +103,22 @@ def check_plugin(
         function = is_function(name)
         console.print(f"{'function' if function else 'plug-in'} {name}", soft_wrap=True)
 
-        def tell(one: Checked) -> None:
-            for finding in one.findings:
+        def show(part: Checked) -> None:
+            for finding in part.findings:
                 print_error(finding)
-            if not one.findings:
-                rules = [f"  - {rule}" for rule in one.rules] or [f"  {one.note}"]
-                abilities = [f"  {one.abilities}"] * bool(one.abilities)
-                lines = [f"ok  {one.kind} {one.name}", *rules, *abilities]
+            if not part.findings:
+                rules = [f"  - {rule}" for rule in part.rules] or [f"  {part.note}"]
+                abilities = [f"  {part.abilities}"] * bool(part.abilities)
+                lines = [f"ok  {part.kind} {part.name}", *rules, *abilities]
                 console.print("\n".join(lines), soft_wrap=True)
 
         if function:
-            for one in check_function(name):
-                tell(one)
+            for part in check_function(name):
+                show(part)
             return
-        given = _parsed(options or [])
+        values = _parsed(options or [])
         try:
-            check(name, options=given, plugins=plugin or (), deadline_s=deadline, on_checked=tell)
+            check(name, options=values, plugins=plugin or (), deadline_s=deadline, on_checked=show)
         except ContractError as error:
             broken = len({finding.where for finding in error.findings})
             parts = "1 part does" if broken == 1 else f"{broken} parts do"

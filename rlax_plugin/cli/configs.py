@@ -31,14 +31,15 @@ def _with_answers(function: Callable[..., None]) -> Callable[..., None]:
     """Puts an option for each of ``Answers`` in the place of ``**given``."""
     options = [
         inspect.Parameter(
-            one.name,
+            choice.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                one.type | None, typer.Option(min=1 if one.type is int else None, help=one.text)
+                choice.type | None,
+                typer.Option(min=1 if choice.type is int else None, help=choice.text),
             ],
         )
-        for one in declared()
+        for choice in declared()
     ]
     file, *switches, _ = inspect.signature(function, eval_str=True).parameters.values()
     function.__signature__ = inspect.Signature([file, *options, *switches])  # pyright: ignore
@@ -80,7 +81,7 @@ def init(
                     question.text, default=question.default, type=type(question.default)
                 )
         notes = init.write(path, answers)
-        commands = (pasteable("rlax", what, str(path)) for what in ("check", "train"))
+        commands = (pasteable("rlax", verb, str(path)) for verb in ("check", "train"))
         typer.echo("\n  ".join((f"wrote {path}", *notes)))
         typer.echo("\n  ".join(("", *commands)))
 
@@ -150,19 +151,19 @@ def check(
         _only_with_compile(compile_for, worker=compile_worker, s=compile_s)
         resolved = resolve(config, overrides or ())
         section = resolved.section
-        found = check.examine(resolved, registry_for(section))
+        examined = check.examine(resolved, registry_for(section))
         listed = f" and {plural(len(section.plugins), 'plug-in')}" if section.plugins else ""
         lines = [f"ok  section rlax:{listed} of {config}"]
         if not as_json:
             typer.echo(lines[-1])
         if not fast:
             with counting(harmless(sys.stderr)) as progress:
-                found = check.examine_parts(found, progress)
-            what = ", ".join(found.checked or ()) or "none of them has checks of its own"
-            lines.append(f"ok  the parts' own checks: {what}")
+                examined = check.examine_parts(examined, progress)
+            checks = ", ".join(examined.checked or ()) or "none of them has checks of its own"
+            lines.append(f"ok  the parts' own checks: {checks}")
             if not as_json:
                 typer.echo(lines[-1])
-        document = check.explanation(found)
+        document = check.explanation(examined)
         from rich.console import Console
 
         console = Console()
@@ -182,10 +183,10 @@ def check(
             raise typer.Exit(RUN_FAILED)
 
 
-def _only_with_compile(compile_for: str | None, **given: object) -> None:
+def _only_with_compile(compile_for: str | None, **options: object) -> None:
     from rlax_plugin.errors import ConfigError
 
-    for name, value in given.items():
+    for name, value in options.items():
         if compile_for is None and value is not None:
             raise ConfigError(f"--compile-{name}", value, "is an option of --compile only")
 
@@ -297,11 +298,11 @@ def prompts(
                 raise ConfigError(name, value, "is an option of --contamination only")
         wanted = command.Wanted(split or "", count, prompt_id or "")
         with counting(harmless_console(sys.stderr)) as progress:
-            found = command.document(resolve(config, overrides or ()), wanted, progress)
+            shown = command.document(resolve(config, overrides or ()), wanted, progress)
         if as_json:
-            typer.echo(json.dumps(found, indent=2, default=str))
+            typer.echo(json.dumps(shown, indent=2, default=str))
             return
-        command.show(HarmlessConsole(highlight=False, soft_wrap=True), found)
+        command.show(HarmlessConsole(highlight=False, soft_wrap=True), shown)
 
 
 @command(CONFIGURE, "rlax plugins configs/demo.yml")
@@ -322,29 +323,15 @@ def plugins(
     them. The parts of a config are listed with the value and the meaning of each option.
     """
     with exit_status():
-        from rlax_plugin.commands import listing
-
-        document: dict[str, Any] = {}
-        if config is not None:
-            from rlax_plugin.build import registry_for
-            from rlax_plugin.config.loading import load_section
-
-            section, _ = load_section(config, overrides or ())
-            registry = registry_for(section)
-            document["used"] = listing.used_rows(registry, section)
-            document["loaded"] = listing.loaded_rows(registry)
-        document["installed"] = listing.installed_rows()
-        if as_json:
-            typer.echo(json.dumps(document, indent=2, default=str))
-            return
         from rich.console import Console
 
-        console = Console()
-        if config is not None:
-            listing.print_used(console, config, document["used"])
-            listing.print_loaded(console, config, document["loaded"])
-            console.print()
-        listing.print_installed(console, document["installed"])
+        from rlax_plugin.commands import listing
+
+        document = listing.document(config, overrides or ())
+        if as_json:
+            typer.echo(json.dumps(document, indent=2, default=str))
+        else:
+            listing.show(Console(), config, document)
 
 
 @command(CONFIGURE, "rlax explain dapo rlax.objective.entropy_coefficient=0.01")

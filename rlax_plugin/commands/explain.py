@@ -130,7 +130,7 @@ def find(wanted: str, registry: Registry | None = None) -> Matches:
         or metric.matches(wanted)
     )
     matches = Matches(
-        tuple(_blocks(wanted, registry)), tuple(one for one in presets if one == wanted), metrics
+        tuple(_blocks(wanted, registry)), (wanted,) if wanted in presets else (), metrics
     )
     if matches:
         return matches
@@ -143,32 +143,32 @@ def _blocks(wanted: str, registry: Registry) -> Iterator[Keys]:
     stem = re.sub(r"\.\d+(?=\.|$)", "", wanted).removeprefix("rlax.")
     key = stem if stem == "rlax" else f"rlax.{stem}"
     kinds = {wanted: ""} if wanted in BY_NAME else {}  # kind -> the option of its parts, if one
-    found = []
+    blocks = []
     for section in sections():
         if stem in _ends(section.title) or section.title.startswith(f"{key}."):
-            found.append(section)
+            blocks.append(section)
             continue
         named = [k for k in section.keys if stem in _ends(k.key) or k.key.startswith(f"{key}.")]
         named += [k for k in section.keys if k.kind == wanted and k not in named]
         kinds |= {k.kind: "" for k in named if k.kind}
         if named:
-            found.append(replace(section, text="", keys=tuple(named)))
+            blocks.append(replace(section, text="", keys=tuple(named)))
     for place, kind in PARTS.items():
         if key.startswith(f"{place}."):
             kinds[kind] = key.removeprefix(f"{place}.")
     offered = list(parts(registry))
     for kind, part in offered:
         if kind in kinds and (option := _with_option(part, kinds[kind])):
-            found.append(_titled(kind, option))
+            blocks.append(_titled(kind, option))
     if "objective" in kinds:
         formulas = {
             f"objective {name}": preset.formula for name, preset in presets_of(registry).items()
         }
-        found = [replace(block, text=formulas.get(block.title, block.text)) for block in found]
-    if not found:  # the name of an option, or of the options that begin with it
-        found = [_titled(k, option) for k, part in offered if (option := _with_option(part, stem))]
-    yield from found
-    shown = {block.title for block in found}
+        blocks = [replace(block, text=formulas.get(block.title, block.text)) for block in blocks]
+    if not blocks:  # the name of an option, or of the options that begin with it
+        blocks = [_titled(k, option) for k, part in offered if (option := _with_option(part, stem))]
+    yield from blocks
+    shown = {block.title for block in blocks}
     for kind, part in offered:
         whole = _titled(kind, part)
         if part.title == wanted and kind != "objective" and whole.title not in shown:

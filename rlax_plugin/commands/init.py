@@ -211,9 +211,9 @@ def config_text(
 
 def _check_model(name: str) -> None:
     folder = maxtext_configs()
-    known = sorted(path.stem for path in (folder / "models").glob("*.yml")) if folder else []
-    if name not in known:
-        others = alternatives(name, [_TINY, *known])
+    models = sorted(path.stem for path in (folder / "models").glob("*.yml")) if folder else []
+    if name not in models:
+        others = alternatives(name, [_TINY, *models])
         reason = f"no such directory, and no such model of MaxText; {others}"
         raise ConfigError("--model", name, reason)
 
@@ -292,11 +292,11 @@ def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> Task:
     largest = max(
         [*(int(p.tokens.max()) for p in prompts if len(p.tokens)), *built.stop_ids], default=0
     )
-    listed = not any(one.name == plugin and one.built_in for one in installed())
-    known = registry_of((plugin,)).offers
-    if source not in known["prompt_source"]:  # a built-in plug-in has one of that name
+    listed = not any(p.name == plugin and p.built_in for p in installed())
+    offers = registry_of((plugin,)).offers
+    if source not in offers["prompt_source"]:  # a built-in plug-in has one of that name
         source = f"{plugin}:{source}"
-    if reward not in known["reward"]:
+    if reward not in offers["reward"]:
         reward = f"{plugin}:{reward}"
     held_out = ((split, _count(built, split)) for split in ("test", "validation"))
     return Task(
@@ -319,8 +319,8 @@ def _count(source: PromptSource, split: str) -> int:
 def _only(registry: Registry, kind: str, plugin: str) -> str:
     names = sorted(registry.offers[kind])
     if len(names) != 1:
-        what = f"must offer exactly one {kind.replace('_', ' ')} to be a task, but offers"
-        raise ConfigError("--task", plugin, f"{what} {', '.join(names) or 'none'}")
+        reason = f"must offer exactly one {kind.replace('_', ' ')} to be a task, but offers"
+        raise ConfigError("--task", plugin, f"{reason} {', '.join(names) or 'none'}")
     return names[0]
 
 
@@ -431,7 +431,7 @@ class _CommentedYaml:
             elif kind and len(value) > 1:
                 yield from _with_comment(f"{name}:", about, depth)
                 yield f"{'  ' * (depth + 1)}name: {value['name']}"
-                options = {option: given for option, given in value.items() if option != "name"}
+                options = {option: v for option, v in value.items() if option != "name"}
                 offer = self.registry.offer(kind, value["name"], here)
                 yield from self.lines(options, offer.extension.config_class, here, depth + 1)
             elif not kind and issubclass(section := _type(model, name), BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlax_plugin.build import Registry, Use
-from rlax_plugin.config import RlaxSection, Schedule, leaf_fields
+from rlax_plugin.build import Registry, Use, registry_for
+from rlax_plugin.config import Schedule, leaf_fields
+from rlax_plugin.config.loading import load_section
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import PluginError
 from rlax_plugin.metrics.dashboard import sparkline
@@ -22,14 +23,22 @@ from rlax_plugin.ports.manager import Installed, Manager, installed
 _BARS = 24  # of a drawn schedule
 
 
+def document(config: str | None, overrides: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the installed plug-ins; for a config also what it lists, and the parts it uses."""
+    if config is None:
+        return {"installed": installed_rows()}
+    section, _ = load_section(config, overrides)
+    registry = registry_for(section)
+    return {
+        "used": [_used_row(registry, use) for use in registry.uses(section)],
+        "loaded": [_plugin_row(registry.manager.origin(name)) for name in registry.manager.names],
+        "installed": installed_rows(),
+    }
+
+
 def installed_rows() -> list[dict[str, Any]]:
     """Returns every installed plug-in: its package, and its parts or the reason it has none."""
     return [_plugin_row(plugin) for plugin in installed()]
-
-
-def loaded_rows(registry: Registry) -> list[dict[str, Any]]:
-    """Returns every plug-in that a config names, packages and plain modules."""
-    return [_plugin_row(registry.manager.origin(name)) for name in registry.manager.names]
 
 
 def _plugin_row(plugin: Installed) -> dict[str, Any]:
@@ -44,11 +53,6 @@ def _plugin_row(plugin: Installed) -> dict[str, Any]:
     except PluginError as error:
         row["error"] = str(error)
     return row
-
-
-def used_rows(registry: Registry, section: RlaxSection) -> list[dict[str, Any]]:
-    """Returns every part that a config chooses, with its options."""
-    return [_used_row(registry, use) for use in registry.uses(section)]
 
 
 def _used_row(registry: Registry, use: Use) -> dict[str, Any]:
@@ -79,17 +83,13 @@ def option_rows(options: BaseModel) -> dict[str, dict[str, Any]]:
     }
 
 
-def print_installed(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Prints ``installed_rows`` as a table."""
-    if not rows:
-        console.print("No plug-in is installed as an entry point of group rlax_plugin.")
-        return
-    _print_plugins(console, "installed plug-ins", rows)
-
-
-def print_loaded(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
-    """Prints ``loaded_rows`` as a table."""
-    _print_plugins(console, f"plug-ins that {config} lists", rows)
+def show(console: Console, config: str | None, rows: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Prints a ``document`` as tables."""
+    if config is not None:
+        _print_used(console, config, rows["used"])
+        _print_plugins(console, f"plug-ins that {config} lists", rows["loaded"])
+        console.print()
+    _print_plugins(console, "installed plug-ins", rows["installed"])
 
 
 def _print_plugins(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
@@ -106,8 +106,7 @@ def _print_plugins(console: Console, title: str, rows: list[dict[str, Any]]) -> 
     console.print(table)
 
 
-def print_used(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
-    """Prints ``used_rows`` as a table."""
+def _print_used(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
     table = Table(
         title=f"what {config} would use", title_justify="left", box=None, padding=(0, 2, 0, 0)
     )

@@ -108,10 +108,10 @@ def of_answers(
     Raises:
       ConfigError, RlaxError: see ``read``.
     """
-    named = {name: column for name in COLUMNS if (column := getattr(answers, name))}
-    given = named if options is None else options
+    columns = {name: column for name in COLUMNS if (column := getattr(answers, name))}
+    reading = columns if options is None else options
     try:
-        return read(answers.data, answers.reward, maxtext, built_in, given)
+        return read(answers.data, answers.reward, maxtext, built_in, reading)
     except ConfigError as error:
         option = error.key.removeprefix("rlax.prompt_source.")
         if options is not None or option not in COLUMNS:
@@ -273,7 +273,7 @@ def _source(data: str) -> dict[str, Any]:
     for name, endings in _FILES.items():
         if data.endswith(endings):
             return {"name": name, "path": data}
-    if any((Path(data) / one).is_file() for one in _SAVED):
+    if any((Path(data) / name).is_file() for name in _SAVED):
         return {"name": "hf", "dataset": data}
     endings = ", ".join(itertools.chain.from_iterable(_FILES.values()))
     reason = f"must end in one of {endings}, or be a directory that datasets' save_to_disk wrote"

@@ -285,8 +285,8 @@ def config_page() -> str:
             else:
                 bare.append(f"{_explained(kind, part.title)} (`{part.plugin}`)")
         if bare:
-            what = "Presets" if kind == "objective" else "Parts without options"
-            blocks.append(f"{what}: {', '.join(bare)}.")
+            heading = "Presets" if kind == "objective" else "Parts without options"
+            blocks.append(f"{heading}: {', '.join(bare)}.")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -311,8 +311,8 @@ def _markdown_keys(keys: Sequence[ConfigKey], section: str) -> str:
     for key in keys:
         words = key.type
         if key.kind and registry_of(()).offers[key.kind]:
-            what = spoken(key.kind)
-            words = words.replace(what, f"[{what}](#{what.replace(' ', '-')})")
+            kind = spoken(key.kind)
+            words = words.replace(kind, f"[{kind}](#{kind.replace(' ', '-')})")
         words = words.replace(_OR_SCHEDULE, "; or a [schedule](objectives.md#schedules)")
         default = f"`{key.default}`" if key.default else ""
         meaning = key.meaning.replace("<", r"\<").replace("|", r"\|")
