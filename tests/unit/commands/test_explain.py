@@ -134,6 +134,7 @@ def test_the_plugins_of_a_config_are_loaded_and_its_own_objective_is_explained(
             "te_preset", "--plugin", "te_listed"
         )
         assert "GRPO" in rlax("grpo", str(config))
+        assert "gradient term te_up" in rlax("te_up", str(config))
         own = rlax(str(config))
         assert "te_preset  A stranger's" in own and re.search(r"entropy_coefficient +0.25", own)
         assert re.search(r"entropy_coefficient +0.25", named) is None
