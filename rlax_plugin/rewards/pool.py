@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.config import RlaxSection, Schedule, last_of, value_at
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.liveness.marks import forget
 from rlax_plugin.ports.environment import Outcome, PlayedEpisode
 from rlax_plugin.processes.python import python_command
 from rlax_plugin.processes.tree import kill_tree
-from rlax_plugin.rewards.messages import ON_LOOP, Needs, Witness, line, prompt_to, shared
+from rlax_plugin.rewards.messages import ON_LOOP, Needs, Witness, line, shared
 from rlax_plugin.rewards.output import RewardOutput
 from rlax_plugin.rewards.scoring import (
     MOST_IN_VAIN,
@@ -38,9 +38,7 @@ from rlax_plugin.rewards.scoring import (
     PlayCounts,
     PlayJob,
     Priority,
-    RewardCall,
-    ScoreJob,
-    Scores,
+    ScoreCall,
     clock_of,
 )
 from rlax_plugin.types import Episode, Prompt, Score, Unscored
@@ -521,6 +519,11 @@ class RewardPool:
         """The newest error of a reward or an environment, if most calls fail; else empty."""
         return self.blame.failing
 
+    @property
+    def under_way(self) -> int:
+        """The number of jobs that processes have now."""
+        return sum(process.load for process in self._processes)
+
     def slowest(self, most: int) -> list[tuple[Job, int]]:
         """Returns the jobs that have taken longest, each with the pid of its process."""
         running = [
@@ -594,22 +597,8 @@ class RewardPool:
             return [Score(0.0) for _ in episodes]
         if not episodes:
             return []
-        needs, scores, shown = self.needs, Scores(len(episodes)), prompt_to(prompt)
-        weights = [choice.weight for choice in self._section.rewards]
-        size = len(episodes) if needs.group else 1
-        call = RewardCall(
-            reward_s=self._section.deadlines.reward_s,
-            weights=[last_of(w) if step is None else value_at(w, step) for w in weights],
-            limit=self._section.reward_limit,
-            tokens=needs.tokens,
-            on_loop=needs.waits,
-            scheduled=any(isinstance(weight, Schedule) for weight in weights),
-        )
-        jobs = [
-            ScoreJob(prompt, shown, episodes[first : first + size], scores, first, call)
-            for first in range(0, len(episodes), size)
-        ]
-        return await self._result(jobs, scores.all)
+        call = ScoreCall(prompt, episodes, self._section, self.needs, step)
+        return await self._result(call.jobs(), call.all)
 
     async def play(self, prompt: Prompt, played: PlayedEpisode) -> Outcome | Unscored:
         """Plays an episode, whose turns ``played`` samples, and returns its outcome.

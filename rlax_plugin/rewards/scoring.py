@@ -15,10 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.config import RlaxSection, Schedule, last_of, value_at
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.ports.environment import EpisodeLimit, Given, Outcome, PlayedEpisode
 from rlax_plugin.rewards.messages import (
     LONGEST,
+    Needs,
     answer_to,
     episode_to,
     given_from,
@@ -173,103 +175,93 @@ def clock_of(job: Job, expired: Callable[[], None]) -> Clock:
     return Clock(job.limit_s, expired)
 
 
-class Scores:
-    """The scores of one group, job by job.
+class ScoreCall:
+    """The scoring of some episodes of a prompt, in one job each, or in one job for all of them.
+
+    Args:
+      section: the config.
+      needs: requirements of the rewards.
+      step: see ``RewardPool.score``.
 
     Attributes:
+      shown: ``prompt_to`` of the prompt.
+      weights: of the rewards.
+      scheduled: True if weights depend on the step, so that the process has to be told them.
       all: future that is done once each episode has a score, or a reason why it has none.
     """
 
-    def __init__(self, episodes: int):
-        self._results: list[Score | Unscored | None] = [None] * episodes
-        self._left = episodes
+    def __init__(
+        self,
+        prompt: Prompt,
+        episodes: Sequence[Episode],
+        section: RlaxSection,
+        needs: Needs,
+        step: int | None,
+    ):
+        self.prompt, self.shown = prompt, prompt_to(prompt)
+        self.section, self.needs = section, needs
+        weights = [choice.weight for choice in section.rewards]
+        self.weights = [last_of(w) if step is None else value_at(w, step) for w in weights]
+        self.scheduled = any(isinstance(weight, Schedule) for weight in weights)
+        self._episodes = episodes
+        self._results: list[Score | Unscored | None] = [None] * len(episodes)
+        self._left = len(episodes)
         self.all: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
+    def jobs(self) -> list[ScoreJob]:
+        size = len(self._episodes) if self.needs.group else 1
+        starts = range(0, len(self._episodes), size)
+        return [ScoreJob(self, first, self._episodes[first : first + size]) for first in starts]
+
     def put(self, first: int, scores: Sequence[Score | Unscored]) -> None:
+        """Stores the scores of the episodes from place ``first`` on."""
         self._results[first : first + len(scores)] = scores
         self._left -= len(scores)
         if not self._left and not self.all.done():
             self.all.set_result(self._results)
 
 
-@dataclass(frozen=True, slots=True)
-class RewardCall:
-    """The settings for calling the rewards of a config.
-
-    Attributes:
-      reward_s: the time for one episode.
-      weights: of the rewards.
-      scheduled: True if weights depend on the step, so that the process has to be told them.
-      limit: ``reward_limit`` of ``RlaxSection``.
-      tokens: True if a reward sees tokens.
-      on_loop: see ``Job``.
-    """
-
-    reward_s: float
-    weights: Sequence[float]
-    limit: float
-    tokens: bool
-    on_loop: bool
-    scheduled: bool = False
-
-
 class ScoreJob(Job):
-    """Scores some episodes of a prompt.
+    """Scores some episodes of a call, of which the first one has the place ``first``."""
 
-    Args:
-      prompt: the prompt.
-      shown: ``prompt_to`` of the prompt.
-      episodes: the episodes.
-      scores: receives the scores, from place ``first`` on.
-      first: place of the first episode in the group.
-      call: settings for calling the rewards.
-    """
-
-    def __init__(
-        self,
-        prompt: Prompt,
-        shown: Mapping[str, Any],
-        episodes: Sequence[Episode],
-        scores: Scores,
-        first: int,
-        call: RewardCall,
-    ):
-        super().__init__(prompt, call.reward_s * len(episodes), on_loop=call.on_loop)
-        self._episodes, self.scores, self._first = episodes, scores, first
+    def __init__(self, call: ScoreCall, first: int, episodes: Sequence[Episode]):
+        limit_s = call.section.deadlines.reward_s * len(episodes)
+        super().__init__(call.prompt, limit_s, on_loop=call.needs.waits)
+        self._call, self._first, self._episodes = call, first, episodes
         self.samples = len(episodes)
-        self._shown, self._call = shown, call
         self._lengths = [lengths_of(episode) for episode in episodes]
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
-        episodes = [episode_to(e, self.prompt, self._call.tokens) for e in self._episodes]
+        episodes = [episode_to(e, self.prompt, self._call.needs.tokens) for e in self._episodes]
         message: dict[str, Any] = {"job": self.number, "episodes": episodes}
         if self._call.scheduled:
-            message["weights"] = list(self._call.weights)
-        return message | {"prompt": self._shown} if with_prompt else message
+            message["weights"] = self._call.weights
+        return message | {"prompt": self._call.shown} if with_prompt else message
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:
+        call, limit = self._call, self._call.section.reward_limit
         results: list[Score | Unscored] = []
         for lengths, answer in zip(self._lengths, message["scores"], strict=True):
             size -= LONGEST + 16 * sum(lengths)
             if "error" in answer:
                 results.append(Unscored(one_line(answer["error"], LONGEST_ERROR)))
             else:
-                results.append(score_from(answer, self._call.weights, lengths, self._call.limit))
+                results.append(score_from(answer, call.weights, lengths, limit))
         if size > 0:
             raise ValueError("an answer is too long")
         reasons = [result.reason for result in results if isinstance(result, Unscored)]
         self.succeeded = len(reasons) < len(results)
         self.failure = "" if self.succeeded else reasons[-1]
-        self.scores.put(self._first, results)
+        call.put(self._first, results)
         return True
 
     def fail(self, reason: str) -> None:
         super().fail(reason)
-        self.scores.put(self._first, [Unscored(reason)] * len(self._episodes))
+        self._call.put(self._first, [Unscored(reason)] * len(self._episodes))
 
     def fail_run(self, error: Exception) -> None:
-        if not self.scores.all.done():
-            self.scores.all.set_exception(error)
+        if not self._call.all.done():
+            self._call.all.set_exception(error)
 
 
 _MOST_QUESTIONS = 64  # of one episode at a time

@@ -123,7 +123,7 @@ def test_the_one_that_blocks_is_late_and_not_those_that_wait_for_it():
         )
         await there(Path("hanging"))
         Path("go").touch()
-        assert len(clocks) == len(pool.slowest(9)) == 4
+        assert len(clocks) == pool.under_way == 4
         for number in (0, 3, 2):
             clocks[number].expire()
         found = await group
@@ -177,7 +177,7 @@ def test_an_exit_is_an_error_and_a_cancelled_group_ends_and_the_event_loop_goes_
         await there(Path("hanging"))
         group.cancel()
         await asyncio.wait({group})
-        await eventually(lambda: not pool.slowest(1))
+        await eventually(lambda: not pool.under_way)
         assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
         assert pool.replaced == 0
 
