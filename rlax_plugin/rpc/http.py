@@ -2,7 +2,7 @@
 
 A client that is silent, slow or sends too much delays neither other clients nor the end of the
 process: every connection gets one answer and has a deadline, and if there are too many, the oldest
-one is closed. Importing this module loads uvicorn, so whoever serves something imports it then.
+one is closed. Importing this module loads uvicorn (0.2 s), so import it only to serve something.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FINISH_S = 1  # for requests under way when the server closes; uvicorn takes wh
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What clients may take of a server.
+    """Limits of a server's clients.
 
     Attributes:
       connections: maximum number of open connections.
