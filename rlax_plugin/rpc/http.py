@@ -34,7 +34,8 @@ class Limits:
     Attributes:
       connections: maximum number of open connections.
       connection_s: maximum seconds from the start of a connection to the end of its answer.
-      head_bytes: maximum size of a request's first line and headers.
+      head_bytes: maximum size of a request's first line and headers while they are incomplete; of
+        twice as many bytes in one piece the request is rejected, too.
     """
 
     connections: int = 64
