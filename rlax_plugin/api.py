@@ -113,7 +113,6 @@ from rlax_plugin.ports.source_abilities import (
     TokenizerSource,
     tokenizer_of,
 )
-from rlax_plugin.ports.store_abilities import SharedWriter
 from rlax_plugin.ports.training import (
     CheckpointReader,
     CheckpointStarter,
@@ -311,7 +310,6 @@ __all__ = [
     "Section",
     "ServiceProvider",
     "Session",
-    "SharedWriter",
     "SideSpec",
     "SignalChain",
     "SignalState",

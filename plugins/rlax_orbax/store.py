@@ -29,7 +29,6 @@ from rlax_orbax.pieces import Pieces, SharedChunks, Writing, layouts_of, nbytes_
 from rlax_orbax.time_left import IO_ERRORS, Clock, read_error, write_error
 from rlax_plugin.api import (
     Arrays,
-    SharedWriter,
     WeightsError,
     WeightStore,
     alternatives,
@@ -38,7 +37,7 @@ from rlax_plugin.api import (
 T = TypeVar("T")
 
 
-class OrbaxStore(WeightStore, SharedWriter):
+class OrbaxStore(WeightStore):
     """Weight versions as Orbax checkpoints.
 
     Args:
@@ -49,6 +48,8 @@ class OrbaxStore(WeightStore, SharedWriter):
         its commit.
       context: further settings of TensorStore's context.
     """
+
+    shared_writing = True
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class OrbaxStore(WeightStore, SharedWriter):
                 self._commit(temporary, layouts, clock)
 
     def begin(self, path: str, arrays: Arrays) -> str:
-        """Makes a directory with the metadata of all arrays; see ``SharedWriter``."""
+        """Makes a directory with the metadata of all arrays; see ``WeightStore``."""
         clock = self._clock(path)
         with clock.errors(path, write_error):
             temporary = _new(path)
@@ -110,7 +111,7 @@ class OrbaxStore(WeightStore, SharedWriter):
         return str(directory)
 
     def write(self, directory: str, arrays: Arrays) -> int:
-        """Writes the shards that this process has; see ``SharedWriter``.
+        """Writes the shards that this process has; see ``WeightStore``.
 
         Reads the metadata that ``begin`` has written and compares it. So the layouts are the same
         on all hosts, and a directory that does not exist is not made.
@@ -128,7 +129,7 @@ class OrbaxStore(WeightStore, SharedWriter):
                 return writing.write(pieces)
 
     def commit(self, path: str, directory: str, arrays: Arrays, chunks: int) -> None:
-        """Makes a version visible that is written completely; see ``SharedWriter``."""
+        """Makes a version visible that is written completely; see ``WeightStore``."""
         clock = self._clock(path)
         layouts = layouts_of(arrays, self._chunk_bytes)
         expected = sum(layout.chunks for layout in layouts.values())
@@ -142,7 +143,7 @@ class OrbaxStore(WeightStore, SharedWriter):
             self._commit(temporary, layouts, clock)
 
     def abandon(self, path: str) -> None:
-        """Removes what is left of a version that was not committed; see ``SharedWriter``."""
+        """Removes what is left of a version that was not committed; see ``WeightStore``."""
         try:
             _temporary(path).get().rmtree(missing_ok=True)
         except IO_ERRORS as error:

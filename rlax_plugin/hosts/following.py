@@ -28,8 +28,7 @@ from rlax_plugin.fleet.package_versions import own_versions
 from rlax_plugin.hosts import wire
 from rlax_plugin.hosts.leading import POLL_S
 from rlax_plugin.ports.orders import END, Order
-from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.ports.store_abilities import SharedWriter
+from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import Decision, FollowerPort, NewWeights
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -207,7 +206,7 @@ class OwnChunks:
       deadline_s: ``rlax.deadlines.weights_s``.
     """
 
-    def __init__(self, zero: HostZero, store: SharedWriter, directory: str, deadline_s: float):
+    def __init__(self, zero: HostZero, store: WeightStore, directory: str, deadline_s: float):
         self._zero, self._store, self._deadline_s = zero, store, deadline_s
         self._directory = directory.rstrip("/")
         self._worker = BackgroundWorker("chunks", most_waiting=1)

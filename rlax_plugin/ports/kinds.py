@@ -22,7 +22,6 @@ from rlax_plugin.ports.protocols import (
 )
 from rlax_plugin.ports.scaling import ScalingLauncher
 from rlax_plugin.ports.source_abilities import SOURCE_ABILITIES
-from rlax_plugin.ports.store_abilities import STORE_ABILITIES
 from rlax_plugin.ports.training import TRAINER_ABILITIES
 
 NAME = "NAME"  # stands for a name that the config chooses
@@ -194,7 +193,6 @@ ALL = (
         places=("weights.store",),
         contract="store",
         toy="npz",
-        abilities=STORE_ABILITIES,
     ),
     Kind(
         name="launcher",

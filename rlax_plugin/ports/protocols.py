@@ -6,6 +6,7 @@ controller; parts raise errors, and the controller handles deadlines and retries
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -288,7 +289,7 @@ class RolloutEngine(WeightLoader, Protocol):
         ...
 
 
-class WeightStore(Protocol):
+class WeightStore(ABC):
     """Keeps the bytes of weight versions, part by part. A part is visible completely or not at all.
 
     On a disk, ``load`` needs nothing but the files in a part's directory: a worker may have
@@ -298,8 +299,22 @@ class WeightStore(Protocol):
     operation is retried until ``rlax.deadlines.weights_s``; wrong bytes quarantine the worker that
     read them. Therefore ``load`` must raise a plain ``WeightsError`` only for bytes that it has
     read and found to be wrong, and a ``WeightsUnreadableError`` in every uncertain case.
+
+    A trainer that consists of several processes ("hosts") needs a store with ``shared_writing``,
+    into which they write one version together. Each host passes the same arrays: names, shapes and
+    global shardings are equal, and each host holds some of the shards. Host 0 calls ``begin`` and
+    sends the directory to the other hosts; all hosts call ``write`` and tell host 0 the number of
+    chunks; then host 0 calls ``commit``, or ``abandon`` if a host failed. The store itself never
+    waits for another host. Each of these methods has the deadline of ``save`` and raises its
+    errors.
+
+    Attributes:
+      shared_writing: true if these four methods are there.
     """
 
+    shared_writing: bool = False
+
+    @abstractmethod
     def save(self, path: str, arrays: Arrays) -> None:
         """Writes all arrays to a new directory ``path``, atomically. Blocking, thread-safe.
 
@@ -308,8 +323,8 @@ class WeightStore(Protocol):
             same arrays are then saved again, to another path.
           WeightsError: the path exists, or the arrays cannot be stored.
         """
-        ...
 
+    @abstractmethod
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
         """Reads arrays with the shapes, dtypes and shardings of ``like``; verifies checksums.
 
@@ -320,15 +335,57 @@ class WeightStore(Protocol):
           WeightsError: the bytes were read and are wrong: a checksum failed, a file is truncated or
             cannot be decoded, or names, shapes or dtypes are not those of ``like``.
         """
-        ...
 
+    @abstractmethod
     def delete(self, path: str) -> None:
         """Removes a part and the remains of an interrupted ``save``; silent if there are none.
 
         Raises:
           WeightsError: it cannot be removed now; deletion is retried with the next version.
         """
-        ...
+
+    def begin(self, path: str, arrays: Arrays) -> str:
+        """Host 0: makes the directory into which every host writes, with the arrays' metadata.
+
+        Returns:
+          The location of the directory.
+
+        Raises:
+          WeightsError: ``path`` exists, or the arrays cannot be stored.
+        """
+        raise NotImplementedError
+
+    def write(self, directory: str, arrays: Arrays) -> int:
+        """Every host: writes the chunks of its own shards; returns once they are there.
+
+        Never makes the directory.
+
+        Returns:
+          The number of chunks written.
+
+        Raises:
+          WeightsUnwritableError: the directory does not exist, or was removed meanwhile.
+        """
+        raise NotImplementedError
+
+    def commit(self, path: str, directory: str, arrays: Arrays, chunks: int) -> None:
+        """Host 0: makes the version visible, after all hosts have written.
+
+        Args:
+          chunks: sum of the numbers that the hosts' ``write`` returned.
+
+        Raises:
+          WeightsError: the version has another number of chunks; nothing becomes visible.
+        """
+        raise NotImplementedError
+
+    def abandon(self, path: str) -> None:
+        """Host 0: removes the remains of a failed attempt; silent if there are none.
+
+        Raises:
+          WeightsError: they cannot be removed now; ``delete`` removes them too.
+        """
+        raise NotImplementedError
 
 
 class Launcher(Protocol):

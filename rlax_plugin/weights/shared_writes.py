@@ -16,8 +16,7 @@ from rlax_plugin.concurrency.changes import Changes
 from rlax_plugin.concurrency.loop_thread import result_within
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError, WeightsUnwritableError
-from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.ports.store_abilities import SharedWriter
+from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
@@ -45,13 +44,13 @@ class _Writing:
     told: dict[int, int | str] = field(default_factory=dict)
 
 
-def shared_writer(store: object, section: RlaxSection) -> SharedWriter:
+def shared_writer(store: WeightStore, section: RlaxSection) -> WeightStore:
     """The weight store of a config, into which several hosts can write.
 
     Raises:
       ConfigError: it cannot be written by several hosts.
     """
-    if isinstance(store, SharedWriter):
+    if store.shared_writing:
         return store
     name = section.weights.store.name
     reason = "cannot be written by several hosts: choose orbax, or train on one host"
@@ -72,7 +71,7 @@ class SharedWrites:
 
     def __init__(
         self,
-        store: SharedWriter,
+        store: WeightStore,
         hosts: int,
         loop: asyncio.AbstractEventLoop,
         deadline_s: float,

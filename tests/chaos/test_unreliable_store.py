@@ -14,10 +14,8 @@ from sections import section_with
 from chaos import unreliable_store
 from chaos.unreliable_store import UnreliableStore, switch_on
 from rlax_plugin.build import build_weight_store, registry_for
-from rlax_plugin.config import Choice
 from rlax_plugin.errors import ConfigError, WeightsError
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.store_abilities import STORE_ABILITIES
 from rlax_plugin.records.faults import LOG
 from rlax_plugin.testing.store import NpzStore
 
@@ -112,15 +110,10 @@ def test_calls_hang_until_the_file_is_gone(word: str, hanging: str, tmp_path: Pa
     assert not thread.is_alive() and (tmp_path / "1").exists()
 
 
-def test_the_abilities_of_the_other_store_are_kept() -> None:
+def test_hosts_write_together_if_they_can_into_the_other_store() -> None:
     for name in ("npz", "orbax"):
         outer = context(store={"name": name})
-        registry = registry_for(outer.section)
-        inner = registry.part("weight_store", Choice(name=name), "rlax.weights.store", outer)
-        wrapped = build_weight_store(outer)
-        able = [isinstance(inner, ability) for ability in STORE_ABILITIES]
-        assert [isinstance(wrapped, ability) for ability in STORE_ABILITIES] == able
-        assert able == [name == "orbax"]
+        assert build_weight_store(outer).shared_writing is (name == "orbax")
 
 
 def test_wrong_options_of_the_other_store_are_refused() -> None:

@@ -24,7 +24,6 @@ from rlax_plugin.api import (
     WeightStore,
     hookimpl,
 )
-from rlax_plugin.ports.store_abilities import SharedWriter
 from rlax_plugin.records.faults import FaultPoint, reached
 
 LATENCY_S, ERRORS = 0.2, 0.05
@@ -61,6 +60,7 @@ class UnreliableStore(WeightStore):
 
     def __init__(self, store: WeightStore, switch: str):
         self._store, self._switch = store, switch
+        self.shared_writing = store.shared_writing
 
     def save(self, path: str, arrays: Arrays) -> None:
         with self._troubled(WRITES_HANG, path):
@@ -73,6 +73,22 @@ class UnreliableStore(WeightStore):
     def delete(self, path: str) -> None:
         with self._removing(path), self._troubled("", path):
             self._store.delete(path)
+
+    def begin(self, path: str, arrays: Arrays) -> str:
+        with self._troubled(WRITES_HANG, path):
+            return self._store.begin(path, arrays)
+
+    def write(self, directory: str, arrays: Arrays) -> int:
+        with self._troubled(WRITES_HANG, directory):
+            return self._store.write(directory, arrays)
+
+    def commit(self, path: str, directory: str, arrays: Arrays, chunks: int) -> None:
+        with self._troubled(WRITES_HANG, path):
+            self._store.commit(path, directory, arrays, chunks)
+
+    def abandon(self, path: str) -> None:
+        with self._removing(path), self._troubled("", path):
+            self._store.abandon(path)
 
     @staticmethod
     @contextmanager
@@ -111,37 +127,10 @@ class UnreliableStore(WeightStore):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
 
-class SharedUnreliableStore(UnreliableStore, SharedWriter):
-    """The same for a store into which several hosts write together."""
-
-    def __init__(self, store: WeightStore, switch: str):
-        super().__init__(store, switch)
-        assert isinstance(store, SharedWriter)
-        self._shared: SharedWriter = store
-
-    def begin(self, path: str, arrays: Arrays) -> str:
-        with self._troubled(WRITES_HANG, path):
-            return self._shared.begin(path, arrays)
-
-    def write(self, directory: str, arrays: Arrays) -> int:
-        with self._troubled(WRITES_HANG, directory):
-            return self._shared.write(directory, arrays)
-
-    def commit(self, path: str, directory: str, arrays: Arrays, chunks: int) -> None:
-        with self._troubled(WRITES_HANG, path):
-            self._shared.commit(path, directory, arrays, chunks)
-
-    def abandon(self, path: str) -> None:
-        with self._removing(path), self._troubled("", path):
-            self._shared.abandon(path)
-
-
 @hookimpl
 def rlax_register_weight_store() -> dict[str, Extension]:
     def build(config: UnreliableConfig, context: BuildContext) -> UnreliableStore:
-        store = context.part("weight_store", config.store, _KEY)
-        shared = isinstance(store, SharedWriter)
-        return (SharedUnreliableStore if shared else UnreliableStore)(store, config.switch)
+        return UnreliableStore(context.part("weight_store", config.store, _KEY), config.switch)
 
     def check_start(config: UnreliableConfig, context: BuildContext) -> None:
         context.check_part("weight_store", config.store, _KEY)

@@ -12,7 +12,6 @@ from rlax_orbax.pieces import Writing
 from rlax_orbax.store import OrbaxStore
 
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
-from rlax_plugin.ports.store_abilities import SharedWriter
 
 ARRAYS = {
     "kernel": jnp.arange(96, dtype=jnp.float32).reshape(8, 12),
@@ -41,7 +40,7 @@ def committed(path):
 
 
 def test_a_version_is_visible_once_it_is_committed(store, tmp_path):
-    assert isinstance(store, SharedWriter)
+    assert store.shared_writing
     path = tmp_path / "0"
     directory = store.begin(str(path), ARRAYS)
     assert store.write(directory, ARRAYS) == COUNT

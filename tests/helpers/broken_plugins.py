@@ -34,10 +34,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.api import WeightsError, WeightStore
 
 
-class Store:
+class Store(WeightStore):
     def save(self, path, arrays):
         folder = Path(path)
         if folder.exists():

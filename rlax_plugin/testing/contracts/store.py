@@ -60,6 +60,10 @@ def check_versions(store: WeightStore, directory: Path, part: Inspection) -> Non
     def path(name: str) -> str:
         return str(directory / name)
 
+    with part.rule("it derives from WeightStore", "the methods for several hosts come from there"):
+        require(isinstance(store, WeightStore), f"{type(store).__name__} does not")
+    if not part.sound:
+        return
     with part.rule(
         "what is saved is loaded, bit for bit, names, shapes and dtypes included",
         "keep raw bytes with shape and dtype; bfloat16, scalars and arrays without elements count",
@@ -102,8 +106,27 @@ def check_versions(store: WeightStore, directory: Path, part: Inspection) -> Non
         store.delete(path("1"))
         _require_unreadable(store, path("1"), "what was deleted")
         _require_same(store.load(path("0"), arrays), arrays)
+    if store.shared_writing:
+        with part.rule(
+            "hosts write a version together, which is visible once it has all chunks",
+            "count the chunks, and compare the sum in commit before anything becomes visible",
+        ):
+            _check_shared_writing(store, path("shared"), arrays)
     with part.rule("threads may share it", "keep nothing of one call where another one finds it"):
         _check_threads(store, directory)
+
+
+def _check_shared_writing(store: WeightStore, path: str, arrays: dict[str, np.ndarray]) -> None:
+    directory = store.begin(path, arrays)
+    chunks = store.write(directory, arrays)
+    _require_unreadable(store, path, "what was not committed")
+    more = chunks + 1
+    _require_rejected(lambda: store.commit(path, directory, arrays, more), "commit of more chunks")
+    store.commit(path, directory, arrays, chunks)
+    _require_same(store.load(path, arrays), arrays)
+    store.begin(f"{path}-abandoned", arrays)
+    store.abandon(f"{path}-abandoned")
+    _require_unreadable(store, f"{path}-abandoned", "what was abandoned")
 
 
 def _require_same(found: Any, expected: dict[str, np.ndarray]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +29,30 @@ class Raises(NpzStore):
             raise self._kind(str(error)) from error
 
 
+class Shared(NpzStore):
+    """One host writes, and ``commit`` may count its chunks."""
+
+    shared_writing = True
+
+    def __init__(self, counts: bool):
+        self._counts = counts
+
+    def begin(self, path, arrays):
+        return f"{path}.begun"
+
+    def write(self, directory, arrays):
+        super().save(directory, arrays)
+        return len(arrays)
+
+    def commit(self, path, directory, arrays, chunks):
+        if self._counts and chunks != len(arrays):
+            raise WeightsError(f"{chunks} of {len(arrays)} chunks were written")
+        os.rename(directory, path)
+
+    def abandon(self, path):
+        shutil.rmtree(f"{path}.begun", ignore_errors=True)
+
+
 class LetsPass(NpzStore):
     """Leaves the operating system's errors as they are."""
 
@@ -39,6 +66,22 @@ class LetsPass(NpzStore):
 @pytest.mark.parametrize("store", [NpzStore(), LetsPass()])
 def test_a_store_that_tells_them_apart_passes(store):
     assert "wrong bytes and outages raise different errors" in check_store(store)
+
+
+def test_hosts_must_have_written_all_chunks_before_a_version_is_visible():
+    rule = "hosts write a version together, which is visible once it has all chunks"
+    assert rule in check_store(Shared(counts=True))
+    with pytest.raises(ContractError) as caught:
+        check_store(Shared(counts=False))
+    (finding,) = caught.value.findings
+    assert rule in str(finding) and "commit of more chunks" in str(finding)
+
+
+def test_a_store_must_derive_from_the_base_class():
+    own = NpzStore()
+    methods = {name: getattr(own, name) for name in ("save", "load", "delete")}
+    with pytest.raises(ContractError, match="it derives from WeightStore"):
+        check_store(SimpleNamespace(**methods))  # type: ignore[arg-type]
 
 
 def test_an_outage_must_not_be_damage():
