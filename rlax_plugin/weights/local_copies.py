@@ -29,7 +29,7 @@ from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.types import VersionPart, WeightVersion
 from rlax_plugin.weights.client import Held, ParameterServerClient
-from rlax_plugin.weights.streams import CHUNK_BYTES, TURN_S, PartFile, check_files, crc32c
+from rlax_plugin.weights.streams import CHUNK_BYTES, TURN_S, ListedFile, check_files, crc32c
 from rlax_plugin.weights.verification import Reading
 
 log = logging.getLogger("rlax.worker")
@@ -80,7 +80,7 @@ class Patience:
         return DeadlineError(what, self._weights_s, "rlax.deadlines.weights_s", needed_s)
 
 
-class PartDownload:
+class Download:
     """One part of a version on its way into a directory.
 
     It keeps its place, so ``run`` can be called again after an error: nothing is received twice.
@@ -98,7 +98,7 @@ class PartDownload:
 
     def __init__(self, part: VersionPart, directory: Path, disk: BackgroundWorker):
         self._part, self._directory, self._disk = part, directory, disk
-        self._files: tuple[PartFile, ...] | None = None
+        self._files: tuple[ListedFile, ...] | None = None
         self._index = self._offset = 0
         self._hash = hashlib.sha256()
         self._descriptor: int | None = None
@@ -174,8 +174,8 @@ class PartDownload:
         finally:
             call.cancel()
 
-    async def _listed(self, reply: pb.FilesReply) -> tuple[PartFile, ...]:
-        files = tuple(PartFile(file.name, file.size, file.sha256) for file in reply.files)
+    async def _listed(self, reply: pb.FilesReply) -> tuple[ListedFile, ...]:
+        files = tuple(ListedFile(file.name, file.size, file.sha256) for file in reply.files)
         try:
             await self._on_disk(lambda: check_files(self._part, files))
         except ValueError as error:
@@ -203,7 +203,7 @@ class PartDownload:
             raise _WrongBytes(f"more bytes arrived than {file.name} has")
         await self._on_disk(lambda: self._write(file, chunk.data, chunk.crc32c))
 
-    def _write(self, file: PartFile, data: bytes, checksum: int) -> None:
+    def _write(self, file: ListedFile, data: bytes, checksum: int) -> None:
         if crc32c(data) != checksum:
             raise _WrongBytes(f"the chunk of {file.name} at {self._offset} has a wrong checksum")
         if self._descriptor is None:
@@ -221,7 +221,7 @@ class PartDownload:
         if self._offset == file.size:
             self._end(file)
 
-    def _end(self, file: PartFile) -> None:
+    def _end(self, file: ListedFile) -> None:
         self.close()
         digest, self._hash, self._offset = self._hash.digest(), hashlib.sha256(), 0
         if digest != file.sha256:
@@ -285,7 +285,7 @@ class LocalCopies:
     def __init__(self, directory: Path, weights_s: float, rpc_s: float):
         self._directory, self._weights_s, self._rpc_s = directory, weights_s, rpc_s
         self._disk = BackgroundWorker("copies of weights", _MOST_WORK)
-        self._parts: dict[str, PartDownload] = {}  # by the server's path
+        self._parts: dict[str, Download] = {}  # by the server's path
         self._kept: frozenset[str] = frozenset()  # of the version in use
 
     async def load(
@@ -329,7 +329,7 @@ class LocalCopies:
 
         Raises:
           ConfigError: the weights are on an object store.
-          WeightsUnreadableError: they could not be received, see ``PartDownload.run``.
+          WeightsUnreadableError: they could not be received, see ``Download.run``.
           DeadlineError: they did not arrive in time.
         """
         version = held.version
@@ -343,7 +343,7 @@ class LocalCopies:
         await self._delete_all_but(self._kept.union(version.paths))
         for part in version.parts:
             if part.path not in self._parts:
-                self._parts[part.path] = PartDownload(part, self._place(part.path), self._disk)
+                self._parts[part.path] = Download(part, self._place(part.path), self._disk)
         wanted = [self._parts[path] for path in version.paths]
         if not all(download.whole for download in wanted):
             await asyncio.sleep(random.uniform(0, _JITTER_S))

@@ -33,7 +33,7 @@ from rlax_plugin.weights.kept_versions import (
 from rlax_plugin.weights.leased_versions import TooManyLeasesError, VersionTable
 from rlax_plugin.weights.memory_copies import this_machine
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
-from rlax_plugin.weights.streams import PartStreams
+from rlax_plugin.weights.streams import FileStreams
 
 log = logging.getLogger("rlax.parameter_server")
 
@@ -86,7 +86,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._table = VersionTable(
             keep=keep, lease_s=lease_s, versions=listed.versions, clock=clock
         )
-        self.streams = PartStreams(self._table, streams)
+        self.streams = FileStreams(self._table, streams)
         # Paths to delete, until they are: a deletion that failed is tried again with the next
         # version, and by the next process.
         self._doomed = dict.fromkeys(listed.retired)

@@ -56,7 +56,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # which opens a named pipe 
 
 
 @dataclass(frozen=True, slots=True)
-class PartFile:
+class ListedFile:
     """A file of a part.
 
     Attributes:
@@ -87,7 +87,7 @@ def _nbytes(tensor: TensorSpec) -> int:
         return math.prod(tensor.shape) * _UNKNOWN_BYTES
 
 
-def check_files(part: VersionPart, files: Sequence[PartFile]) -> None:
+def check_files(part: VersionPart, files: Sequence[ListedFile]) -> None:
     """Checks a list that came from a server.
 
     Raises:
@@ -137,7 +137,7 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def list_files(directory: str) -> tuple[PartFile, ...]:
+def list_files(directory: str) -> tuple[ListedFile, ...]:
     """The files of a part that is on a disk, with their digests, in the order of names. Blocking.
 
     Raises:
@@ -145,7 +145,7 @@ def list_files(directory: str) -> tuple[PartFile, ...]:
         reader takes, or there are too many or none.
       OSError: they cannot be read.
     """
-    found: list[PartFile] = []
+    found: list[ListedFile] = []
     named = 0
     top = len(directory.rstrip("/")) + 1
     for place, folders, names, inside in os.fwalk(directory.rstrip("/"), onerror=_raise):
@@ -173,16 +173,16 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _examined(inside: int, name: str, relative: str, place: str) -> PartFile:
+def _examined(inside: int, name: str, relative: str, place: str) -> ListedFile:
     if not stat.S_ISREG(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
         raise WeightsError(f"{place}/{name} is a link or no ordinary file, and is not sent")
     with open(os.open(name, _FILE, dir_fd=inside), "rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
-        return PartFile(relative, os.fstat(file.fileno()).st_size, digest)
+        return ListedFile(relative, os.fstat(file.fileno()).st_size, digest)
 
 
 def chunks_of(
-    directory: str, files: Sequence[PartFile], first: int, offset: int
+    directory: str, files: Sequence[ListedFile], first: int, offset: int
 ) -> Generator[pb.Chunk]:
     """Yields the content of files from one byte on. Blocking.
 
@@ -224,10 +224,10 @@ def _opened(directory: str, name: str) -> int:
 
 
 Context = grpc.aio.ServicerContext
-_Listing = asyncio.Future[tuple[PartFile, ...]]
+_Listing = asyncio.Future[tuple[ListedFile, ...]]
 
 
-class PartStreams:
+class FileStreams:
     """Lists the files of parts, and sends them. Lives on one event loop, and never blocks it.
 
     Files are read on threads, one for each stream. A stream holds a few chunks at a time: the next
@@ -336,7 +336,7 @@ class PartStreams:
             listing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return listing
 
-    async def _listed(self, part: VersionPart, context: Context) -> tuple[PartFile, ...]:
+    async def _listed(self, part: VersionPart, context: Context) -> tuple[ListedFile, ...]:
         self._asked = True
         listing = self._listing(part)
         await asyncio.wait({listing}, timeout=_LIST_S)

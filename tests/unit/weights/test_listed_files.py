@@ -12,7 +12,7 @@ from rlax_plugin.errors import WeightsError
 from rlax_plugin.types import TensorSpec, VersionPart
 from rlax_plugin.weights.streams import (
     CHUNK_BYTES,
-    PartFile,
+    ListedFile,
     check_files,
     chunks_of,
     crc32c,
@@ -25,8 +25,8 @@ PART = VersionPart("base", "/w/1", {"w": TensorSpec((1000, 2), "float32", 0)})
 DIGEST = bytes(32)
 
 
-def listed(*names: str, size: int = 1) -> list[PartFile]:
-    return [PartFile(name, size, DIGEST) for name in names]
+def listed(*names: str, size: int = 1) -> list[ListedFile]:
+    return [ListedFile(name, size, DIGEST) for name in names]
 
 
 HOSTILE = (
@@ -54,13 +54,13 @@ def test_other_names_are_taken(name: str) -> None:
         ([], "has no files"),
         (listed("a", "b", "a"), "the file 'a' twice"),
         (listed("a", "a/b"), "'a' that is a folder as well"),
-        ([PartFile("a", -1, DIGEST)], "impossible size or digest"),
-        ([PartFile("a", 1, b"short")], "impossible size or digest"),
+        ([ListedFile("a", -1, DIGEST)], "impossible size or digest"),
+        ([ListedFile("a", 1, b"short")], "impossible size or digest"),
         (listed(*(f"{i}" for i in range(100_001))), "100,001 files, more than 100,000"),
         (listed(*(f"{i:05d}{'n' * 195}" for i in range(42_000))), "file names of part base exceed"),
     ],
 )
-def test_an_impossible_list_is_rejected(files: list[PartFile], reason: str) -> None:
+def test_an_impossible_list_is_rejected(files: list[ListedFile], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         check_files(PART, files)
 
@@ -76,11 +76,11 @@ def test_files_may_take_half_as_much_again_as_the_tensors() -> None:
     assert most_bytes(part) == 300 + 2400 + (128 << 10) + (1 << 20)
 
 
-def write(directory: Path, name: str, data: bytes) -> PartFile:
+def write(directory: Path, name: str, data: bytes) -> ListedFile:
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    return PartFile(name, len(data), hashlib.sha256(data).digest())
+    return ListedFile(name, len(data), hashlib.sha256(data).digest())
 
 
 def test_files_are_listed_with_their_digests_and_read_from_any_byte(tmp_path: Path) -> None:
