@@ -245,7 +245,7 @@ def is_in(places: Collection[str], path: str) -> bool:
     if parent in places and name not in ("", ".", "..") and posixpath.join(parent, name) == path:
         return True
     log.warning(
-        "%s is said to be part of a version of this run, and is left alone: it lies elsewhere",
+        "%s is said to belong to a version of this run, and is left alone: it lies elsewhere",
         one_line(path, 500),
     )
     return False

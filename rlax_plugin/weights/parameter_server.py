@@ -122,7 +122,7 @@ class ParameterServer(rpc.ParameterServerServicer):
     async def offer(self, version: WeightVersion) -> None:
         """Shows the next version, of which there is a copy in memory, to readers on this machine.
 
-        It takes no part in anything else until it is published.
+        Nothing else knows of it until it is published.
         """
         self._offered = version
         self._wake()
@@ -175,7 +175,7 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishReply:
         if self._published_in is None:
-            reason = "the trainer that this parameter server is part of publishes by itself"
+            reason = "the trainer that has this parameter server publishes by itself"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
         if self._closed:  # its successor will take it
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the parameter server is being ended")

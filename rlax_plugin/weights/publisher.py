@@ -72,7 +72,7 @@ ASKING = ", which waits for the parameter server"
 
 
 class Announcer(Protocol):
-    """The part of a parameter server that a publisher calls, on the event loop."""
+    """The methods of a parameter server that a publisher calls, on the event loop."""
 
     async def writing(self, path: str) -> None:
         """Announces that a part of a version is about to be written to this path."""
@@ -164,7 +164,7 @@ class Publisher:
         self._restart = True  # what the parameter server knows so far is another process's
         self._newest: dict[str, VersionPart] = {}  # parts of the last version, by name
         self._held: tuple[NewWeights, _Prints] | None = None  # until the next step begins
-        self.last_s, self.last_bytes, self._bytes = 0.0, 0, 0
+        self.last_s, self.last_bytes = 0.0, 0
         self.last_written: tuple[float, float] | None = None
 
     def publish(self, weights: NewWeights) -> None:
@@ -196,7 +196,7 @@ class Publisher:
         return held is not None and held[0].step == version and None not in held[0].parts.values()
 
     def again(self) -> None:
-        """Publishes the newest version once more, in full, at another path and under its number.
+        """Publishes the newest version once more, all its parts, at another path and under its number.
 
         Called on the training thread, in place of ``publish``, if it ``holds`` the version. It does
         not while the next step is computed, nor if a part was handed over with an earlier version.
@@ -220,12 +220,13 @@ class Publisher:
         started = time.perf_counter()
         ends = ends_at("rlax.deadlines.weights_s", self._deadline_s)
         self.activity.begins(f"publishing version {weights.step}", ends)
-        self._write(weights, prints)
+        self.last_bytes = self._write(weights, prints)
         self.activity.ends()
-        self.last_s, self.last_bytes = (ended := time.perf_counter()) - started, self._bytes
+        self.last_s = (ended := time.perf_counter()) - started
         self.last_written = started, ended
 
-    def _write(self, weights: NewWeights, prints: _Prints) -> None:
+    def _write(self, weights: NewWeights, prints: _Prints) -> int:
+        """Hands a version over on every way; returns the bytes of the arrays that were written."""
         step, _, canary = weights
         fresh = {name: arrays for name, arrays in weights.parts.items() if arrays is not None}
         parts = {
@@ -240,13 +241,13 @@ class Publisher:
         for name, arrays in fresh.items():
             path = self._save(step, parts[name], arrays)
             parts[name] = dataclasses.replace(parts[name], path=path)
-        self._bytes = sum(map(_nbytes, fresh.values()))
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         self._asks(step, f"announcing to the parameter server version {step}")
         version = WeightVersion(step, step, tuple(parts.values()), canary)
         self._on_loop(self._make_visible(version, offered))
         self._newest = parts
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
+        return sum(map(_nbytes, fresh.values()))
 
     def _described(
         self, step: int, name: str, arrays: Arrays, prints: Mapping[str, Any]

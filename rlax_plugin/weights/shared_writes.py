@@ -1,4 +1,4 @@
-"""Weight versions that all hosts write together: host 0's part of it.
+"""Weight versions that all hosts write together: the work of host 0.
 
 A part of a version becomes visible only after every host has said that its chunks are there, and
 only if they are as many as the part has.

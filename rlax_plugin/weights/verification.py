@@ -39,7 +39,7 @@ LOADING, LOAD_FAILURES = "loading_s", "load_failures_total"
 
 _CANARY_TOKENS = 16
 _DECODED = 8  # tokens at most behind the canary's first ones
-# Of a worker's time, what verifying its decoding may take: one part in so many. With small models
+# Of a worker's time, what verifying its decoding may take: one fiftieth. With small models
 # it would otherwise cost a tenth of each step, and what is wrong with it hardly ever heals itself.
 _DECODING_SHARE = 50
 # Nats. Logits of that size are rounded by more than a tolerance for small ones, so log-probs of a
