@@ -196,7 +196,7 @@ class Publisher:
         return held is not None and held[0].step == version and None not in held[0].parts.values()
 
     def again(self) -> None:
-        """Publishes the newest version once more, all its parts, at another path and under its number.
+        """Publishes all parts of the newest version again, at another path and under its number.
 
         Called on the training thread, in place of ``publish``, if it ``holds`` the version. It does
         not while the next step is computed, nor if a part was handed over with an earlier version.
