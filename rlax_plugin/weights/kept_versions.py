@@ -24,7 +24,6 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import (
     BASE,
-    NATIVE,
     Canary,
     TensorSpec,
     VersionPart,
@@ -88,8 +87,7 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
             WeightVersion(
                 version=_count(entry["version"]),
                 step=_count(entry["step"]),
-                # Before versions had parts, each was what is now its only one.
-                parts=_parts(entry.get("parts", (entry,))),
+                parts=_parts(entry["parts"]),
                 canary=_canary_from_json(entry["canary"]),
             )
             for entry in json.loads(text)["versions"]
@@ -135,13 +133,13 @@ def _parts(entries: Sequence[dict[str, Any]]) -> tuple[VersionPart, ...]:
 
 def _part_from_json(entry: dict[str, Any]) -> VersionPart:
     return VersionPart(
-        name=str(entry.get("name", BASE)),
+        name=str(entry["name"]),
         path=str(entry["path"]),
         tensors={
             name: TensorSpec(tuple(t["shape"]), str(t["dtype"]), int(t["fingerprint"]))
             for name, t in entry["tensors"].items()
         },
-        format=str(entry.get("format", NATIVE)),
+        format=str(entry["format"]),
     )
 
 

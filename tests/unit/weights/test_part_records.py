@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import MOST_PARTS, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.kept_versions import versions_from_json, versions_to_json
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
@@ -25,13 +23,6 @@ def test_messages_and_the_index_keep_every_field_of_a_part() -> None:
     sent = WeightVersion(3, 3, parts)
     assert version_from_proto(version_to_proto(sent)) == sent
     assert versions_from_json(versions_to_json([sent]), "x") == [sent]
-
-
-def test_an_index_from_before_versions_had_parts_is_read() -> None:
-    tensors = {"w": {"shape": [2, 3], "dtype": "bfloat16", "fingerprint": 7}}
-    old = {"version": 3, "step": 3, "path": "/w/3", "tensors": tensors, "canary": None}
-    (found,) = versions_from_json(json.dumps({"versions": [old], "retired": []}), "x")
-    assert found == make_version(3, "/w/3", TENSORS)
 
 
 @pytest.mark.parametrize(
