@@ -19,7 +19,7 @@ from typing import Any
 from maxtext_overrides.upstream.override import Override, OverrideError, resolve
 
 WHEELS = Path(".cache/maxtext")
-"""Where ``make maxtext-check`` keeps the wheels of versions, below the working directory."""
+"""Folder of the wheels that ``make maxtext-check`` keeps, below the working directory."""
 
 log = logging.getLogger("rlax.maxtext")
 

@@ -84,6 +84,7 @@ class RayNodes:
             "RAY_AUTH_TOKEN_PATH": str(self._token),
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it listens on loopback alone
             "RAY_TMPDIR": directory,
+            "TMPDIR": directory,  # with what an actor leaves that was killed with its node
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",  # Ray's own 15 would starve workers beside the trainer
         }
