@@ -59,6 +59,8 @@ def test_a_flipped_bit_is_not_trained_on(seed: int, run: Path, two_checkpoints) 
     assert begun == 2
     assert sorted(p.name for p in (run / "tiny/damaged").iterdir()) == ["2"]
     assert any("is damaged: " in said and "differ from what" in said for said in port.waited_for)
+    (said,) = port.damaged
+    assert "is damaged: " in said and said.endswith("damaged/, and the one before it counts")
 
 
 def test_a_damaged_checkpoint_is_named_where_it_is_only_read(run: Path, tmp_path: Path) -> None:

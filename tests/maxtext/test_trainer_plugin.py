@@ -39,6 +39,7 @@ class FakePort:
     def __init__(self, stop_after, canary=True):
         self.stop_after, self.calls, self.metrics, self.weights = stop_after, [], {}, {}
         self.waited_for = []
+        self.damaged: list[str] = []
         # Without tokens there is no canary, which takes seconds to compile.
         self.canary_tokens = np.array([7, 3, 5, 2, 6] if canary else [], np.int32)
 
@@ -61,6 +62,9 @@ class FakePort:
     def waits(self, what, typical_s=0.0):
         assert typical_s > 0 and not self.calls  # what comes later is a step's time
         self.waited_for.append(what)
+
+    def found_damaged(self, what):
+        self.damaged.append(what)
 
     def before_checkpoint(self, step):
         self.calls.append(("checkpoint", step))
