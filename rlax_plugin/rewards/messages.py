@@ -1,7 +1,8 @@
 """The messages between the trainer and a reward process: JSON data only.
 
-Everything that a process sends is checked where it is read (``checked``), by the same rules by
-which the process itself checks the values that a reward has returned. A ``Witness`` names the
+Everything that a process sends is checked where the trainer reads it (``score_from``,
+``outcome_from``), by the rules by which the process checks the values that code of the user's has
+returned, so that an error names the reward. A ``Witness`` names the
 present job even if the process hangs.
 """
 
