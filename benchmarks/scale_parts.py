@@ -90,10 +90,6 @@ class AtOnce(Launcher):
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
 
-    @property
-    def restarts(self) -> int:
-        return 0
-
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         config = self._config
         command = [sys.executable, __file__, controller, str(token_file), str(config.workers)]

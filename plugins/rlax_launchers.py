@@ -63,28 +63,17 @@ class LocalConfig(Section):
 
 
 class Local(Launcher):
-    """Starts ``rlax serve`` processes on this machine and starts them again when they end.
-
-    Attributes:
-      failing: see ``FailingLauncher``.
-    """
+    """Starts ``rlax serve`` processes on this machine and starts them again when they end."""
 
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
+        self.stop_s = 2 * config.stop_s + _REAPED_S
         self._watchers: list[asyncio.Task[None]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._restarts, self._worked = 0, False  # True once a worker has lived for _WORKS_S
+        self._worked = False  # True once a worker has lived for _WORKS_S
         self._given_up: set[str] = set()  # those that are only tried now and then
         self.failing: dict[str, str] = {}
         self._cores: list[int] = []  # of the workers; none: they may use all
-
-    @property
-    def restarts(self) -> int:
-        return self._restarts
-
-    @property
-    def stop_s(self) -> float:
-        return 2 * self._config.stop_s + _REAPED_S
 
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         logs = run_dir / "logs"
@@ -155,7 +144,7 @@ class Local(Launcher):
             again = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
             self.failing[name] = f"worker {name} is started again at {again}: it ended {times}"
             await asyncio.sleep(pause_s)
-            self._restarts += 1
+            self.restarts += 1
 
     async def _begin(
         self, name: str, index: int, command: list[str], log_path: Path
@@ -233,8 +222,6 @@ class StaticConfig(NoOptions):
 
 class Static(Launcher):
     """Starts no workers; they are started elsewhere with ``rlax serve --controller HOST:PORT``."""
-
-    restarts = 0
 
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         log.info("waiting for workers to register with %s (%s)", controller, token_file)

@@ -88,18 +88,16 @@ from rlax_plugin.ports.protocols import (
     CheckResult,
     EpisodeReward,
     Extension,
-    FailingLauncher,
     GroupReward,
     Launcher,
     PromptSource,
     Reward,
     RolloutEngine,
-    TimedLauncher,
     Tracker,
     WeightLoader,
     WeightStore,
 )
-from rlax_plugin.ports.scaling import ScalingLauncher, ScalingRule
+from rlax_plugin.ports.scaling import ScalingRule
 from rlax_plugin.ports.source_abilities import (
     AnsweredPrompts,
     AnsweredTurns,
@@ -237,7 +235,6 @@ __all__ = [
     "ExampleProvider",
     "Exported",
     "Extension",
-    "FailingLauncher",
     "Filter",
     "FirstWeightsReader",
     "FollowerPort",
@@ -300,7 +297,6 @@ __all__ = [
     "SamplingParams",
     "Sandbox",
     "SandboxError",
-    "ScalingLauncher",
     "ScalingRule",
     "Scheduled",
     "Scheduler",
@@ -322,7 +318,6 @@ __all__ = [
     "TextEncoder",
     "TextRow",
     "TextSource",
-    "TimedLauncher",
     "TokenInputs",
     "TokenOutputs",
     "TokenScorer",

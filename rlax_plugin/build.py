@@ -143,11 +143,17 @@ class Registry:
         Raises:
           ConfigError: see ``options``. Exceptions of the plug-in's ``build`` are passed on, with a
             note that names the plug-in.
+          PluginError: the part does not derive from the base class of its kind.
         """
         offer = self.offer(kind, choice.part, key)
         options = validate(offer.extension.config_class, choice.options, key)
         try:
             built = offer.extension.build(options, self._within(context))
+            if not isinstance(built, base := BY_NAME[kind].base):
+                raise PluginError(
+                    f"plug-in {offer.plugin!r}: {key} = {choice.name!r} built {built!r}, expected "
+                    f"an object of a class that derives from rlax_plugin.api.{base.__name__}"
+                )
             return self._qualified(built, offer.plugin) if isinstance(built, Preset) else built
         except RlaxError:
             raise

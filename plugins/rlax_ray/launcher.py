@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.api import Launcher, ScalingRule, WorkerError, python_command
+from rlax_plugin.api import Launcher, WorkerError, python_command
 from rlax_ray.options import KEY, LOCAL, Pool, RayConfig
 
 log = logging.getLogger("rlax.launcher")
@@ -32,25 +32,13 @@ class RayLauncher(Launcher):
 
     def __init__(self, config: RayConfig, drain_s: float) -> None:
         self._config, self._drain_s = config, drain_s
-        self._workers = config.workers
+        self._workers, self.scaling = config.workers, config.rule
+        self.stop_s = 2 * config.stop_s + 2 * _ENDED_S
         self._process: asyncio.subprocess.Process | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._restarts = 0
         self._last_incarnation = 0
         self._directory = ""  # of the driver
         self.failing: dict[str, str] = {}
-
-    @property
-    def scaling(self) -> ScalingRule:
-        return self._config.rule
-
-    @property
-    def restarts(self) -> int:
-        return self._restarts
-
-    @property
-    def stop_s(self) -> float:
-        return 2 * self._config.stop_s + 2 * _ENDED_S
 
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         logs = run_dir / "logs"
@@ -106,7 +94,7 @@ class RayLauncher(Launcher):
             log.warning("the driver of Ray ended with status %d; see %s", status, log_path)
             if failures > self._config.max_restarts:
                 raise WorkerError(f"the driver of Ray ended {failures} times in a row: {log_path}")
-            self._restarts += 1
+            self.restarts += 1
             await asyncio.sleep(min(5.0, 0.1 * 2**failures))
 
     async def _hear(self, process: asyncio.subprocess.Process, log_path: Path) -> None:
@@ -138,7 +126,7 @@ class RayLauncher(Launcher):
             case "log":
                 log.log(_LEVELS[event["level"]], "%s", event["text"])
             case "restarted":
-                self._restarts += 1
+                self.restarts += 1
             case "started":
                 self._last_incarnation = max(self._last_incarnation, event["incarnation"])
             case "failing":

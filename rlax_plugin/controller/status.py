@@ -27,7 +27,6 @@ from rlax_plugin.liveness.run_status import (
     shown,
 )
 from rlax_plugin.liveness.status_file import EVERY_S
-from rlax_plugin.ports.protocols import FailingLauncher
 from rlax_plugin.weights.verification import LOAD_FAILURES, LOADING
 
 _SAMPLES = 30  # heartbeats, or statuses, over which the load is averaged
@@ -171,9 +170,8 @@ class StatusCollector(FleetListener):
         )
 
     def _failing(self) -> tuple[str, ...]:
-        launcher = self._generation.launcher
-        sentences = launcher.failing.values() if isinstance(launcher, FailingLauncher) else ()
-        return tuple(shown(sentence) for sentence in list(sentences)[:MOST_SHOWN])
+        sentences = list(self._generation.launcher.failing.values())
+        return tuple(map(shown, sentences[:MOST_SHOWN]))
 
     def _lately_lost(self) -> tuple[LossStatus, ...]:
         now_s, now = time.monotonic(), time.time()

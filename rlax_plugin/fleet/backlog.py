@@ -10,7 +10,7 @@ from typing import Any
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.fleet.fleet import Worker
 from rlax_plugin.fleet.scaling import Decision, FleetLoad, Scaler
-from rlax_plugin.ports.scaling import ScalingLauncher
+from rlax_plugin.ports.protocols import Launcher
 
 
 class Backlog:
@@ -68,7 +68,7 @@ class Backlog:
 
 
 async def scale(
-    launcher: ScalingLauncher,
+    launcher: Launcher,
     scaler: Scaler,
     backlog: Backlog,
     workers: Mapping[str, Worker],

@@ -15,12 +15,10 @@ from rlax_plugin.ports.engine_abilities import ENGINE_ABILITIES
 from rlax_plugin.ports.environment import DeterministicEnvironment
 from rlax_plugin.ports.protocols import (
     EpisodeReward,
-    FailingLauncher,
     GroupReward,
+    Launcher,
     Reward,
-    TimedLauncher,
 )
-from rlax_plugin.ports.scaling import ScalingLauncher
 from rlax_plugin.ports.source_abilities import SOURCE_ABILITIES
 from rlax_plugin.ports.training import TRAINER_ABILITIES
 
@@ -45,6 +43,7 @@ class Kind:
       toy: the part that replaces it when an author tries parts of other kinds; empty if no
         replacement is needed.
       abilities: optional protocols of such a part, which ``rlax check-plugin`` reports.
+      base: the class that such a part must derive from; object: any.
     """
 
     name: str
@@ -54,6 +53,7 @@ class Kind:
     contract: str
     toy: str = ""
     abilities: tuple[Ability, ...] = ()
+    base: type = object
 
     @property
     def hook(self) -> str:
@@ -200,7 +200,7 @@ ALL = (
         process=_CONTROLLER,
         places=("launcher",),
         contract="launcher",
-        abilities=(TimedLauncher, ScalingLauncher, FailingLauncher),
+        base=Launcher,
     ),
     Kind(
         name="tracker",

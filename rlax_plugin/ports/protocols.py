@@ -20,6 +20,7 @@ from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
 from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.ports.scaling import ScalingRule
 from rlax_plugin.types import (
     EMPTY,
     Episode,
@@ -388,13 +389,24 @@ class WeightStore(ABC):
         raise NotImplementedError
 
 
-class Launcher(Protocol):
-    """Starts worker processes. Called on the controller's event loop.
+class Launcher(ABC):
+    """Base class of launchers: starts worker processes. Called on the controller's event loop.
 
-    It may be a ``TimedLauncher``; otherwise ``stop`` may take 60 seconds. It may be a
-    ``FailingLauncher``, if it goes on trying to start workers that fail.
+    Attributes:
+      restarts: number of times a worker was restarted after it ended by itself.
+      stop_s: maximum duration of ``stop``, in seconds.
+      failing: worker that it cannot keep running at present -> how often and how it ended, the last
+        line of its log, and when it is tried again. The run shows each sentence once, and in its
+        status.
+      scaling: the rule by which the controller decides on the number of workers; None: it does not.
     """
 
+    restarts: int = 0
+    stop_s: float = 60.0
+    failing: Mapping[str, str] = EMPTY
+    scaling: ScalingRule | None = None
+
+    @abstractmethod
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         """Starts workers: ``rlax serve --controller CONTROLLER --token-file TOKEN_FILE``.
 
@@ -406,41 +418,17 @@ class Launcher(Protocol):
           token_file: absolute path of the file that lets a worker in. Pass on the path only, never
             the file's content as an argument or in the environment.
         """
-        ...
 
+    @abstractmethod
     async def stop(self) -> None:
         """Ends every process it started, first with a request; returns when none is left."""
-        ...
 
-    @property
-    def restarts(self) -> int:
-        """Number of times a worker was restarted after it ended by itself."""
-        ...
+    def resize(self, workers: int) -> None:
+        """Starts or drains workers until there are so many; only called if it has ``scaling``.
 
-
-@runtime_checkable
-class TimedLauncher(Protocol):
-    """A launcher that knows how long ending its processes takes.
-
-    Attributes:
-      stop_s: maximum duration of ``stop``, in seconds.
-    """
-
-    @property
-    def stop_s(self) -> float: ...
-
-
-@runtime_checkable
-class FailingLauncher(Protocol):
-    """A launcher that says which workers it cannot keep running at present.
-
-    Attributes:
-      failing: worker -> how often and how it ended, the last line of its log, and when it is tried
-        again. The run looks ten times a second, shows each sentence once, and has it in its status.
-    """
-
-    @property
-    def failing(self) -> Mapping[str, str]: ...
+        Called after ``start``; must return at once.
+        """
+        raise NotImplementedError
 
 
 class Tracker(Protocol):

@@ -1,9 +1,8 @@
-"""The optional ability of a launcher to have its number of workers follow the load of a run."""
+"""The rule by which the number of a launcher's workers follows the load of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +20,3 @@ class ScalingRule:
     up_s: float
     down_s: float
     waits: float
-
-
-@runtime_checkable
-class ScalingLauncher(Protocol):
-    """A launcher that starts and ends workers as the run needs them.
-
-    Attributes:
-      scaling: the rule by which the controller decides on their number.
-    """
-
-    @property
-    def scaling(self) -> ScalingRule: ...
-
-    def resize(self, workers: int) -> None:
-        """Starts or drains workers until there are so many.
-
-        Called on the controller's event loop, after ``start``; must return at once.
-        """
-        ...

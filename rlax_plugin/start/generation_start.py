@@ -30,8 +30,7 @@ from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.fleet.scaling import Decision, Scaler
 from rlax_plugin.hosts.leading import HostsService, Leader
 from rlax_plugin.ports.environment import Environment
-from rlax_plugin.ports.protocols import FailingLauncher, Launcher, TimedLauncher
-from rlax_plugin.ports.scaling import ScalingLauncher
+from rlax_plugin.ports.protocols import Launcher
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -41,7 +40,6 @@ from rlax_plugin.rpc.operator_certificate import authority_of, served_identity
 from rlax_plugin.rpc.role_secret import role_secret
 from rlax_plugin.rpc.run_secrets import RunSecrets, run_secrets
 from rlax_plugin.rpc.upkeep import Upkeep
-from rlax_plugin.start.closing import PART_S
 from rlax_plugin.start.observed import ObservedRun, StatusService
 from rlax_plugin.start.running import Running
 from rlax_plugin.text.harmless import one_line
@@ -170,7 +168,7 @@ class GenerationStart:
             deadlines=section.deadlines,
             source=source,
             launcher=launcher,
-            scaler=Scaler(launcher.scaling) if isinstance(launcher, ScalingLauncher) else None,
+            scaler=Scaler(launcher.scaling) if launcher.scaling else None,
             rewards=rewards,
             fleet=fleet,
             pace=pace,
@@ -212,8 +210,7 @@ class GenerationStart:
         told_s = (deadlines.heartbeats_lost + 2) * deadlines.heartbeat_s
         key = "rlax.deadlines.heartbeat_s"
         closing.ends("telling the workers", key, made.fleet.dismiss, told_s)
-        stop_s = launcher.stop_s if isinstance(launcher, TimedLauncher) else PART_S
-        closing.ends("the launcher", "rlax.launcher", launcher.stop, stop_s)
+        closing.ends("the launcher", "rlax.launcher", launcher.stop, launcher.stop_s)
         closing.part().push_async_callback(made.dispatcher.close)
         await asyncio.gather(
             *(pool.start() for pool in self._pools),
@@ -221,12 +218,11 @@ class GenerationStart:
         )
         spawn = self._running.supervision.spawn
         spawn(made.fleet.watch())
-        if isinstance(launcher, ScalingLauncher) and made.scaler is not None:
+        if made.scaler is not None:
             seen = made.dispatcher.backlog, made.fleet.workers
             spawn(scale(launcher, made.scaler, *seen, deadlines.heartbeat_s, self._decided))
         spawn(self._upkeep.run(deadlines.heartbeat_s))
-        if isinstance(launcher, FailingLauncher):
-            spawn(show_failing(launcher, self._note, _LOOK_S))
+        spawn(show_failing(launcher, self._note, _LOOK_S))
 
     def _decided(self, before: int, decision: Decision) -> None:
         said = f"from {before} to {decision.workers} workers: {decision.reason}"
@@ -242,9 +238,7 @@ class GenerationStart:
                 log.warning("%s cannot be written: %s", self._ring, error.strerror)
 
 
-async def show_failing(
-    launcher: FailingLauncher, note: Callable[[str], None], every_s: float
-) -> None:
+async def show_failing(launcher: Launcher, note: Callable[[str], None], every_s: float) -> None:
     """Shows each sentence about a worker that cannot be kept running once; runs until cancelled."""
     shown: set[str] = set()
     while True:

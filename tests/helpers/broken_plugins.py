@@ -316,8 +316,9 @@ BROKEN: dict[str, Broken] = {
         "launcher",
         """
         import subprocess, sys
+        from rlax_plugin.api import Launcher
 
-        class Launcher:
+        class Careless(Launcher):
             restarts = 0
 
             async def start(self, controller, run_dir, token_file):
@@ -329,7 +330,7 @@ BROKEN: dict[str, Broken] = {
                 pass
 
         def build(context):
-            return Launcher()
+            return Careless()
         """,
         "processes are left after stop",
         "end and await each in stop",

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import psutil
 
-from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.protocols import Launcher
 from rlax_plugin.rpc.certificate import new_identity
 from rlax_plugin.rpc.secret import Secret, new_token
@@ -35,7 +34,6 @@ def check_launcher(trial: Trial, part: Inspection) -> None:
 
     async def never_started() -> None:
         launcher = build()
-        part.look(launcher, BY_NAME["launcher"].abilities)
         require(launcher.restarts == 0, f"restarts is {launcher.restarts!r} at first")
         await launcher.stop()
 

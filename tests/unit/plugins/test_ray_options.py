@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rlax_ray.launcher import RayLauncher, _local_cpus, _plan
 from rlax_ray.options import RayConfig
 
-from rlax_plugin.api import ConfigError, FailingLauncher, ScalingLauncher, TimedLauncher
+from rlax_plugin.api import ConfigError
 
 
 def of(**options) -> RayConfig:
@@ -95,8 +95,7 @@ def test_pools_become_arguments_of_workers():
     assert plan["needs"] == "1 GPU, 4 CPU, label zone = b"
     assert json.loads(json.dumps(plan)) == plan
     launcher = RayLauncher(config, 30.0)
-    for ability in (ScalingLauncher, TimedLauncher, FailingLauncher):
-        assert isinstance(launcher, ability)
+    assert launcher.stop_s == 2 * config.stop_s + 60
     for text in ("it ended", "it ended again"):
         launcher._heard({"event": "failing", "worker": "a-0", "text": text}, Path("ray.log"))
     assert launcher.failing == {"a-0": "it ended again"}

@@ -327,3 +327,12 @@ def test_one_registry_per_list_of_plugins(folder: Path) -> None:
     assert registry_for(section()) is registry_for(section(seed=7))
     plugins = ["rlax_curation", "rlax_objectives", "tb_parts"]
     assert registry_for(section(plugins=plugins)) is not registry_for(section())
+
+
+def test_a_launcher_without_the_base_class_is_refused(folder: Path) -> None:
+    text = (
+        r"plug-in 'tb_parts': rlax\.launcher = 'launch' built .+, expected an object of a class "
+        r"that derives from rlax_plugin\.api\.Launcher"
+    )
+    with pytest.raises(PluginError, match=text):
+        validated().part("launcher", section().launcher, "rlax.launcher", context())
