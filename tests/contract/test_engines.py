@@ -86,7 +86,7 @@ def test_an_engine_that_goes_on_behind_a_stop_string_is_found(scripted) -> None:
 
 def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
     store = FakeWeightStore()
-    assert len(check_store(store)) == 8
+    assert len(check_store(store)) == 9
     versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
     rules = check_engine(lambda: FakeEngine(store), versions, make_request())
     assert len(rules) == 13
@@ -137,4 +137,4 @@ def test_an_engine_without_abilities_keeps_the_contract_and_says_so() -> None:
 
 
 def test_the_orbax_store_keeps_the_contract() -> None:
-    assert len(check_store(OrbaxStore(deadline_s=60))) == 8
+    assert len(check_store(OrbaxStore(deadline_s=60))) == 10
