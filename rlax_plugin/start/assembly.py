@@ -138,6 +138,7 @@ class _Assembly:
             last_step=setup.last_step,
             newest=newest,
         )
+        knowing = self._trainer if isinstance(self._trainer, VocabularyTrainer) else None
         start = GenerationStart(
             builder,
             self._prompts,
@@ -149,7 +150,7 @@ class _Assembly:
             note=note,
             training=issuing,
             newest=newest,
-            trained=self._trained_vocabulary,
+            trained=lambda: knowing.vocabulary if knowing else 0,
         )
         generation = start.made
         trips = Trips(
@@ -226,10 +227,6 @@ class _Assembly:
         )
         self._supervision.spawn(publisher.show_slow(setup.dashboard.message))
         return Assembled(controller, publisher, leader)
-
-    def _trained_vocabulary(self) -> int:
-        trainer = self._trainer
-        return trainer.vocabulary if isinstance(trainer, VocabularyTrainer) else 0
 
     def _leader(self) -> Leader | None:
         s, place = self._section, self._builder.context.hosts
