@@ -27,7 +27,7 @@ SETTINGS = (
 PLUGIN = """
 from pathlib import Path
 
-from rlax_plugin.api import Extension, NoOptions, Observer, WorkerError, hookimpl
+from rlax_plugin.api import Extension, Launcher, NoOptions, Observer, WorkerError, hookimpl
 
 class Numbers(Observer):
     def state(self):
@@ -45,9 +45,7 @@ class Careless:
     def reject(self, group):
         return group.rewards.mean() >= 0
 
-class Nowhere:
-    restarts = 0
-
+class Nowhere(Launcher):
     async def start(self, controller, run_dir, token_file):
         raise WorkerError("no machine is free")
 
