@@ -52,13 +52,12 @@ def choose(
     fit = [w for w in ready if not 0 < w.capabilities.context_tokens < tokens]
     if ticket.failed_on and any(unfailed(w, ticket) for w in ready):
         fit = [w for w in fit if unfailed(w, ticket)]
-    # One that may be slow gets a single group: what it has begun may have to be waited for.
-    free = [w for w in fit if _has_room(w, size) and (w.proven or not w.requests or len(fit) == 1)]
-    if due := [w for w in free if w.speed * _ROUNDS < 1 and _tried_again(w, ticket)]:
+    free = [w for w in fit if _has_room(w, size)]
+    if due := [w for w in free if _tried_again(w, ticket)]:
         return due[0]
     # Workers of half the median speed or more always get what they have room for: were figures
     # wrong, the run would be slower, but it would not stand still.
-    latest = max(rest, _ROUNDS / min(1.0, max([w.speed for w in fit], default=1.0)))
+    latest = max(rest, _ROUNDS / min(1.0, max((w.speed for w in fit), default=1.0)))
     able = [w for w in free if _ends(w, size) <= latest]
     if not able:
         return None
@@ -89,7 +88,7 @@ def _ends(worker: Worker, size: int) -> float:
 
 def _tried_again(worker: Worker, ticket: Ticket) -> bool:
     """True if a slow worker had no group for so long that one costs little, although it is late."""
-    if worker.assigned or ticket.losses or ticket.request.resume:
+    if worker.speed * _ROUNDS >= 1 or worker.assigned or ticket.losses or ticket.request.resume:
         return False
     tokens = ticket.expected_tokens or ticket.request.sampling.max_new_tokens
     idle_s = time.monotonic() - worker.given_s

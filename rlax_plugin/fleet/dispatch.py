@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import grpc
 
@@ -177,9 +177,6 @@ class Dispatcher(FleetListener):
     def _assign_from(self, queue: WaitingRequests, ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
         held_back: list[Ticket] = []  # they wait for a worker that has not failed at them
-        if self._moving and queue and (proven := [w for w in ready if w.proven]):
-            self._try_out(ready, next(iter(queue)), batches)
-            ready = proven
         rest = _rest(queue, ready)
         while queue and ready:
             ticket = queue.take()
@@ -198,20 +195,6 @@ class Dispatcher(FleetListener):
         for ticket in held_back:
             queue.add(ticket)
         self._begin(batches)
-
-    def _try_out(
-        self, ready: Iterable[Worker], ticket: Ticket, batches: dict[str, list[Ticket]]
-    ) -> None:
-        """Has workers that may be slow generate a copy of a request, whose answer is not used.
-
-        It only shows how fast the worker is, before a batch depends on it.
-        """
-        for worker in ready:
-            if not (worker.proven or worker.requests or ticket.request.resume):
-                copy = Ticket(ticket.request, asyncio.get_running_loop().create_future())
-                copy.done.cancel()
-                self._give(copy, worker)
-                batches[worker.name] = [copy]
 
     def _give(self, ticket: Ticket, worker: Worker) -> None:
         """Counts a request that is about to be sent to a worker."""
@@ -246,9 +229,7 @@ class Dispatcher(FleetListener):
 
     def _begin(self, batches: Mapping[str, list[Ticket]]) -> None:
         for name, tickets in batches.items():
-            copies = {t.request.key for t in tickets if t.done.cancelled()}
-            calls = {t.request.key: t for t in tickets}
-            self._open(Call(self._fleet.workers[name], calls, asked=copies))
+            self._open(Call(self._fleet.workers[name], {t.request.key: t for t in tickets}))
 
     def _open(self, call: Call) -> None:
         call.task = asyncio.ensure_future(self._run(call))

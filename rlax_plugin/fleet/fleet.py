@@ -336,7 +336,7 @@ class Fleet(rpc.FleetServicer):
     def answered(self, worker: Worker) -> None:
         """Notes a valid answer, which makes up for an earlier loss."""
         self.losses.answered(worker.name, self._clock.now_s())
-        worker.rests, worker.proven = False, True
+        worker.rests = False
 
     def fail(self, worker: Worker, reason: str) -> None:
         """Loses a worker that has failed; if that happens again and again, it rests afterwards."""

@@ -46,7 +46,7 @@ class _Decoded:
 
 
 class Speeds:
-    """Sets the figures that workers have of their speed, from their heartbeats.
+    """Sets ``tokens_per_s``, ``measured_s`` and ``speed`` of workers from their heartbeats.
 
     Args:
       workers: the live workers.
@@ -68,14 +68,12 @@ class Speeds:
         """
         figures, now_s = worker.figures, time.monotonic() if now_s is None else now_s
         steps, decode_s = figures.get("steps_total", 0.0), figures.get("decode_s_total", 0.0)
-        worker.proven = worker.proven or "steps_total" not in figures  # it will never be measured
         if steps > 0 and decode_s > 0:
             # What is in the first report may have been compiling.
             one = self._decoded.setdefault(worker.identity, _Decoded(steps, decode_s, now_s))
             one.add(steps, decode_s, now_s)
             if one.seconds:
                 worker.tokens_per_s, worker.measured_s = one.steps / one.seconds, one.at_s
-                worker.proven = True
         self._heard += 1
         if due := self._heard >= len(self._workers):
             self._compare()

@@ -38,7 +38,6 @@ class Worker:
       speed: ``tokens_per_s`` as a multiple of the median worker's; 1: about the same, or not
         measured.
       given_s: time of ``time.monotonic`` at which it was last sent a request.
-      proven: True once it has answered a request, or its speed is measured or cannot be measured.
     """
 
     name: str
@@ -64,7 +63,6 @@ class Worker:
     measured_s: float = 0.0
     speed: float = 1.0
     given_s: float = field(default_factory=time.monotonic)
-    proven: bool = False
     figures: dict[str, float] = field(default_factory=dict)
     suspicion: dict[str, str] = field(default_factory=dict)
     _unfinished: dict[Attempt, int] = field(default_factory=dict)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from dispatching import reply_to, request, run
-from mixed_fleets import Holding, beat, holding, measured, mixed, settle
+from dispatching import request, run
+from mixed_fleets import Holding, measured, mixed, settle
 
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet
@@ -136,92 +136,6 @@ def test_an_evaluation_pins_no_slow_worker_although_it_is_idle():
         assert [len(stubs[name].groups) for name in ("slow", "a", "b")] == [0, 2, 1]
         fleet.pin(5)
         assert [name for name, worker in fleet.workers.items() if worker.keep >= 0] == ["b"]
-        await dispatcher.close()
-
-    run(main)
-
-
-async def newly(fleet: Fleet, name: str) -> Holding:
-    """A worker that reports its decode steps, but has done none yet."""
-    stub = await holding(fleet, name)
-    fleet.workers[name].proven = False
-    await beat(fleet, name, 0.0, 0.0)
-    return stub
-
-
-@pytest.mark.parametrize(("rate", "more"), [(100.0, 1), (10.0, 0)])
-def test_no_batch_waits_for_a_worker_before_its_speed_is_known(rate: float, more: int):
-    async def main():
-        fleet, dispatcher, stubs = await with_rates(**SEVEN)
-        new = await newly(fleet, "new")
-        tickets = [dispatcher.submit(request(number, samples=4)) for number in range(3)]
-        await settle()
-        # It generates a copy of the first group, and nothing else.
-        assert new.groups == [0]
-        assert [stubs[f"w{i}"].groups for i in range(4)] == [[0], [1], [2], []]
-        dispatcher.give_up_older(0)
-        new.replies[0].put_nowait(reply_to(new.requests[0], 1, 1, 1, 1))  # not whole yet
-        await measured(fleet, **SEVEN, new=rate)
-        for number in range(3, 15):  # four for idle workers, and one more for each of eight
-            tickets.append(dispatcher.submit(request(number, samples=4)))
-        await settle()
-        assert len(new.groups) == 1 + more and new.unwanted == []
-        # Its answer is nobody's: the group has the samples of the worker that it was given to.
-        new.replies[0].put_nowait(reply_to(new.requests[0], 1, 1, 1, 1, finish="stop"))
-        await settle()
-        assert not tickets[0].done() and dispatcher.again == []
-        first = stubs["w0"]
-        first.replies[0].put_nowait(reply_to(first.requests[0], 2, 2, 2, 2, finish="stop"))
-        completed = await tickets[0]
-        assert [worker.name for worker in completed.workers] == ["w0"]
-        assert [len(one.tokens) for one in completed.samples] == [2] * 4
-        await dispatcher.close()
-
-    run(main)
-
-
-def test_a_lost_worker_that_was_tried_out_leaves_nothing_to_issue_again():
-    async def main():
-        fleet, dispatcher, stubs = await with_rates(a=100, b=100)
-        new = await newly(fleet, "new")
-        dispatcher.submit(request(0))
-        await settle()
-        assert new.groups == stubs["a"].groups == [0]
-        fleet.lose(fleet.workers["new"], "gone")
-        await settle()
-        assert dispatcher.reissued == 0 and stubs["b"].groups == []
-        await dispatcher.close()
-
-    run(main)
-
-
-def test_each_worker_gets_one_group_while_no_speed_is_known():
-    async def main():
-        fleet, dispatcher, _ = await mixed()
-        stubs = {name: await newly(fleet, name) for name in ("a", "b", "slow")}
-        for number in range(6):
-            dispatcher.submit(request(number, samples=1))
-        await settle()
-        assert {name: stub.groups for name, stub in stubs.items()} == {
-            "a": [0], "b": [1], "slow": [2]
-        }  # fmt: skip
-        await measured(fleet, a=100.0, b=100.0, slow=10.0)
-        # The others got what waited, and what the slow one had has moved to them.
-        assert sorted(stubs["a"].groups + stubs["b"].groups) == list(range(6))
-        assert stubs["slow"].groups == [2]
-        await dispatcher.close()
-
-    run(main)
-
-
-def test_a_worker_that_is_alone_gets_all_that_it_has_room_for_at_once():
-    async def main():
-        fleet, dispatcher, _ = await mixed()
-        stub = await newly(fleet, "only")
-        for number in range(9):
-            dispatcher.submit(request(number, samples=1))
-        await settle()
-        assert len(stub.groups) == 8
         await dispatcher.close()
 
     run(main)
