@@ -86,7 +86,8 @@ def flops_per_token(config: Any) -> float:
 
     _, weights, _ = maxtext_utils.calculate_tflops_training_per_device(config, log=False)
     passes = 3  # forward, and backward for inputs and for weights
-    return weights * 1e12 / (passes * config.per_device_batch_size * config.max_target_length)
+    tokens = config.per_device_batch_size * config.max_target_length
+    return weights * 1e12 / (passes * tokens * config.gradient_accumulation_steps)
 
 
 def _memory(stats: Any) -> dict[str, int]:

@@ -12,6 +12,7 @@ import importlib.metadata
 import inspect
 import logging
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def _difference(override: Override) -> str:
         tested_source, used_source = _source_in(wheel, used), inspect.getsource(used)
     except (OverrideError, AttributeError, LookupError, StopIteration, TypeError, OSError):
         return ""
-    except (SyntaxError, zipfile.BadZipFile) as error:
+    except (SyntaxError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:
         return f"{wheel} is damaged ({error}); remove it"
     names = f"{override.symbol} (tested, {version})", f"{override.symbol} (in use)"
     diff = difflib.unified_diff(tested_source.splitlines(), used_source.splitlines(), *names)

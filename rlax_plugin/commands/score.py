@@ -43,6 +43,7 @@ log = logging.getLogger("rlax.score")
 _LOG = Path("logs", "rewards.log")  # of a reward pool, below its directory
 _LONGEST_LOG = 4000  # characters, of its end
 _SHOWN = 40  # characters of a completion
+_LONGEST = 64 << 20  # bytes of a line
 
 
 class Line(Section):
@@ -93,7 +94,11 @@ def read_lines(file: str) -> Iterator[Line]:
     empty = True
     try:
         with sys.stdin.buffer if file == "-" else open(file, "rb") as stream:
-            for number, data in enumerate(stream, 1):
+            lines = iter(lambda: stream.readline(_LONGEST + 1), b"")
+            for number, data in enumerate(lines, 1):
+                if len(data) > _LONGEST:
+                    reason = f"is longer than {_LONGEST >> 20} MiB"
+                    raise ConfigError(f"{file}:{number}", "...", reason)
                 if data.strip():
                     empty = False
                     yield _line(data, number, f"{file}:{number}")

@@ -52,7 +52,7 @@ def may_pass(error: BaseException) -> bool:
     for _ in range(_MOST_CAUSES):
         if one is None:
             return False
-        if isinstance(one, OSError) and one.errno in _PASSING:
+        if (isinstance(one, OSError) and one.errno in _PASSING) or _LIMITED.search(str(one)):
             return True
         one = one.__cause__ or one.__context__
     return False

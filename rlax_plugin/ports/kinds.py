@@ -18,6 +18,7 @@ from rlax_plugin.ports.protocols import (
     GroupReward,
     Launcher,
     Reward,
+    WeightStore,
 )
 from rlax_plugin.ports.source_abilities import SOURCE_ABILITIES
 from rlax_plugin.ports.training import TRAINER_ABILITIES
@@ -192,6 +193,7 @@ ALL = (
         process="the trainer, workers and parameter servers",
         places=("weights.store",),
         contract="store",
+        base=WeightStore,
         toy="npz",
     ),
     Kind(

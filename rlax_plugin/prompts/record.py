@@ -36,8 +36,7 @@ class TrainingPrompts:
 
     Attributes:
       prompts: number of prompts.
-      domains: domain -> number of its prompts; {}: there is only one domain, or an earlier version
-        recorded none.
+      domains: domain -> number of its prompts; {}: there is only one domain.
     """
 
     prompts: int

@@ -148,7 +148,7 @@ def check_format(files: RunFiles) -> None:
         record = files.get_json("config.json")
     except RlaxError:
         return  # damaged: config.yml stands in, and each segment has its format as well
-    if record is not None and (recorded := record.get("format")) != FORMAT:
+    if isinstance(record, dict) and (recorded := record.get("format")) != FORMAT:
         earlier = "an earlier format" if recorded is None else f"format {recorded!r}"
         raise RlaxError(
             f"{files.url} was recorded in {earlier}, and only format {FORMAT} can be read or "

@@ -339,10 +339,11 @@ class _Transaction:
     def _holder(self) -> str:
         with suppress(OSError):  # no Linux
             # Of a WAL's database it is the index that is locked.
-            inodes = {str(os.stat(f"{self._path}{end}").st_ino) for end in ("", "-shm")}
+            stats = [os.stat(f"{self._path}{end}") for end in ("", "-shm")]
+            files = {f"{os.major(s.st_dev):02x}:{os.minor(s.st_dev):02x}:{s.st_ino}" for s in stats}
             for line in Path("/proc/locks").read_text().splitlines():
                 match line.split():
-                    case [_, "POSIX", _, "WRITE", pid, file, *_] if file.split(":")[-1] in inodes:
+                    case [_, "POSIX", _, "WRITE", pid, file, *_] if file in files:
                         return f"pid {pid}"
         command = shlex.join(("fuser", "-v", str(self._path.absolute())))
         return f"{command} lists the processes that use it"

@@ -190,21 +190,25 @@ class RewardProcess:
         Raises:
           DeadlineError: it took too long.
           KilledError: a signal ended it before it was ready.
-          RlaxError: it ended by itself before it was ready.
+          RlaxError: it cannot be started, or ended by itself before it was ready.
         """
         self.end()
         ours, theirs = socket.socketpair()
-        with theirs, shared() as memory:
-            self._witness = Witness(memory.fileno())
-            descriptors = theirs.fileno(), memory.fileno()
-            process = self._process = await asyncio.create_subprocess_exec(
-                *python_command("-m", "rlax_plugin.rewards.process", *map(str, descriptors)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._output.descriptor,
-                stderr=self._output.descriptor,
-                pass_fds=descriptors,
-                start_new_session=True,  # a Ctrl-C is the controller's to handle
-            )
+        try:
+            with theirs, shared() as memory:
+                self._witness = Witness(memory.fileno())
+                descriptors = theirs.fileno(), memory.fileno()
+                process = self._process = await asyncio.create_subprocess_exec(
+                    *python_command("-m", "rlax_plugin.rewards.process", *map(str, descriptors)),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=self._output.descriptor,
+                    stderr=self._output.descriptor,
+                    pass_fds=descriptors,
+                    start_new_session=True,  # a Ctrl-C is the controller's to handle
+                )
+        except OSError as error:
+            ours.close()
+            raise RlaxError(f"a reward process cannot be started: {error.strerror}") from error
         self._gone = asyncio.ensure_future(_end_with_it(process, Path(self._hello["run_dir"])))
         loop = asyncio.get_running_loop()
         first: asyncio.Future[bytes] = loop.create_future()

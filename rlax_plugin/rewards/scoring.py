@@ -500,7 +500,7 @@ class Blame:
     def _name(self, job: Job) -> str:
         if job.plays:
             return self._environment
-        return self._names[min(job.reward, len(self._names) - 1)]
+        return self._names[max(0, min(job.reward, len(self._names) - 1))]
 
     def verdicts(
         self, how: str | DeadlineError, ended: Sequence[Job], begun: int

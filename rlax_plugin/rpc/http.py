@@ -122,6 +122,11 @@ class _Protocol(H11Protocol):
             if not self.transport.is_closing():
                 super().data_received(data[begin : begin + size])
 
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # so that its answer, which is too late, is no error
+        super().send_400_response(msg)
+
     def eof_received(self) -> bool:
         return self.cycle is not None  # who sends no more may still wait for an answer
 
@@ -143,6 +148,8 @@ def read_only(app: ASGIApp, token: str) -> ASGIApp:
         answer: ASGIApp = app
         if token and not _has_token(headers.getlist("authorization"), token):
             answer = PlainTextResponse("a token is required\n", 401, {"WWW-Authenticate": "Bearer"})
+        elif not all(value.isascii() for _, value in scope["headers"]):
+            answer = PlainTextResponse("headers must be ASCII\n", 400)
         elif scope["method"] not in ("GET", "HEAD"):
             answer = PlainTextResponse("only GET and HEAD\n", 405, {"Allow": "GET, HEAD"})
         elif headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:

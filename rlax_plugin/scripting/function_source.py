@@ -9,6 +9,7 @@ import re
 import symtable
 import sys
 import textwrap
+import tokenize
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -36,6 +37,8 @@ def plain_function(given: Any) -> FunctionType:
         raise NoSourceError(f"is {described(given)}: write a function that calls it")
     if given.__name__ == "<lambda>":
         raise NoSourceError("is a lambda, which has no name: write it as a function with def")
+    if hasattr(given, "__wrapped__"):
+        raise NoSourceError(f"is decorated: {_PLAIN}")
     outer, dot, _ = given.__qualname__.removesuffix(given.__name__).partition(".")
     if dot or given.__closure__:
         raise NoSourceError(f"is defined inside {outer}: {_TOP}")
@@ -109,6 +112,8 @@ class Gatherer:
         source = _source(function, self._namespace)
         for used in _used(f"{_FUTURE}{source}"):
             self._use(used, source)
+        for used in sorted(_field_types(source) & self._namespace.keys()):
+            self._use(used, source)
         self._parts.append(f"\n{source}")
 
     def _use(self, name: str, source: str) -> None:
@@ -170,14 +175,14 @@ def _source(function: FunctionType, namespace: dict[str, Any]) -> str:
     except (OSError, TypeError):
         reason = "has a source that cannot be read: define it in a notebook's cell or in a file"
         raise NoSourceError(reason) from None
-    source = textwrap.dedent("".join(inspect.getblock(lines[first:]))).rstrip() + "\n"
+    whole = "".join(lines)
     try:
+        source = textwrap.dedent("".join(inspect.getblock(lines[first:]))).rstrip() + "\n"
         (node,) = ast.parse(source).body
-        whole = "".join(lines)
         ast.parse(whole)
-    except (SyntaxError, ValueError):  # a script that was edited after it had started
-        node, whole = None, source
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    except (SyntaxError, ValueError, tokenize.TokenError):  # a script that was edited since
+        node = source = None
+    if source is not None and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         if node.decorator_list:
             raise NoSourceError(f"is decorated: {_PLAIN}")
         if node.type_params:
@@ -230,6 +235,14 @@ def _used(source: str) -> list[str]:
             if symbol.is_global() and (table is not module or symbol.is_referenced()):
                 names.add(symbol.get_name())
     return sorted(names)
+
+
+def _field_types(source: str) -> set[str]:
+    """Returns the names in annotations of classes made in a function, which pydantic evaluates."""
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    fields = [node for one in classes for node in one.body if isinstance(node, ast.AnnAssign)]
+    nodes = [node for field in fields for node in ast.walk(field.annotation)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def _import(name: str, value: Any) -> str | None:

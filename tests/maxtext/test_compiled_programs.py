@@ -14,6 +14,7 @@ from tiny_engine import configure as configure_worker
 from tiny_loop import LENGTH, ROWS, TINY, policy_gradient
 
 from maxtext_overrides.compiling import topology
+from maxtext_overrides.compiling.measured import flops_per_token
 from maxtext_overrides.compiling.train_step import compile_train_step
 from maxtext_overrides.compiling.worker import compile_worker
 from maxtext_overrides.config.loading import load
@@ -63,6 +64,13 @@ def test_the_train_step(on_this_machine) -> None:
     assert list(program.beside) == ["copy that is being published", "reference policy"]
     # Each pass meets each matrix once, and the output layer, which is the tied embedding.
     assert program.flops == pytest.approx(3 * 2 * ROWS * LENGTH * (MATRICES + VOCAB * WIDTH))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_operations_of_a_token_do_not_depend_on_accumulation(steps: int) -> None:
+    accumulated = f"gradient_accumulation_steps={steps}"
+    config = load(resolve(TINY, [accumulated]), steps=8)
+    assert flops_per_token(config) == pytest.approx(2 * (MATRICES + VOCAB * WIDTH))
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def read_limits(files: RunFiles) -> Limits:
         raise ConfigError(location, None, "has no section rlax:")
 
     def part[S: Section](model: type[S], name: str, *keys: str) -> S:
-        # Only what is needed, so that a run of an earlier version can be audited as well.
+        # Only what is needed: the plug-ins of the run may not be installed.
         given = section.get(name) or {}
         return validate(model, {key: given[key] for key in keys if key in given}, f"rlax.{name}")
 

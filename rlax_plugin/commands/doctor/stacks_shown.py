@@ -46,8 +46,9 @@ def ask(processes: Iterable[Mark], within_s: float) -> dict[Mark, str]:
             answers[mark] = f"its stacks cannot be requested: {error.strerror}"
     silent = set(sizes)
     while silent and time.monotonic() < end_s:
-        time.sleep(_POLL_S)  # also after the last one has begun to write
+        time.sleep(_POLL_S)
         silent = {mark for mark in silent if size(mark.stacks) == sizes[mark]}
+    time.sleep(_POLL_S)  # the last one may have just begun to write
     for mark in sizes:
         with suppress(OSError):
             mark.request.unlink()

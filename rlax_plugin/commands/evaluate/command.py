@@ -169,12 +169,14 @@ def evaluate(asked: Asked, *, as_json: bool = False) -> None:
         job = kind(asked, origin, directory, log.warning if as_json else console.print)
         try:
             job.run(console, signals, show=not as_json)
+            # Printing may fail, and a table takes hours.
+            path = job.write() if asked.is_table else ""
             if as_json:
                 console.print(json.dumps(job.document(), indent=2), soft_wrap=True)
             else:
                 for part in job.shown():
                     console.print(part)
-            path = job.write()
+            path = path or job.write()
             if not as_json:
                 console.print(f"written to {path}")
         except KeyboardInterrupt:

@@ -243,5 +243,5 @@ def _read_config(files: RunFiles) -> dict[str, Any]:
         raise RlaxError(f"config.yml is damaged: {error}") from error
     if not isinstance(document, dict):
         raise RlaxError("config.yml is damaged: it is not a mapping of keys to values")
-    learn_secrets(document)  # for errors that are shown, of a run of an earlier version
+    learn_secrets(document)  # for errors that are shown
     return stripped(document)

@@ -144,6 +144,7 @@ def test_other_encodings_and_empty_files(tmp_path):
         ('{"completion": "ä"}'.encode("latin-1"), "c.jsonl:1: is not UTF-8"),
         ('{"completion": "a"}'.encode("utf-16"), "c.jsonl:1: is not UTF-8"),
         (b"\n \n", "has no completions"),
+        (b"x" * (64 << 20) + b"x", "is longer than 64 MiB"),
     ]:
         path.write_bytes(data)
         result = rlax("score", CONFIG, str(path))

@@ -32,7 +32,8 @@ def controller(stats: RunStats) -> Any:
     under_way = SimpleNamespace(slowest=lambda most: [])
     dispatcher = SimpleNamespace(under_way=under_way, backlog=SimpleNamespace(samples=0))
     rewards = SimpleNamespace(busy=1, replaced=0, failing="x" * 999, slowest=lambda most: [])
-    made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None, launcher=None)
+    launcher = SimpleNamespace(failing={})
+    made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None, launcher=launcher)
     state = SimpleNamespace(next_step=8, totals=SimpleNamespace(reissued=0), open={})
     section = RlaxSection.model_validate(
         {

@@ -113,14 +113,6 @@ def test_a_resumed_run_goes_on_in_its_stage(table: PromptTable, done: int, name:
     assert again == ends and ends["stage"] == 2
 
 
-def test_a_snapshot_without_stages_is_of_the_first(table: PromptTable) -> None:
-    one, two = Steps(table), Steps(table)
-    document, rates = one.state.state()
-    del document["stage"], document["outcomes"]
-    two.state.restore(document, rates, lambda _: {})
-    assert two.go(1) == {"sums": 8}
-
-
 def test_means_of_domains_count_each_prompt_once() -> None:
     rates = make_rates(6, {0: (8, 0), 1: (1, 3), 3: (0, 4)})
     domains = DomainRates(rates, np.array([0, 0, 0, 1, 1, 2]), 3)

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from rlax_plugin.cli.common import exit_status
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.liveness.ending import last_failure, record_ending
 from rlax_plugin.liveness.exhausted import exhausted
 from rlax_plugin.rpc import run_secrets
@@ -97,6 +98,13 @@ def test_another_error_is_none() -> None:
     assert exhausted(looped) == ""
     with pytest.raises(ValueError, match="no such table"), exit_status():
         raise looped
+
+
+def test_a_limit_that_a_plug_in_meets_may_pass() -> None:
+    library = ImportError("/lib/x.so: failed to map segment from shared object")
+    with pytest.raises(typer.Exit) as ended, exit_status():
+        raise ConfigError("rlax.plugins", "x", "cannot be imported") from library
+    assert ended.value.exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,11 @@ def test_most_calls_of_several_prompts_must_fail_lately() -> None:
     assert blame.failing == "x: boom"  # 34 of the last 64
 
 
-def test_a_late_reward_of_a_group_names_the_deadline_of_a_sample() -> None:
+@pytest.mark.parametrize("reward", [0, 7, -100])  # as the process says, which may be hostile
+def test_a_late_reward_of_a_group_names_the_deadline_of_a_sample(reward: int) -> None:
     blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), print)
     job: Any = SimpleNamespace(
-        plays=False, on_loop=True, reward=0, samples=4, limit_s=40.0, limit_key="reward_s"
+        plays=False, on_loop=True, reward=reward, samples=4, limit_s=40.0, limit_key="reward_s"
     )
     said = str(blame.late(job))
     assert said.startswith("rlax.rewards.0 (x) for the 4 samples of a group (slowest answer so far")

@@ -260,8 +260,6 @@ LISTENS_OR_CONNECTS = PLAIN | {
 ELSEWHERE = {
     # Outgoing HTTP of rewards, to servers that the config names.
     "plugins/rlax_http",
-    # The network between two doors, for tests: it passes bytes that it does not read.
-    "rlax_plugin/testing/network.py",
 }
 
 

@@ -130,6 +130,17 @@ def test_other_requests_get_an_error(sent: bytes, status: bytes) -> None:
         assert asked(server)[0] == 200
 
 
+def test_bad_requests_write_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """Any user of the machine can send them, and as many as it likes."""
+    chunked = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    other = b"GET / HTTP/1.1\r\nHost: h\r\nAccept: \xff\r\n\r\n"
+    with served(TOKEN) as server:
+        assert told(server, chunked).startswith(b"HTTP/1.1 400 ")
+    with served() as server:
+        assert told(server, other).startswith(b"HTTP/1.1 400 ")
+    assert caplog.records == []
+
+
 def test_half_a_request_gets_nothing() -> None:
     with served() as server:
         assert told(server, b"GET / HTTP/1.1\r\nHost: h\r\nA: 1") == b""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -100,6 +102,24 @@ def test_annotations_are_kept_as_the_notebook_has_them() -> None:
     cell = "class Text(str): ...\ndef f(completion: Text, level: 'Level') -> None:\n    return 1\n"
     text = gathered(notebook(cell), "f")  # what they name is not needed
     assert imported(text)["f"].__annotations__["completion"] == "Text"
+
+
+def test_types_of_fields_of_a_class_inside_the_function_are_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pydantic evaluates them; those of the function's own arguments nobody does."""
+    cell = (
+        "from fractions import Fraction\nfrom typing import Optional\n"
+        "from pydantic import BaseModel, ConfigDict\n"
+        "def f(completion):\n"
+        "    class Out(BaseModel):\n"
+        "        x: Optional[float]\n"
+        "    return Out.model_validate_json(completion).x\n"
+    )
+    module = ModuleType("written_rewards")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # as the reward process has it
+    exec(compile(gathered(notebook(cell), "f"), "rewards.py", "exec"), vars(module))
+    assert module.f('{"x": 2.5}') == 2.5
 
 
 def test_each_function_brings_the_submodules_that_it_reads() -> None:

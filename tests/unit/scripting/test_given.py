@@ -98,7 +98,7 @@ def test_rewards_that_cannot_be_written_are_named(module: Any, tmp_path: Path) -
             "rewards[0]",
             "is an object of the class method-wrapper|is an object of the class method",
         ),
-        ([module.twice(module.plain)], "rewards[0]", "is defined inside|closure"),
+        ([module.twice(module.plain)], "rewards[0]", "is decorated"),
         ([{"weight": 1}], "rewards[0]", "must have the key name or the key function"),
         ([{"function": lambda c: 1}], "rewards[0]['function']", "is a lambda"),
         ([f"{tmp_path}/no.py:f"], "rewards[0]", "cannot be read"),
