@@ -442,9 +442,11 @@ class _PassRates(_Job):
 
     def write(self) -> str:
         assert self._parts is not None
-        write_table(self._parts.out, self._rates)
+        out = self._parts.out
+        write_table(out, self._rates)
         self._parts.remove()
-        return self._parts.out
+        self._parts = None  # nothing is kept any more
+        return out
 
 
 def write_result(run: RunFiles, document: Mapping[str, Any]) -> str:
