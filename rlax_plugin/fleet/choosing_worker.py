@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable
 
 from rlax_plugin.fleet.fleet import Worker
 from rlax_plugin.fleet.tickets import Ticket
 
 _ROUNDS = 2  # of its slots that a worker is given: a backlog, but it leaves requests for others
-_TRIED_AFTER = 20
-"""Times the duration of a group after which a slow worker that is idle gets one all the same.
-
-A batch that waits for it to the end then lengthens the run by a twentieth.
-"""
 
 
 def sequence_tokens(ticket: Ticket) -> int:
@@ -39,8 +33,7 @@ def choose(
     """Returns the worker that gets the request; None if no suitable worker has room.
 
     The time in which the median worker generates a group is the unit of ``rest``. A slow worker
-    gets no group that it would end after all others have ended, see ``_in_time``; but one now and
-    then, because only work shows that it has become faster.
+    gets no group that it would end after all others have ended.
 
     Args:
       earlier: name of the worker that generated the turn before, whose slots may have kept the
@@ -53,8 +46,6 @@ def choose(
     if ticket.failed_on and any(unfailed(w, ticket) for w in ready):
         fit = [w for w in fit if unfailed(w, ticket)]
     free = [w for w in fit if _has_room(w, size)]
-    if due := [w for w in free if _tried_again(w, ticket)]:
-        return due[0]
     # Workers of half the median speed or more always get what they have room for: were figures
     # wrong, the run would be slower, but it would not stand still.
     latest = max(rest, _ROUNDS / min(1.0, max((w.speed for w in fit), default=1.0)))
@@ -84,15 +75,6 @@ def _ends(worker: Worker, size: int) -> float:
     rounds = (worker.assigned + size) / worker.capabilities.slots
     # An idle slot generates a group no faster when others are idle, too.
     return (rounds if worker.assigned >= worker.capabilities.slots else 1.0) / worker.speed
-
-
-def _tried_again(worker: Worker, ticket: Ticket) -> bool:
-    """True if a slow worker had no group for so long that one costs little, although it is late."""
-    if worker.speed * _ROUNDS >= 1 or worker.assigned or ticket.losses or ticket.request.resume:
-        return False
-    tokens = ticket.expected_tokens or ticket.request.sampling.max_new_tokens
-    idle_s = time.monotonic() - worker.given_s
-    return idle_s * worker.tokens_per_s >= _TRIED_AFTER * tokens
 
 
 def unfailed(worker: Worker, ticket: Ticket) -> bool:

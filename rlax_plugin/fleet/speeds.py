@@ -73,6 +73,8 @@ class Speeds:
             one = self._decoded.setdefault(worker.identity, _Decoded(steps, decode_s, now_s))
             one.add(steps, decode_s, now_s)
             if one.seconds:
+                if not worker.tokens_per_s:  # it has tried itself out and now gets requests
+                    self._heard = len(self._workers)
                 worker.tokens_per_s, worker.measured_s = one.steps / one.seconds, one.at_s
         self._heard += 1
         if due := self._heard >= len(self._workers):

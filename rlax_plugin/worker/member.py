@@ -41,6 +41,7 @@ from rlax_plugin.worker.following import Following
 from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
 from rlax_plugin.worker.loaded_log import LoadedLog
 from rlax_plugin.worker.progress import load_within
+from rlax_plugin.worker.trial import measurable, try_out, try_when_idle
 
 log = logging.getLogger("rlax.worker")
 
@@ -252,7 +253,8 @@ class Member:
         watch = asyncio.ensure_future(self._watch(client))
         follow = asyncio.ensure_future(self.follow(client))
         restarted = asyncio.ensure_future(self._restarted.wait())
-        tasks = (watch, follow, restarted)
+        tries = asyncio.ensure_future(try_when_idle(self._engine, self._section))
+        tasks = (watch, follow, restarted, tries)
         try:
             await asyncio.wait({heartbeat, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if follow.done():
@@ -262,6 +264,8 @@ class Member:
                 log.info("another trainer process has started: its weights are loaded")
             elif watch.done():
                 watch.result()
+            elif tries.done():
+                tries.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -304,11 +308,24 @@ class Member:
                 continue
             finally:
                 self.loading = False
+            if not self.holds_weights and measurable(self._engine, self._section):
+                await self._show_speed()
             if incarnation != self._incarnation:
                 return  # just now: what was loaded is the earlier trainer's
             self._versions.held = version
             self._loaded_log.add(version)
             self._beat.set()  # groups go to those that hold the version they need
+
+    async def _show_speed(self) -> None:
+        """Lets the controller know how fast this worker decodes, before it gets requests.
+
+        What the first trial may have compiled does not count, so its figures go in a heartbeat of
+        their own; ``heartbeat`` heeds the replies, and what keeps one from being sent.
+        """
+        await try_out(self._engine, self._section)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self.report()
+        await try_out(self._engine, self._section)
 
     async def _load_from_memory(self, version: WeightVersion) -> bool:
         """Loads a version that has a copy in memory; False if it must be loaded from its path."""

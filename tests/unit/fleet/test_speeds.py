@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dispatching import request, run
-from mixed_fleets import Holding, measured, mixed, settle
+from mixed_fleets import Holding, beat, holding, measured, mixed, settle
 
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet
@@ -97,15 +97,17 @@ def test_a_slow_worker_that_is_the_only_one_left_gets_all_that_it_has_room_for()
     run(main)
 
 
-@pytest.mark.parametrize(("idle_s", "groups"), [(19.0, 0), (33.0, 1)])
-def test_a_slow_worker_gets_one_group_now_and_then(idle_s: float, groups: int):
+def test_a_worker_that_tried_itself_out_is_compared_with_its_first_figure():
     async def main():
-        fleet, dispatcher, stubs = await with_rates(**SEVEN, slow=10.0)
-        fleet.workers["slow"].given_s -= idle_s
-        for number in range(3):  # 16 tokens at most, 1.6 s there; 20 times that is 32 s
+        fleet, dispatcher, stubs = await with_rates(**SEVEN)
+        stubs["slow"] = await holding(fleet, "slow")
+        await beat(fleet, "slow", 8, 2.0)  # the first trial may include a compilation
+        await beat(fleet, "slow", 16, 2.8)
+        assert fleet.workers["slow"].speed == pytest.approx(0.1)
+        for number in range(28):
             dispatcher.submit(request(number, samples=1))
         await settle()
-        assert len(stubs["slow"].groups) == groups
+        assert stubs["slow"].groups == []
         await dispatcher.close()
 
     run(main)
