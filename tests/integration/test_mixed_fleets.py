@@ -54,6 +54,25 @@ def stack() -> Iterator[ExitStack]:
     Run.end_all()
 
 
+def test_a_slow_worker_shows_its_speed_before_it_gets_a_group(tmp_path, stack):
+    fleet = Fleet(
+        tmp_path, stack, "steps=4000", "rlax.rollouts.groups_per_step=2",
+        "rlax.rollouts.engine.token_s=0.01", "rlax.staleness.max_staleness=1",
+    )  # fmt: skip
+    slow = fleet.worker("slow", "rlax.rollouts.engine.token_s=0.3")
+    plain = fleet.worker("plain")
+    serves = lambda: "serving version" in (tmp_path / "slow.log").read_text()  # noqa: E731
+    fleet.run.until(serves, "the slow worker with weights")
+    steps = len(fleet.run.steps()) + 20
+    fleet.run.until(lambda: len(fleet.run.steps()) >= steps, "twenty steps more")
+    fleet.run.process.send_signal(signal.SIGINT)
+    status, out = fleet.run.end()
+    assert status == 130, out
+    # All that a step needs fits into the other worker's slots, and ends there sooner.
+    assert fleet.generated().keys() == {"plain"}
+    assert (slow.wait(DEADLINE_S), plain.wait(DEADLINE_S)) == (0, 0)
+
+
 def test_workers_with_other_engines_and_slots_join_a_running_fleet(tmp_path, stack):
     fleet = Fleet(tmp_path, stack, "steps=4000", "rlax.rollouts.engine.token_s=0.01")
     plain = fleet.worker("plain")
