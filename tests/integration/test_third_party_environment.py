@@ -1,8 +1,8 @@
 """A third-party environment, written from docs/environments.md alone, trains the toy policy.
 
 It lies below ``tests/third_party`` and is used from elsewhere: copied, built, installed and run in
-directories of its own, beside an ``rlax-plugin`` that knows nothing of it. The other package there,
-which trains MaxText in ``tests/maxtext/test_third_party.py``, is installed and checked with it.
+directories of its own, beside an ``rlax-plugin`` that knows nothing of it. The other package there
+is installed and checked with it.
 """
 
 from __future__ import annotations
