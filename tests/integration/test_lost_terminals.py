@@ -111,17 +111,6 @@ def test_a_run_whose_terminal_is_closed_can_be_continued(tmp_path: Path, go: Pat
     assert len(Records(tmp_path).steps()) == STEPS
 
 
-def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, go: Path) -> None:
-    output = os.open(tmp_path / "nohup.out", os.O_WRONLY | os.O_CREAT)
-    ignored = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
-    with started(tmp_path, output, *held({3: go}), before=ignored) as process:
-        until_held(tmp_path)
-        process.send_signal(signal.SIGHUP)
-        go.touch()
-        assert process.wait(DEADLINE_S) == 0
-    assert len(Records(tmp_path).steps()) == STEPS
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_a_run_imports_ends_it_with_130(number: int, tmp_path: Path) -> None:
     read, write = os.pipe()

@@ -40,14 +40,6 @@ def mixed(samples: Iterable[dict]) -> list[dict]:
     return [row for row in samples if len(set(row["versions"])) > 1]
 
 
-def test_samples_begin_again_with_new_weights(tmp_path):
-    run = Run(tmp_path, *SETTINGS, "rlax.rollouts.on_new_weights=discard")
-    status, out = run.end()
-    assert status == 0, out
-    assert run.summary()["steps"] == 10
-    assert mixed(trained(run)) == []
-
-
 def test_samples_go_on_with_new_weights_also_on_another_worker(tmp_path):
     slow = (TWO_WORKERS, "rlax.rollouts.engine.token_s=0.1", "steps=1000")
     run = Run(tmp_path, *SETTINGS, *slow, "rlax.rollouts.on_new_weights=continue")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import HELPERS, Run, held, plugins
+from runs import HELPERS, Run, held
 
 STEPS = 8
 SETTINGS = (
@@ -24,47 +24,6 @@ SETTINGS = (
     "rlax.evaluation.problems=0",
     f"steps={STEPS}",
 )
-PLUGIN = """
-from pathlib import Path
-
-from rlax_plugin.api import Extension, Launcher, NoOptions, Observer, WorkerError, hookimpl
-
-class Numbers(Observer):
-    def state(self):
-        return {"groups": {1: 2}}
-
-class Broken(Observer):
-    def on_step_end(self, step, metrics):
-        return 1 / (2 - step)
-
-class Told(Observer):
-    def on_run_error(self, error):
-        Path("told.txt").write_text(error)
-
-class Careless:
-    def reject(self, group):
-        return group.rewards.mean() >= 0
-
-class Nowhere(Launcher):
-    async def start(self, controller, run_dir, token_file):
-        raise WorkerError("no machine is free")
-
-    async def stop(self):
-        pass
-
-@hookimpl
-def rlax_register_launcher():
-    return {"nowhere": Extension(NoOptions, lambda o, c: Nowhere())}
-
-@hookimpl
-def rlax_register_filter():
-    return {"careless": Extension(NoOptions, lambda o, c: Careless())}
-
-@hookimpl
-def rlax_register_observer():
-    parts = {"numbers": Numbers, "broken": Broken, "told": Told}
-    return {n: Extension(NoOptions, lambda o, c, p=p: p()) for n, p in parts.items()}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -98,46 +57,3 @@ def test_a_step_that_ended_before_its_checkpoint_is_counted_once(
     counts = {"steps": STEPS, **Counter(groups.values())}
     assert counts["accepted"] == 4 * STEPS and rewards > 0
     assert tally(tmp_path) == {"step": STEPS, "counts": counts, "rewards": rewards}
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("numbers", "has a state that JSON cannot keep: the key 1 of state()['groups']"),
-        ("broken", "failed in on_step_end: ZeroDivisionError: division by zero"),
-    ],
-)
-def test_an_observer_that_fails_stops_the_run_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
-) -> None:
-    (tmp_path / "two_observers.py").write_text(PLUGIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    chosen = f"rlax.observers=[{{name: tally}}, {{name: {name}}}]"
-    status, out = Run(tmp_path, *SETTINGS, chosen, plugins("two_observers")).end()
-    assert status == 2, out  # as for any plug-in that breaks its contract
-    said = " ".join(out.split())
-    assert f"plug-in 'two_observers': rlax.observers.1 = '{name}' {told}" in said
-    assert tally(tmp_path)["step"] == 2  # the state is asked for at the checkpoint of step 3
-
-
-def test_so_does_a_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a_filter.py").write_text(PLUGIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    chosen = "rlax.curation.filters=[{name: careless}]"
-    status, out = Run(tmp_path, *SETTINGS, chosen, plugins("a_filter")).end()
-    assert status == 2, out
-    said = " ".join(out.split())
-    part = "error: plug-in 'a_filter': rlax.curation.filters.0 = 'careless'"
-    assert f"{part} returned np.True_ from reject: must be None" in said
-    assert "Traceback" not in said
-
-
-def test_an_observer_hears_why_a_run_could_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "no_machine.py").write_text(PLUGIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    chosen = ("rlax.observers=[{name: told}]", "rlax.launcher={name: nowhere}")
-    status, out = Run(tmp_path, *SETTINGS, *chosen, plugins("no_machine")).end()
-    assert status not in (0, 130) and "no machine is free" in out
-    assert (tmp_path / "told.txt").read_text() == "no machine is free"

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos.network import FINE, Conditions, Proxy
-from proxied import far_worker
-from runs import Run, free_port, process
 from worker_harness import STOP, Counting, Worker, group, run, section, trainer, until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import doors
 from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from rlax_plugin.worker.process import Endpoint
@@ -115,68 +109,3 @@ def test_groups_of_a_worker_whose_connection_is_half_open_go_elsewhere(monkeypat
             await near.leave()
 
     run(main)
-
-
-SETTINGS = (
-    "rlax.launcher={name: static}",
-    "rlax.evaluation.problems=0",
-    "rlax.rollouts.engine.token_s=0.02",
-)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_run_whose_only_worker_is_far_away_ends_like_any_other(tmp_path: Path) -> None:
-    conditions, port = Conditions(delay_s=0.05, resets_s=(1.5, 4.0)), free_port()
-    training = Run(tmp_path, *SETTINGS, "steps=40", f"rlax.network.port={port}")
-    token = training.dir / "worker-token.json"
-    controller = f"127.0.0.1:{port}"
-    with far_worker(tmp_path, controller, token, conditions=conditions, seed=1) as far:
-        training.until(far.listens, "the worker's port")
-        status, out = training.end()
-        assert status == 0, out
-        assert far.process.wait(60) == 0, (tmp_path / "far.log").read_text()
-        resets = far.called.proxy.accepted - 1
-    summary = training.summary()
-    assert resets >= 3 and out.count("worker far lost") >= 2
-    print(f"{resets} resets of the worker's port, {summary['groups_reissued']} groups reissued")
-    assert [step["step"] for step in training.steps()] == list(range(1, 41))
-    assert "quarantined" not in out
-    report = audit(RunFiles(training.dir))
-    assert report.clean, report.violation
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_run_continues_when_calls_to_a_worker_vanish_silently(tmp_path: Path) -> None:
-    """The deadline of groups is so long that only the keepalive of the connection can notice."""
-    port = free_port()
-    patience = ("rlax.deadlines.group_s=250", "rlax.deadlines.rpc_s=250")
-    training = Run(
-        tmp_path, *SETTINGS, *patience, "steps=10000", f"rlax.network.port={port}",
-        "rlax.trainer={name: bigram, learning_rate: 0.001}",
-    )  # fmt: skip
-    token = training.dir / "worker-token.json"
-    controller = f"127.0.0.1:{port}"
-    near = ("serve", "--controller", controller, "--name", "near", "--token-file", str(token))
-
-    def generated_by(name: str) -> int:
-        return sum(name in row["workers"] for row in training.trained())
-
-    with (
-        far_worker(tmp_path, controller, token) as far,
-        process(tmp_path, "near", *near),
-    ):
-        training.until(far.listens, "the worker's port")
-        training.until(lambda: generated_by("far") and generated_by("near"), "two workers at work")
-        before = training.steps()[-1]["step"]
-        assert far.called.half_open() == 1
-        training.until(lambda: training.steps()[-1]["step"] >= before + 5, "five more steps")
-        far_before = generated_by("far")
-        training.until(lambda: generated_by("far") > far_before, "the worker at work again")
-        training.process.send_signal(signal.SIGINT)
-        status, out = training.end()
-    assert status == 130, out
-    assert out.count("worker far lost: UNAVAILABLE") == 1 and "quarantined" not in out
-    report = audit(RunFiles(training.dir))
-    assert report.clean, report.violation

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import pytest
 from command_line import rlax
@@ -24,10 +22,8 @@ from other_user import readable_by_stranger
 from planted import plant
 from runs import DEADLINE_S, HELPERS, Run, plugins
 from small_tokenizers import CHATML, characters
-from starlette.responses import PlainTextResponse
 from waiting import wait_until
 
-from rlax_plugin.rpc.http import HttpServer
 from rlax_plugin.rpc.run_secrets import known_secrets
 
 SECRET = "a-secret-that-no-process-may-have"
@@ -234,58 +230,3 @@ def test_a_run_that_others_can_write_to_is_neither_continued_nor_written_to(
     finally:
         run.chmod(0o700)
     assert elsewhere.stat().st_size > 1000
-
-
-def test_what_is_inherited_is_found(tmp_path: Path) -> None:
-    """The helper itself: a process that has what no process of a run may have."""
-    log, ledger = tmp_path / "trainer.log", tmp_path / "ledger.sqlite"
-    server = HttpServer(PlainTextResponse(""), "127.0.0.1", 0)
-    inheritance = Inheritance(os.getpid(), ["one-secret", "another-secret"])
-    source, target = os.pipe()
-    listener = next(
-        int(name) for name in os.listdir("/proc/self/fd") if _is_listener(int(name), server.port)
-    )
-    with log.open("w") as file, ledger.open("w") as database:
-        numbers = file.fileno(), database.fileno(), target, listener
-        child = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(600)", "one-secret"],
-            env={"NAME": "xanother-secretx"},
-            stdin=subprocess.DEVNULL,
-            pass_fds=numbers,
-        )
-
-        def six_sentences() -> bool:
-            time.sleep(0.05)
-            inheritance.look()
-            return len(_of(child, inheritance)) >= 6
-
-        try:
-            wait_until(six_sentences, "what the child has")
-        finally:
-            child.kill()
-            child.wait(60)
-            server.close()
-            os.close(source)
-            os.close(target)
-    assert _of(child, inheritance) == {
-        f"{numbers[0]} is {log}, not opened to append",
-        f"{numbers[1]} is {ledger}",
-        f"{numbers[2]} is a pipe of another process",
-        f"{numbers[3]} is a socket on which the trainer listens",
-        "secret 0 is in the command line",
-        "secret 1 is in the environment",
-    }
-
-
-def _of(child: subprocess.Popen[bytes], inheritance: Inheritance) -> set[str]:
-    """The sentences on one child: this process may have others, which tests before have started."""
-    start = " ".join(str(word) for word in cast("list[str]", child.args)) + ": "
-    return {text.removeprefix(start) for text in inheritance.found if text.startswith(start)}
-
-
-def _is_listener(number: int, port: int) -> bool:
-    try:
-        with socket.socket(fileno=os.dup(number)) as one:
-            return one.getsockname()[1] == port
-    except (OSError, IndexError, TypeError):
-        return False

@@ -1,4 +1,4 @@
-"""A run seen from outside: its status here and over gRPC, and the doctor at three troubles."""
+"""A run seen from outside: its status here and over gRPC, and the doctor at two troubles."""
 
 from __future__ import annotations
 
@@ -123,20 +123,6 @@ def test_a_reward_that_blocks_is_named_with_its_line(watched: Run) -> None:
     watched.until(lambda: seen(watched).step > step + 1, "two more steps")
 
 
-def test_a_frozen_worker_is_named_and_the_rest_goes_on(watched: Run) -> None:
-    frozen = wait_until(watched.workers, "a worker")[0]
-    frozen.suspend()
-    try:
-        wait_until(found(watched, f"(pid {frozen.pid}) is stopped by a signal"), "the finding")
-        result = processes.finished("doctor", str(watched.dir), cwd=watched.dir)
-        assert result.returncode == 1, result.stderr
-        assert f"try: kill -CONT {frozen.pid} continues it" in result.stdout
-        status = processes.finished("status", str(watched.dir), "--once", cwd=watched.dir)
-        assert status.returncode == 0 and " frozen " in status.stdout, status.stdout
-    finally:
-        frozen.resume()
-
-
 def test_a_frozen_trainer_is_no_run_that_goes_on(watched: Run) -> None:
     watched.process.send_signal(signal.SIGSTOP)
     try:
@@ -152,24 +138,6 @@ def test_a_frozen_trainer_is_no_run_that_goes_on(watched: Run) -> None:
         watched.process.send_signal(signal.SIGCONT)
     step = seen(watched).step
     watched.until(lambda: seen(watched).step > step + 1, "two more steps")
-
-
-def test_a_worker_that_was_lost_is_remembered(watched: Run) -> None:
-    """The launcher starts it again, and nothing is stuck then."""
-    names = {"local-0", "local-1"}
-    killed = wait_until(watched.workers, "a worker")[0]
-    killed.kill()
-    name = watched.until(lambda: next(iter(seen(watched).losses), None), "the loss").name
-
-    def back() -> bool:
-        now = seen(watched)
-        return not now.lost and {one.name for one in now.workers} == names
-
-    watched.until(back, "its return")
-    watched.until(lambda: not findings(evidence(watched)), "a run without troubles")
-    result = processes.finished("doctor", str(watched.dir), cwd=watched.dir)
-    assert f"worker {name} was lost once in the last 10 minutes" in result.stdout, result.stdout
-    assert "nothing is stuck" not in result.stdout
 
 
 def test_a_killed_trainer_leaves_a_post_mortem(watched: Run) -> None:
