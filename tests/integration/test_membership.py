@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from contextlib import ExitStack
 
 import pytest
 from dispatching import declared
-from runs import CONFIG, Run, free_port, process
 from worker_harness import (
     Counting,
     Worker,
@@ -120,46 +117,3 @@ def test_the_error_that_ends_a_worker_is_the_reason_of_its_loss():
             assert one.quarantined == []
 
     run(main)
-
-
-def test_two_live_processes_of_one_name_do_not_end_the_run(tmp_path):
-    settings = (
-        "steps=4000",
-        "rlax.launcher={name: static}",
-        "rlax.evaluation.problems=0",
-        "rlax.rollouts.engine.token_s=0.01",
-        "rlax.deadlines.heartbeats_lost=3",  # a name is free again soon
-        f"rlax.network.port={(port := free_port())}",
-    )
-    serve = ("serve", CONFIG, *settings, "--controller", f"127.0.0.1:{port}", "--name", "one")
-    training = Run(tmp_path, *settings)
-
-    def another(steps: int) -> None:
-        before = len(training.steps())
-        training.until(lambda: len(training.steps()) >= before + steps, f"{steps} more steps")
-
-    with ExitStack() as processes:
-        processes.callback(training.process.kill)
-        first = processes.enter_context(process(tmp_path, "first", *serve))
-        another(2)
-        second = processes.enter_context(process(tmp_path, "second", *serve))
-        both = {"first": first, "second": second}
-
-        def ended() -> list[str]:
-            return [name for name, one in both.items() if one.poll() is not None]
-
-        # The second one; or the first, if it stalls for a second just then.
-        (loser,) = training.until(ended, "the end of one of them")
-        said = (tmp_path / f"{loser}.log").read_text()
-        status = both.pop(loser).returncode
-        assert status == 2 and "--name = 'one': is already used by a worker" in said, said
-        another(1)
-        assert not ended()
-        for survivor in both.values():
-            survivor.kill()  # and a third one takes its name over
-        third = processes.enter_context(process(tmp_path, "third", *serve))
-        another(3)
-        assert third.poll() is None
-        training.process.send_signal(signal.SIGINT)
-        status, out = training.end()
-    assert status == 130 and "worker one lost" in out, out

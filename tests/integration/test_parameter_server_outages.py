@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import random
-import signal
-import time
-from pathlib import Path
 
 import doors
 import grpc
 import pytest
 from parameter_servers import CountsRenewals, Deleted, Steady, client_of, run, serving, version
-from runs import CONFIG, HELPERS, TWO_WORKERS, Run, free_port, kill_group, plugins, process
+from runs import free_port
 from worker_harness import Counting, Worker, section, trainer, until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.commands.doctor.evidence import gather
-from rlax_plugin.commands.doctor.findings import findings
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.weights.parameter_server import ParameterServer
@@ -212,83 +204,3 @@ def test_a_controller_that_ends_while_it_answers_is_waited_for():
             await worker.leave()
 
     run(main())
-
-
-@pytest.mark.slow
-def test_the_doctor_does_not_accuse_the_store_while_the_server_is_frozen(tmp_path):
-    port = free_port()
-    index = ("--index", str(tmp_path / "index"))
-    command = ("parameter-server", CONFIG, "--port", str(port), *index)
-    with process(tmp_path, "server", *command) as server:
-        run = Run(
-            tmp_path,
-            "rlax.trainer={name: bigram, learning_rate: 0.001, train_s: 0.1}",
-            "steps=100000",
-            f"rlax.weights.parameter_server=127.0.0.1:{port}",
-        )
-        run.until(lambda: len(run.steps()) > 3, "the first steps")
-        server.send_signal(signal.SIGSTOP)
-        try:
-
-            def named():
-                found = findings(gather(RunFiles(run.dir), None, run.dir))
-                return found if any("publishing" in one.what for one in found) else None
-
-            found = run.until(named, "the publication that waits")
-            assert found[0].what.startswith(f"parameter server (pid {server.pid}) is stopped by")
-            (publishing,) = (one for one in found if "publishing" in one.what)
-            assert "which waits for the parameter server: since " in publishing.what
-            for one in found[1:]:
-                assert "look at its disk" not in one.try_ and "slow or away" not in one.try_, one
-        finally:
-            server.send_signal(signal.SIGCONT)
-            kill_group(run.process)
-
-
-AWAY_S = 0.5  # until another server is started, which takes its time, too
-WRITTEN, GO = Path("written"), Path("go")
-HELD, BETWEEN = 4, 3
-
-
-@pytest.mark.parametrize(("seed", "kills"), [(1, 2), pytest.param(2, 12, marks=pytest.mark.long)])
-def test_a_run_outlives_its_parameter_server_killed_at_random_moments(
-    seed, kills, tmp_path, monkeypatch
-):
-    """The first kill is between a version's last byte and its announcement."""
-    monkeypatch.setenv("PYTHONPATH", HELPERS)
-    port, chance, steps = free_port(), random.Random(seed), HELD + BETWEEN * kills
-    server = (
-        *("parameter-server", CONFIG, "--port", str(port), "--index", str(tmp_path / "index")),
-        "rlax.deadlines.lease_s=3",
-    )
-    run = Run(
-        tmp_path,
-        *(plugins("held"), TWO_WORKERS, f"steps={steps}", "rlax.evaluation.every=4"),
-        f"rlax.weights.parameter_server=127.0.0.1:{port}",
-        f"rlax.weights.store={{name: held, version: {HELD}, written: {WRITTEN}, waits_for: {GO}}}",
-        "rlax.rollouts.engine={name: scripted, latency_s: 0.05, load_s: 0.05}",
-    )
-
-    for number in range(kills):
-        with process(tmp_path, f"server-{number}", *server):
-            enough = HELD + BETWEEN * number
-            if not number:
-                run.until((tmp_path / WRITTEN).exists, f"version {HELD}")
-            else:
-                run.until(lambda enough=enough: len(run.steps()) >= enough, f"step {enough}")
-                time.sleep(chance.uniform(0, 0.2))
-        (tmp_path / GO).touch()
-        time.sleep(AWAY_S)
-    with process(tmp_path, "server", *server):
-        status, out = run.end()
-    assert status == 0, out
-    assert "quarantined" not in out and " lost" not in out
-    assert [step["step"] for step in run.steps()] == list(range(1, steps + 1))
-    summary = run.summary()
-    assert summary["worker_restarts"] == 0
-    # One that waits for the server may still be running when the next one is due, or no worker has
-    # had its weights by then.
-    delayed = out.count("is still running") + out.count("no second worker was ready")
-    assert summary["evaluation"]["skipped"] == delayed, out
-    report = audit(RunFiles(run.dir))
-    assert report.clean, report.violation

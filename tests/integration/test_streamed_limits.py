@@ -26,11 +26,10 @@ from streamed_parts import (
 )
 from waiting import eventually
 
-from rlax_plugin.errors import ConfigError, WeightsUnreadableError
+from rlax_plugin.errors import WeightsUnreadableError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import connect
-from rlax_plugin.types import VersionPart
 from rlax_plugin.weights.local_copies import local_copies
 
 
@@ -126,26 +125,6 @@ def test_a_server_sends_only_what_is_listed_and_leased(tmp_path: Path) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("linked", ["file", "folder"])
-def test_a_link_in_a_part_is_not_followed(tmp_path: Path, linked: str) -> None:
-    secret = tmp_path / "secret"
-    secret.mkdir()
-    (secret / "key").write_bytes(b"key")
-    published = version(0, part(tmp_path, "0"))
-    target = secret / "key" if linked == "file" else secret
-    (tmp_path / "weights/0/link").symlink_to(target)
-
-    async def main() -> None:
-        with local_copies(settings(tmp_path)) as copies:
-            assert copies is not None
-            async with served(tmp_path, published) as (service, address):
-                with pytest.raises(WeightsUnreadableError, match="0/link is a link"):
-                    await copy(copies, address)
-                assert service.asked == []
-
-    run(main())
-
-
 def test_readers_wait_for_their_turn(tmp_path: Path) -> None:
     """Two of five have a stream at a time, and one reader has at most two streams."""
     published = version(0, part(tmp_path, "0"))
@@ -177,22 +156,5 @@ def test_readers_wait_for_their_turn(tmp_path: Path) -> None:
 
             assert await asyncio.gather(*map(reads, "abcde")) == [BODY] * 5
             assert max(open_at_once) == 2
-
-    run(main())
-
-
-def test_weights_on_an_object_store_are_not_streamed(tmp_path: Path) -> None:
-    published = version(0, VersionPart("base", "gs://bucket/weights/0"))
-
-    async def main() -> None:
-        with local_copies(settings(tmp_path)) as copies:
-            assert copies is not None
-            there = "gs://bucket/weights"
-            async with served(tmp_path, published, published_in=there) as (_, address):
-                with pytest.raises(ConfigError, match="set it to path, so that the worker reads"):
-                    await copy(copies, address)
-                async with held(address) as (client, one):
-                    with pytest.raises(grpc.aio.AioRpcError, match="FAILED_PRECONDITION"):
-                        await client.files(one, "base")
 
     run(main())

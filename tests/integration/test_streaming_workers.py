@@ -15,9 +15,8 @@ from toy_versions import publish
 from worker_harness import Worker, run, section, trainer, until
 
 from rlax_plugin.config import RlaxSection, Weights
-from rlax_plugin.errors import ConfigError, WeightsError
+from rlax_plugin.errors import WeightsError
 from rlax_plugin.testing import FakeEngine
-from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.parameter_server import ParameterServer
 
@@ -99,20 +98,6 @@ def test_damage_on_the_way_is_repaired_and_damage_at_the_source_quarantines(
             ((name, reason),) = one.quarantined
             assert name == "w" and "is damaged" in reason and len(read.loaded) == 5
             assert not list((tmp_path / "copies").iterdir())
-
-    run(main)
-
-
-def test_a_worker_that_cannot_stream_names_the_key(tmp_path: Path) -> None:
-    async def main() -> None:
-        settings = streaming(tmp_path)
-        async with trainer(settings) as one:
-            await one.parameters.publish(make_version(0, "gs://bucket/weights/0"))
-            one.fleet.newest.number = 0
-            worker = Worker("w", FakeEngine(NpzStore()), settings, one.address)
-            with pytest.raises(ConfigError, match=r"rlax\.weights\.transfer = 'stream': cannot"):
-                await worker.life
-            assert one.quarantined == []
 
     run(main)
 
