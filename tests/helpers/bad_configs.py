@@ -248,8 +248,8 @@ CONTRADICTIONS = [
     bad(
         "rlax.environment",
         "must be deterministic with rlax.deterministic",
-        "rlax.plugins=[rlax_plugin.testing, wild_environment]",
-        "rlax.environment.name=wild",
+        "rlax.plugins=[rlax_plugin.testing, fickle]",
+        "rlax.environment.name=fickle",
         "rlax.deterministic=true",
         "rlax.evaluation.every=0",
         fast=False,

@@ -18,8 +18,7 @@ from rlax_plugin.worker.process import NAME as WORKER
 class LyingConfig(ScriptedConfig):
     every: int = 5
     liar: str = "local-1"
-    lie: str = "high"  # or low: of log-probs; or tokens, without a word on its vocabulary;
-    # or side; or near or far: log-probs that are off by so much in every sample
+    lie: str = "tokens"  # without a word on its vocabulary; or side
     once: str = ""  # a file; there are no lies before it is there
 
 
@@ -37,21 +36,14 @@ class LyingEngine(ScriptedEngine):
         more = {f"wide{number}": SideSpec("int8", (1 << 16,)) for number in range(60)}
         return dataclasses.replace(had, side={**had.side, **more}) if wide else had
 
-    def _wrong(self, sampled):
-        if self._lies.lie == "tokens":
-            return {"tokens": np.array([10**9, *sampled.tokens[1:]], np.int32)}
-        low = np.full_like(sampled.logprobs, -3e38)
-        return {"logprobs": -sampled.logprobs if self._lies.lie == "high" else low}
-
     async def generate(self, requests, on_reply):
         def lie(key, samples):
-            liar = os.environ.get(WORKER) == self._lies.liar
-            if liar and (off := {"near": 2.0, "far": 69.0}.get(self._lies.lie)):
-                samples = [dataclasses.replace(s, logprobs=s.logprobs - off) for s in samples]
-            lies = liar and Path(self._lies.once).exists()
+            lies = os.environ.get(WORKER) == self._lies.liar and Path(self._lies.once).exists()
             self._answered += lies
             if lies and self._answered % self._lies.every == 0:
-                samples = [dataclasses.replace(s, **self._wrong(s)) for s in samples]
+                wrong = [np.array([10**9, *s.tokens[1:]], np.int32) for s in samples]
+                both = zip(samples, wrong, strict=True)
+                samples = [dataclasses.replace(s, tokens=tokens) for s, tokens in both]
             on_reply(key, samples)
 
         await super().generate(requests, lie)

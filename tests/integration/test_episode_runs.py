@@ -17,8 +17,7 @@ import psutil
 import pytest
 from histories import bits
 from processes import finished
-from runs import CONFIG, DEADLINE_S, HELPERS, Run, kill_group, plugins
-from wild_environment import KINDS
+from runs import CONFIG, DEADLINE_S, HELPERS, Run
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.fleet.requests import sample_seed
@@ -29,7 +28,7 @@ from rlax_plugin.records.packing import unpack
 from rlax_plugin.records.unfinished_turns import RecordedTurn, from_bytes
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import STOP, Numbers, NumbersConfig, encode
-from rlax_plugin.types import Episode, Key, SamplingParams, ScoredGroup, Unscored
+from rlax_plugin.types import Key, SamplingParams, ScoredGroup
 
 STEPS = 3
 SETTINGS = (
@@ -45,13 +44,6 @@ CALCULATOR = (
     "rlax.deterministic=true",
     "rlax.environment={name: calculator, begin: '', end: '', result: '0', after: '1', "
     "max_calls: 2}",
-)
-WILD = (
-    plugins("wild_environment"),
-    "rlax.environment={name: wild}",
-    "steps=2",
-    "rlax.deadlines.episode_s=10.0",  # a busy machine must not make others late
-    "rlax.episodes.max_turns=3",
 )
 
 
@@ -205,61 +197,6 @@ def test_a_worker_killed_between_turns_costs_only_its_open_turns(
     for key, turn in recorded:
         place = key.sample, key.trajectory, key.turn
         assert bits(turns_of(groups[key.group])[place]) == bits(turn)  # type: ignore[index]
-
-
-@pytest.mark.long
-def test_a_wild_tool_costs_its_episodes_and_nothing_else(tmp_path: Path) -> None:
-    run = Run(tmp_path, *SETTINGS, *WILD)
-    run.until(lambda: any(key.turn for key, _ in recorded_turns(tmp_path)), "a second turn")
-    kill_group(run.process)
-    run.process.communicate()
-    recorded = recorded_turns(tmp_path)
-    before = {key.group for key, _ in recorded if key.turn}
-    assert before, "no group was between turns"
-    (tmp_path / "changed").touch()
-    done = train(tmp_path, *WILD)
-    assert done.returncode == 0, done.stdout + done.stderr
-    files = files_of(tmp_path)
-    report = audit(files)
-    assert report.violation is None, report.violation
-    later = sum(key.turn > 0 for key, _ in recorded)
-    assert 0 < report.figures.turns_discarded <= later
-    groups = scored_groups(files)
-    for group in groups.values():
-        kind = KINDS[int(group.prompt.text) % len(KINDS)]
-        for episode, score in zip(group.episodes, group.scores, strict=True):
-            check(episode, score, kind)
-            if group.id in before and len(list(episode.sampled)) > 1:
-                given = episode.trajectories[0].turns[1].given.tolist()
-                assert given == [9]  # "7": those of before are void
-    errors = [s for g in groups.values() for s in g.scores if isinstance(s, Unscored)]
-    assert len(errors) == report_errors(all_events(files), groups)
-
-
-def check(episode: Episode, score: Any, kind: str) -> None:
-    """What became of an episode, of which nothing but what it was paid for may train."""
-    affected = len(next(episode.sampled).tokens) % 2 == 0
-    reason = getattr(score, "reason", "")
-    wrong = {
-        "hangs": "rlax.deadlines.episode_s",
-        "raises": "the tool broke",
-        "says": "its outcome has",
-        "mistaken": "token id 1000000",
-        "huge": "too long for one turn",
-    }.get(kind, "")
-    if affected and wrong:
-        assert wrong in reason and "\x1b" not in reason and len(reason) < 1300
-        assert len(list(episode.sampled)) == 1 and len(episode.text) < 100
-    elif affected and kind == "begins":
-        assert episode.ended == "cut" and not reason
-    else:
-        assert not reason and len(episode.trajectories[0].turns) == 2
-        assert score.token_rewards[1][-1] == 0.25 and score.metrics == {"tools": 1.0}
-
-
-def report_errors(events: list[ev.Event], groups: dict[int, ScoredGroup]) -> int:
-    scored = [event for event in events if isinstance(event, ev.Scored)]
-    return sum(len(groups[event.group].episodes) - event.scored for event in scored)
 
 
 def test_an_evaluation_counts_what_episodes_end_with(undisturbed: RunFiles) -> None:

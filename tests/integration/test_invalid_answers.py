@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import processes
 import pytest
 from runs import TWO_WORKERS, Run, plugins
 from worker_harness import (
@@ -125,16 +124,8 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> Run:
     )
 
 
-@pytest.mark.parametrize(
-    ("lie", "told"),
-    [
-        ("tokens", r"has token id 1000000000, which must be from 0 to \d+"),
-        ("high", "has log-probs above 0"),
-        ("low", r"has log-probs below -150 \(-3e\+38\)"),
-    ],
-)
-def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch, lie, told):
-    training = lying(tmp_path, monkeypatch, lie)
+def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
+    training = lying(tmp_path, monkeypatch, "tokens")
 
     def says(worker: str, text: str) -> bool:
         log = training.dir / f"logs/{worker}.log"
@@ -147,6 +138,7 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch, lie
     training.process.send_signal(signal.SIGINT)
     status, out = training.end()
     assert status == 130, out
+    told = "has token id 1000000000, which must be from 0 to "
     assert re.search(
         rf"local-1 is quarantined: 3 of its replies were invalid, .* {told}", " ".join(out.split())
     )
@@ -170,31 +162,6 @@ def test_a_run_takes_no_side_channels_but_those_of_its_engine(tmp_path, monkeypa
     )
     assert told in " ".join(out.split()), out
     assert {name for row in training.trained() for name in row["workers"]} == {"local-0"}
-
-
-@pytest.mark.parametrize("lie", ["near", "far"])
-def test_a_worker_whose_log_probs_are_made_up_is_named(tmp_path, monkeypatch, lie):
-    training = lying(tmp_path, monkeypatch, lie)
-    if lie == "near":
-        training.until(training.steps, "a step")
-
-        def doctor() -> str:
-            result = processes.finished("doctor", str(training.dir), cwd=training.dir)
-            return " ".join((result.stdout + result.stderr).split())
-
-        word = "worker local-1 is suspect: the log-probs of its samples differ by "
-        training.until(lambda: word in doctor(), "the doctor's word on local-1")
-        told = "warning: worker local-1: the log-probs of its samples differ by "
-    else:
-        log = training.dir / "logs/local-1.log"
-        ended = lambda: log.exists() and "worker local-1 failed" in log.read_text()  # noqa: E731
-        training.until(ended, "the end of local-1")
-        told = "worker local-1 is quarantined: the log-probs of its samples differ by "
-    training.process.send_signal(signal.SIGINT)
-    status, out = training.end()
-    assert status == 130, out
-    assert told in (said := " ".join(out.split())), out
-    assert "local-0: the log-probs" not in said and "local-0 is quarantined" not in said
 
 
 class Holding(Counting):

@@ -76,22 +76,17 @@ def test_a_run_whose_output_nobody_reads_goes_on_to_its_end(tmp_path: Path, go: 
     assert len(Records(tmp_path).steps()) == STEPS
 
 
-@pytest.mark.parametrize("output", ["full disk", "closed pipe", "full pipe"])
+@pytest.mark.parametrize("output", ["full disk", "closed pipe"])
 def test_a_run_that_can_print_nothing_from_the_start_goes_on_to_its_end(
     tmp_path: Path, output: str
 ) -> None:
-    read, write = os.pipe()
     if output == "full disk":
-        os.close(write)
         write = os.open("/dev/full", os.O_WRONLY)
-    elif output == "closed pipe":
-        os.close(read)
     else:
-        os.write(write, b"." * fcntl.fcntl(write, fcntl.F_GETPIPE_SZ))
+        read, write = os.pipe()
+        os.close(read)
     with started(tmp_path, write) as process:
         assert process.wait(DEADLINE_S) == 0
-    if output != "closed pipe":
-        os.close(read)
     assert len(Records(tmp_path).steps()) == STEPS
 
 
@@ -111,12 +106,11 @@ def test_a_run_whose_terminal_is_closed_can_be_continued(tmp_path: Path, go: Pat
     assert len(Records(tmp_path).steps()) == STEPS
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_a_run_imports_ends_it_with_130(number: int, tmp_path: Path) -> None:
+def test_a_signal_while_a_run_imports_ends_it_with_130(tmp_path: Path) -> None:
     read, write = os.pipe()
     with started(tmp_path, write) as process, os.fdopen(read) as output:
         assert "importing" in output.readline()
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 130
         assert "Traceback" not in output.read()
     assert not (tmp_path / "runs").exists()
