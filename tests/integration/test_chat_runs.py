@@ -103,16 +103,3 @@ def test_given_tokens_do_not_train_and_sampled_ones_do(groups: list[ScoredGroup]
     sequence = np.concatenate([p for p, _ in parts])
     assert arrays["targets"][0, :-1].tolist() == sequence[1:].tolist()
     assert 10 < trains.sum() < len(sequence) - 40
-
-
-def test_a_worker_that_cannot_stop_at_strings_is_rejected(
-    directory: Path, groups: list[ScoredGroup]
-) -> None:
-    code, said = train(
-        directory,
-        "run_name=lacking",
-        "rlax.rollouts.engine={name: scripted, stop_strings: false}",
-        "rlax.deadlines.startup_s=60",
-    )
-    assert code != 0
-    assert "its engine does not end samples at stop strings, which the prompt source has" in said

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -183,32 +182,3 @@ def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
         status == 2 and "rlax.curation.only = 'kept.parquet': has other prompts than when" in said
     )
     assert json.loads((run.dir / "summary.json").read_text())["steps"] == 2
-
-
-@pytest.mark.long
-def test_a_version_and_its_checkpoint_have_the_same_pass_rates(measured: Measured) -> None:
-    """Of the run that the test before has trained."""
-    run, common = "runs/testing", ("--samples", "2", "rlax.curation.only=null", "--json")
-    targets = {
-        "version.parquet": (f"{run}@2", "rlax.evaluation.problems=0"),
-        "checkpoint.parquet": (f"{run}/checkpoints/2.npz",),
-    }
-    with ExitStack() as stack:
-        processes = []
-        for out, target in targets.items():
-            process = subprocess.Popen(
-                [sys.executable, "-m", "rlax_plugin", "eval", *target, "--out", out, *common],
-                cwd=measured.directory,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            processes.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        said = [json.loads(ended(process)) for process in processes]
-    one, other = (read_table(str(measured.directory / path)) for path in targets)
-    assert one.table.equals(other.table) and one.about.version == 2
-    assert one.about.weights == other.about.weights
-    assert one.about.weights != read_table(str(measured.directory / "rates.parquet")).about.weights
-    assert [found["domains"][0]["prompts"] for found in said] == [COUNT, COUNT]
-    assert said[0]["measured"] == f"version 2 of {run}"
-    assert said[1]["measured"] == f"the checkpoint of step 2 of {run}"

@@ -173,28 +173,3 @@ def test_a_broken_part_is_named_before_anything_is_started(directory: Path) -> N
     assert "rlax.prompt_source.sources.bad.broken = 'error': " in said
     assert "bad.jsonl, line 2, is no JSON: Expecting ':' delimiter" in said
     assert not (directory / "runs/bad/journal").exists()
-
-
-@pytest.mark.long
-def test_stages_end_at_their_step_in_a_run_that_is_killed(directory: Path) -> None:
-    stages = [{"weights": {"odd": 1}, "until_step": 3}, {"weights": {"even": 1}}]
-    source = {key: one for key, one in sources()["sums"].items() if key != "weight"}
-    command = arguments(
-        f"rlax.prompt_source={json.dumps(source)}",
-        f"rlax.curation.stages={json.dumps(stages)}",
-        "run_name=stages",
-        "rlax.evaluation.problems=0",
-    )
-    killed = finished(*command, cwd=directory, kill_at="step-trained:5", timeout_s=DEADLINE_S)
-    assert killed.returncode < 0 and "stage 2 of 2 begins" in killed.stdout + killed.stderr
-    done = finished(*command, cwd=directory, timeout_s=DEADLINE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-    files = RunFiles(directory / "runs/stages")
-    assert audit(files).violation is None
-    trained = [row for row in rows(directory / "runs/stages") if row["state"] == "trained"]
-    numbers = {(row["step"], int(row["prompt"].strip("s?")) % 3) for row in trained}
-    assert {step for step, of_kind in numbers if of_kind == 0} == {1, 2, 3}
-    assert {step for step, of_kind in numbers if of_kind != 0} == {4, 5, 6}
-    lines = files.get("metrics.jsonl").decode().splitlines()
-    assert [json.loads(line)["curation/stage"] for line in lines] == [0, 0, 0, 1, 1, 1]

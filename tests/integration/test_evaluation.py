@@ -171,22 +171,6 @@ def test_the_same_is_measured_again_alone(disturbed):
     assert not (disturbed.run.dir / "endpoints.json").exists()
 
 
-def test_a_version_with_other_settings_prints_a_table(disturbed):
-    directory = disturbed.run.dir.parents[1]
-    process = rlax_eval(
-        *(directory, f"runs/testing@{STEPS - 1}", "rlax.rollouts.temperature=0.5"),
-        *("rlax.rollouts.top_k=20", "rlax.rollouts.top_p=0.9"),  # rejected for training alone
-        *("--set", "test", "--samples", "6", "--problems", "3", "--k", "6", "--out", "a/b.json"),
-    )
-    out, error = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, out + error
-    assert "pass@6" in out and "majority@3" in out and "x 6 samples" in out and "hard" not in out
-    document = json.loads((directory / "a/b.json").read_text())
-    assert document["version"] == STEPS - 1 and list(document["sets"]) == ["test"]
-    assert document["pass_at_6"]["n"] == 6 and document["pass_at_6"]["problems"] == 3
-    assert "rlax.rollouts.temperature=0.5" in document["overrides"]
-
-
 def test_the_weights_that_a_config_starts_from_are_those_before_training(disturbed):
     directory = disturbed.run.dir.parents[1]
     found = result(

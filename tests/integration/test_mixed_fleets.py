@@ -105,25 +105,3 @@ def test_workers_with_other_engines_and_slots_join_a_running_fleet(tmp_path, sta
     assert out.count("worker blind was rejected: its engine gives no log-probs") == 1
     audited = command_line.rlax("audit", str(fleet.run.dir))
     assert audited.exit_code == 0, audited.output
-
-
-def test_a_deterministic_run_rejects_an_engine_without_seeds_and_one_with_few_slots(
-    tmp_path, stack
-):
-    fleet = Fleet(tmp_path, stack, "steps=3", "rlax.deterministic=true")
-    lacking = fleet.rejected("dice", "rlax.rollouts.engine.seeded=false")
-    assert "its engine is not seeded, which rlax.deterministic needs" in lacking
-    few = fleet.rejected("few", "rlax.rollouts.slots=3")
-    assert "rlax.rollouts.slots = 3: must be at least group_size = 4 with rlax.determ" in few
-    seeded = fleet.worker("seeded", "rlax.rollouts.slots=4")
-    status, out = fleet.run.end()
-    assert status == 0 and seeded.wait(DEADLINE_S) == 0, out
-    assert fleet.generated().keys() == {"seeded"}
-    assert out.count("worker dice was rejected: its engine is not seeded") == 1
-
-
-def test_a_worker_gives_up_where_no_controller_answers(tmp_path, stack):
-    nowhere = ("serve", "--controller", "127.0.0.1:1", "rlax.deadlines.startup_s=1")
-    done = processes.finished(*nowhere, cwd=tmp_path)
-    assert done.returncode == 1 and "rlax.deadlines.startup_s" in done.stderr
-    assert not list(tmp_path.iterdir())

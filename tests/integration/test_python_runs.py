@@ -116,18 +116,6 @@ def test_a_run_that_fails_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) 
         run.wait(DEADLINE_S)
 
 
-@pytest.mark.long
-def test_an_evaluation_is_a_dict() -> None:
-    run = rlax_plugin.train(model=CONFIG, steps=3)
-    assert run.wait(DEADLINE_S) == "complete"
-    found = run.evaluate(problems=4, samples=2, k=[1], config={"rlax.evaluation.temperature": 0.5})
-    assert found["version"] == 3 and found["sets"]["test"]["pass_at_1"]["problems"] == 4
-    with pytest.raises(rlax_plugin.CommandError, match="77"):
-        run.evaluate(version=77)
-    with pytest.raises(rlax_plugin.CommandError, match="rlax export failed"):
-        run.export("exported")
-
-
 SCRIPT = """
 import signal, sys
 import rlax_plugin

@@ -115,8 +115,3 @@ def test_an_episode_of_one_turn_is_shown_as_a_completion(page):
     expect(page.locator("#rollout-given")).to_be_hidden()
     # The environment did not begin with the prompt; the source that could decode it is not known.
     expect(page.locator("#rollout-asked")).to_have_text("tokens 9")
-
-
-def test_turns_per_episode_are_a_chart(page):
-    shown = page.evaluate("byId('chart-turns').calcdata[0].map((point) => point.y)")
-    assert shown == [2, 3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -114,23 +113,6 @@ def test_charts_show_the_metrics(page, run):
     assert cut == []
 
 
-def test_the_section_on_curation(page, run):
-    rows = run.samples()
-    shown = cards(page)
-    trained = {row["group"] for row in rows if row["state"] == "trained"}
-    rewards = {group: {r["reward"] for r in rows if r["group"] == group} for group in trained}
-    useful = sum(len(found) > 1 for found in rewards.values())
-    assert shown["samples per useful group"] == f"{len(rows) / useful:.1f}"
-    assert shown["trained with mixed rewards"] == f"{100 * useful / len(trained):.1f} %"
-    hardest, easiest = page.locator(".prompts").all()
-    texts_of = {row["prompt"] for row in rows}
-    for listed in (hardest, easiest):
-        prompts = listed.locator("tbody tr td:nth-child(5)").all_inner_texts()
-        assert prompts and set(prompts) <= texts_of
-    points = page.evaluate("byId('chart-calibration').calcdata[1].map((point) => point.y)")
-    assert points and all(0 <= share <= 1 for share in points)
-
-
 def test_the_table_searches_filters_and_sorts(page, run):
     rows = run.samples()
     count = page.locator("#count")
@@ -215,19 +197,6 @@ def test_light_and_dark(page):
     assert light == ("rgb(246, 247, 249)", "#1b1f27")
     assert dark == ("rgb(15, 18, 24)", "#e6e9ef")
     page.click("#theme")
-
-
-def test_who_was_busy(page, run):
-    lanes = page.evaluate("drawAll().then(() => byId('chart-busy').layout.yaxis.categoryarray)")
-    assert lanes[-5:] == ["weights", "rewards", "controller", "trainer", "critical path"]
-    assert set(lanes[:-5]) == {"worker local-0", "worker local-1"}
-    recorded = [json.loads(line) for line in (run.dir / "spans.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in recorded] == list(range(1, 21))
-    for line, metrics in zip(recorded, run.steps(), strict=True):
-        found = [span for span in line["spans"] if span[:2] == ["trainer", "waits for the batch"]]
-        waited_s = sum(duration for *_, duration in found)
-        assert waited_s == pytest.approx(metrics["time/wait_s"], abs=1e-3)
-        assert line["to_s"] == pytest.approx(metrics["time/step_s"], abs=1e-3)
 
 
 def test_all_charts_over_steps_move_to_another_x_axis(page, run):
