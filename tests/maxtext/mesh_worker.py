@@ -26,10 +26,6 @@ from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.weights.verification import Reading, take_version
 
-MESHES = {
-    "tensor": {"ici_tensor_parallelism": 2},
-    "fsdp": {"ici_fsdp_parallelism": 2},
-}
 SAMPLES = 2
 TOLERANCE = 1e-4  # nats, of a canary in float32
 
@@ -104,7 +100,7 @@ def of_device(arrays: Mapping[str, Any]) -> int:
     return sum(array.addressable_shards[0].data.nbytes for array in arrays.values())
 
 
-def main(directory: Path, mesh: str) -> None:
+def main(directory: Path) -> None:
     described = json.loads((directory / "version.json").read_text())
     tensors = {n: TensorSpec(tuple(s), t, f) for n, (s, t, f) in described["tensors"].items()}
     canary = Canary(
@@ -113,7 +109,8 @@ def main(directory: Path, mesh: str) -> None:
         TOLERANCE,
     )
     version = make_version(0, described["path"], tensors, canary=canary)
-    config = tiny_engine.configure(per_device_batch_size=tiny_engine.SLOTS // 2, **MESHES[mesh])
+    half = tiny_engine.SLOTS // 2
+    config = tiny_engine.configure(per_device_batch_size=half, ici_tensor_parallelism=2)
     slots = DecodeEngine(config, group_size=SAMPLES)
     like = slots.variables_like()
     held = of_device(OrbaxStore().load(described["path"], like))
@@ -122,4 +119,4 @@ def main(directory: Path, mesh: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -54,14 +54,6 @@ def test_a_dense_model() -> None:
     assert worker / 8 == pytest.approx(11.6, rel=0.1)  # v5e-8
 
 
-@pytest.mark.long
-def test_other_slices_and_models() -> None:
-    trainer, _ = estimated("rlax.rollouts.groups_per_step=1")
-    assert trainer / 8 == pytest.approx(22.7, rel=0.1)  # v6e-8
-    trainer, _ = estimated(*QWEN)
-    assert trainer / 64 == pytest.approx(14.2, rel=0.1)  # v5e-64
-
-
 @pytest.mark.slow
 def test_an_expert_model_whose_caches_are_on_every_expert_shard() -> None:
     memory = of_worker(SCALE, tensor=4, expert=4)  # v5e-16

@@ -7,19 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tensorstore as ts
 import tiny_models
-from click.testing import Result
 from command_line import rlax
 from published_models import PUBLISHED
 from small_tokenizers import byte_level
 
 from maxtext_overrides.config.loading import load_to_check
-from maxtext_overrides.models import checkpoint
-from maxtext_overrides.models.huggingface_config import architecture
-from maxtext_overrides.models.rules import Variable, variables
 from maxtext_overrides.trainer.first_weights import check_converted
 from rlax_plugin.commands.convert import convert
 from rlax_plugin.config.loading import merged, resolved
@@ -192,70 +186,6 @@ def test_a_named_model_is_accepted_only_if_every_key_agrees(name: str, tmp_path:
     for key, (value, named) in flips.items():
         with pytest.raises(ConfigError, match=named):
             check(**{key: value})
-
-
-class _One:
-    """A variable of one number, in place of a large one of that many axes."""
-
-    def __init__(self, variable: Variable):
-        self.name, self.shape = variable.name, (1,) * len(variable.shape)
-
-    def of_tensors(self, read: object, dtype: np.dtype) -> np.ndarray:
-        return np.zeros(self.shape, dtype)
-
-
-def converted_headers(content: dict[str, Any], home: Path) -> Path:
-    """What ``rlax convert`` writes of a model of real size, with holes in place of the weights."""
-    (home / "huggingface").mkdir(parents=True)
-    config = home / "huggingface" / "config.json"
-    config.write_text(json.dumps(content))
-    (home / "converted.json").write_text("{}")
-    large = variables(architecture(content, config), scanned=True)
-    small = [(_One(variable), np.dtype(np.float32)) for variable in large]
-    checkpoint.write(home, small, lambda name: np.zeros(1), True, lambda done, of: None)
-    for variable in large:
-        shape = list(variable.shape)
-        store = {"driver": "ocdbt", "base": f"file://{home}/{checkpoint.ITEMS}/"}
-        spec = {
-            "driver": "zarr3",
-            "kvstore": store | {"path": f"params.params.{variable.name}/"},
-            "metadata": {
-                "shape": shape,
-                "data_type": "float32",
-                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}},
-            },
-        }
-        ts.open(spec, create=True, delete_existing=True).result()
-    return config
-
-
-def test_check_of_a_named_model_of_30_billion_parameters(tmp_path: Path) -> None:
-    """Accepted only if every key agrees, though names and shapes of all variables do."""
-    content, count = PUBLISHED["Qwen3-30B-A3B"]
-    config = converted_headers(content, tmp_path / "converted")
-    path = str(tmp_path / "run.yml")
-    assert rlax("init", path, "--model", "qwen3-30b-a3b-base").exit_code == 0
-    keys = {
-        "load_parameters_path": tmp_path / "converted" / checkpoint.ITEMS,
-        "scan_layers": "true",
-        "hardware": "cpu",
-        "tokenizer_path": "none",
-    }
-
-    def check() -> Result:
-        return rlax("check", path, *(f"{key}={value}" for key, value in keys.items()))
-
-    found = check()
-    assert found.exit_code == 0, found.stderr
-    assert f"qwen3-30b-a3b-base, {count:,} parameters" in " ".join(found.stdout.split())
-    for changes, named in (
-        ({"rope_theta": 1e7}, "rope_max_timescale = 1000000: must be 10000000, with which"),
-        ({"num_experts_per_tok": 4}, "num_experts_per_tok = 8: must be 4, with which"),
-        ({"norm_topk_prob": False}, "norm_topk_prob in "),
-    ):
-        config.write_text(json.dumps(content | changes))
-        found = check()
-        assert found.exit_code == 2 and found.stderr.startswith(f"error: {named}"), found.stderr
 
 
 def test_ignored_layers_are_a_warning(converted: dict[bool, Path], tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 The reference is MaxText's own function, and where that rounds, the same product in float64.
 """
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
@@ -142,26 +139,13 @@ def test_what_is_quantised_or_sharded_reaches_maxtext_as_it_is(changed, fold):
     assert next(iter(changed.values())) in given
 
 
-def test_other_backends_do_not_fold(monkeypatch):
+def test_other_backends_and_several_devices_do_not_fold(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    assert not folding.pays()
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     assert folding.pays()
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert not folding.pays()
-
-
-def test_several_devices_do_not_fold():
-    code = "import jax; from maxtext_overrides import folding; print(folding.pays())"
-    for devices, expected in ((1, "True"), (8, "False")):
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.stdout.strip() == expected
 
 
 def test_installed_twice_it_folds_once_and_is_still_checked(monkeypatch):

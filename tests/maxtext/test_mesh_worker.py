@@ -22,8 +22,7 @@ from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mesh", ["tensor", pytest.param("fsdp", marks=pytest.mark.long)])
-def test_a_mesh_of_two_gives_the_samples_of_one_device(mesh, tmp_path, dense):
+def test_a_mesh_of_two_gives_the_samples_of_one_device(tmp_path, dense):
     path = str(tmp_path / "version")
     whole = {name: np.asarray(array) for name, array in dense.weights.items()}
     OrbaxStore().save(path, dense.weights)
@@ -39,7 +38,7 @@ def test_a_mesh_of_two_gives_the_samples_of_one_device(mesh, tmp_path, dense):
     }
     (tmp_path / "version.json").write_text(json.dumps(described))
     child = subprocess.Popen(
-        [sys.executable, mesh_worker.__file__, str(tmp_path), mesh],
+        [sys.executable, mesh_worker.__file__, str(tmp_path)],
         env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
     )
     try:
@@ -59,9 +58,7 @@ def test_a_mesh_of_two_gives_the_samples_of_one_device(mesh, tmp_path, dense):
     for key in ("logprobs", "canary"):
         np.testing.assert_allclose(two[key], one[key], rtol=0, atol=TOLERANCE)
     assert two["bytes"] == one["bytes"] >= nbytes
-    # Half of the matrices, and with fsdp the vectors as a whole: 5 of 32 float32 each.
-    vectors = 5 * 32 * 4 if mesh == "fsdp" else 0
-    assert two["held"] == (nbytes - vectors) / 2 + vectors
+    assert two["held"] == nbytes / 2
 
 
 def test_a_mesh_of_another_number_of_devices_is_an_error_that_names_the_keys():

@@ -85,8 +85,7 @@ def test_only_continue_makes_room_for_generated_tokens(other):
     assert turns["max_target_length"] == PROMPT + 5 * NEW - 1
 
 
-@pytest.mark.parametrize("sampling", [SAMPLING, TRUNCATED])
-@pytest.mark.parametrize("steps", [0, 1, 4, NEW - 2])
+@pytest.mark.parametrize(("steps", "sampling"), [(0, TRUNCATED), (4, SAMPLING), (4, TRUNCATED)])
 def test_an_interrupted_sample_goes_on_as_if_nothing_had_happened(going_on, other, steps, sampling):
     engine, weights = going_on.engine, going_on.weights
     short, long = prompts_of(3, PROMPT)
@@ -237,7 +236,7 @@ def plain_logprobs(case, tokens, weights=None):
     return log_softmax(logits)[np.arange(tokens.size - 1), tokens[1:]]
 
 
-@pytest.mark.parametrize("length", [1, 5, PROMPT, PROMPT + NEW - 1])
+@pytest.mark.parametrize("length", [1, PROMPT + NEW - 1])
 def test_the_canary_is_a_plain_forward_pass(going_on, length):
     tokens = canary(length=length)
     found = going_on.engine.logprobs(going_on.weights, tokens)

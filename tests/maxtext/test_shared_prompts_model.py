@@ -8,15 +8,6 @@ from equivalent_runs import GROUPS, LENGTHS, batch_of, descend
 from maxtext_overrides.trainer.model_outputs import target_logprobs_of
 from rlax_plugin.objective.shared_prompts import ANSWER
 
-# Names of the layers that may be used, with keys that the tiny model needs for them.
-FAMILIES = {
-    "llama2": (),
-    "mistral": (),
-    "qwen2": ("attention_bias=true",),
-    "qwen3": ("use_qk_norm=true",),
-    "gemma": ("mlp_activations=['gelu','linear']",),
-}
-
 
 def of_samples(logprobs_bt, data):
     """The log-probs of the trained tokens, sample by sample in the order of the groups."""
@@ -92,15 +83,14 @@ def test_the_mask_matters(tmp_path):
     assert np.abs(logprobs[0] - logprobs[1]).max() > 1e-2
 
 
-@pytest.mark.parametrize("family", [*FAMILIES][1:])
-def test_log_probs_of_other_families(tmp_path, family):
+def test_log_probs_of_another_family(tmp_path):
     logprobs = []
 
     def look(loop):
         keep_logprobs(logprobs, [(16, 1), (4, 4, True)])(loop)
         raise StopIteration
 
-    argv = (f"decoder_block={family}", *FAMILIES[family], "per_device_batch_size=4")
+    argv = ("decoder_block=qwen3", "use_qk_norm=true", "per_device_batch_size=4")
     with pytest.raises(StopIteration):
         descend(tmp_path, *argv, sequences_per_row=4, shared=True, look=look)
     assert logprobs[0].std() > 0.1
