@@ -168,3 +168,9 @@ def test_overlong_samples_are_punished_along_the_buffer() -> None:
     # A fifth of 3 tokens is less than one: the buffer is one token.
     short = shaped(np.zeros(3), np.array([1, 2, 3]), Overlong(penalty=2.0), max_new_tokens=3)
     assert short.tolist() == [0.0, 0.0, -2.0]
+
+
+def test_members_of_a_group_need_not_be_neighbours() -> None:
+    outcomes = Outcomes(np.zeros(6), np.ones(6, int), np.array([7, 2, 7, 0, 2, 7]))
+    assert [members.tolist() for members in outcomes.members] == [[3], [1, 4], [0, 2, 5]]
+    assert Outcomes(np.zeros(0), np.zeros(0, int), np.zeros(0, int)).members == []

@@ -83,17 +83,9 @@ def bold(inputs):
     return inputs.entropy_bt * (inputs.advantages_bt > 0)
 
 
-def branching(inputs):
-    return inputs.ratio_bt * (1.0 if float(inputs.advantages_bt.sum()) > 0 else 2.0)
-
-
 @hookimpl
 def rlax_register_gradient_term():
-    parts = {"bold": bold, "branching": branching}
-    return {
-        name: Extension(NoOptions, lambda config, context, part=part: part)
-        for name, part in parts.items()
-    }
+    return {"bold": Extension(NoOptions, lambda config, context: bold)}
 """
 
 
@@ -113,10 +105,9 @@ def test_entropies_that_a_slot_of_ones_own_reads_are_used(own):
 
 
 @pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize("name", ["grpo", "gspo_token", "aipo"])
-def test_jit_computes_the_same(name, x64):
+def test_jit_computes_the_same(x64):
     with jax.enable_x64(x64):
-        config = {"preset": name, "kl": {"coefficient": 0.1}}
+        config = {"preset": "grpo", "kl": {"coefficient": 0.1}}
         eager = evaluate(config, reference_logprobs_bt=REFERENCE)
         compiled = evaluate(config, reference_logprobs_bt=REFERENCE, jit=True)
     tolerance = 1e-12 if x64 else 2e-6
@@ -126,13 +117,6 @@ def test_jit_computes_the_same(name, x64):
         assert found.dtype == expected.dtype == (np.float64 if x64 else np.float32)
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
     assert compiled.metrics == pytest.approx(eager.metrics, rel=10 * tolerance)
-
-
-def test_a_slot_that_cannot_be_compiled_fails_under_jit_only(own):
-    config = {"preset": "grpo", "grad_1": {"name": "branching"}}
-    evaluate(config, **own)
-    with pytest.raises(jax.errors.ConcretizationTypeError):
-        evaluate(config, jit=True, **own)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SAPO, GMPO, DPPO and the clipped product: by hand, by finite differences, packed and in parts."""
+"""SAPO, GMPO, DPPO and the clipped product: by hand and by finite differences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 from objective_harness import data_of, differentiated, jit, slots_of
 
 from rlax_plugin.objective.diagnostics import summarise
-from rlax_plugin.objective.loss import make_loss
-from rlax_plugin.testing.contracts.loss import batch, split
 
 PLAIN = {
     "aggregation": {"name": "token_mean"},
@@ -148,67 +146,3 @@ def test_the_gradient_is_that_of_finite_differences(grad_1):
             up, *_ = result_of(ratios * np.exp(step), advantages, grad_1)
             down, *_ = result_of(ratios * np.exp(-step), advantages, grad_1)
             assert (up - down) / 2e-6 == pytest.approx(slopes[t], rel=1e-6, abs=1e-8)
-
-
-KL = {"coefficient": 0.3}
-BAND = [{"name": "icepop", "low": 0.6, "high": 1.8}]
-SPLIT = [
-    {"grad_1": {"name": "sigmoid_gate", "per": "geometric"}},
-    {"grad_1": {"name": "clipped_geometric_mean", "low": 0.1, "high": 0.1}},
-    {"grad_1": {"name": "trust_region"}, "grad_2": {"name": "log_ratio_penalty"}},
-    {"grad_1": {"name": "sequence_ratio", "per": "sequence", "low": 0.2, "high": 0.2}},
-    {"grad_1": {"name": "clipped_ratio"}, "aggregation": {"name": "prompt_mean"}},
-    {
-        "grad_1": {"name": "clipped_ratio"},
-        "aggregation": {"name": "constant_length", "max_tokens": 5, "divisor": "length"},
-    },
-    {
-        "grad_1": {"name": "sequence_ratio"},
-        "aggregation": {"name": "sequence_mean", "count": "kept"},
-        "corrections": BAND,
-    },
-    {
-        "grad_1": {"name": "log_prob"},
-        "corrections": [{"name": "truncated_importance_sampling", "per": "sequence"}],
-        "kl": KL | {"times": "sequence_ratio", "weighted": False},
-    },
-    {
-        "grad_1": {"name": "log_prob"},
-        "importance_weight": {"name": "topr", "split": "reward"},
-        "kl": KL | {"gradient": "score_function"},
-    },
-    {"grad_1": {"name": "log_prob"}, "corrections": [{"name": "sequence_mask", "over": "max"}]},
-]
-
-
-@pytest.mark.parametrize("objective", SPLIT, ids=str)
-def test_packed_and_accumulated_batches_give_the_same(objective):
-    parts = PLAIN | objective
-    known = {"old_policy": "proximal", "epochs": 2, "allow_uncorrected": True}
-    slots = slots_of(**parts, **known, sequences_per_row=3)
-    loss = make_loss(slots)
-
-    def value(of):
-        """(loss sum, weight, gradient of each token, in the order of its sampler's log-prob)."""
-        outputs, data = split(of)
-
-        def total(logprobs_bt):
-            loss_sum, weight, _ = loss(outputs._replace(logprobs_bt=logprobs_bt), data)
-            return loss_sum, weight
-
-        (loss_sum, weight), grad_bt = jax.value_and_grad(total, has_aux=True)(outputs.logprobs_bt)
-        trained_bt = of.arrays["rl_mask"] > 0
-        order = np.argsort(of.arrays["rl_behaviour_logprobs"][trained_bt])
-        return float(loss_sum), float(weight), np.asarray(grad_bt)[trained_bt][order]
-
-    clean = batch()
-    loss_sum, weight, grad = value(clean)
-    assert np.abs(grad).max() > 0
-    packed = value(batch([[0, 2, 4], [], [1], [], [3], []]))
-    assert packed[0] / packed[1] == pytest.approx(loss_sum / weight, rel=1e-5, abs=1e-6)
-    np.testing.assert_allclose(packed[2] / packed[1], grad / weight, rtol=1e-4, atol=1e-6)
-    # The groups are [0, 1] and [2, 3, 4].
-    pieces = [value(clean.only(rows)) for rows in ([0], [1, 2], [3, 4])]
-    added = sum(piece[0] for piece in pieces)
-    assert added == pytest.approx(loss_sum, rel=1e-5, abs=1e-6)
-    assert sum(piece[1] for piece in pieces) == pytest.approx(weight)
