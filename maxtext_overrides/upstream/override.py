@@ -30,7 +30,6 @@ class Override:
       relies_on: parts of it that must stay: arguments, positions of the result, keys, attributes.
       sha256: hash of the source, as ``inspect.getsource`` returns it. Empty if only ``names``
         count.
-      signature: names and defaults as ``signature_of`` writes them; for a clearer message.
       names: names that must exist inside: fields, functions, imports, keys of mappings.
       versions: versions of ``distribution`` with which it was tested.
       distribution: the PyPI name.
@@ -42,7 +41,6 @@ class Override:
     delete_when: str
     relies_on: str = ""
     sha256: str = ""
-    signature: str = ""
     names: tuple[str, ...] = ()
     versions: tuple[str, ...] = ("0.2.5",)
     distribution: str = "maxtext"

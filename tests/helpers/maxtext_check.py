@@ -26,12 +26,13 @@ from rich.text import Text
 
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import Override
-from maxtext_overrides.upstream.signatures import WHEELS, kept_wheel
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.processes.python import python_command
 from rlax_plugin.text.terminal import console
 
 _PACKAGE = "maxtext"  # its name on PyPI
+WHEELS = Path(".cache/maxtext")
+"""Folder of the wheels that were fetched, below the working directory."""
 
 Status = Literal["same", "changed", "missing"]
 _STYLES = {"same": "green", "changed": "yellow", "missing": "red"}
@@ -128,6 +129,12 @@ def _summary(found: Iterable[Comparison], tested: str, other: str) -> str:
     statuses = [one.status for one in found]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in _STYLES)
     return f"{len(statuses)} symbols of {tested} in {other}: {counts}"
+
+
+def kept_wheel(distribution: str, version: str) -> Path | None:
+    """Returns the wheel of a version if it was fetched before."""
+    name = distribution.replace("-", "_")
+    return next(iter(sorted(WHEELS.glob(f"{name}-{version}-*.whl"))), None)
 
 
 def fetch(distribution: str, version: str) -> Path:

@@ -1,19 +1,16 @@
 """Another version is compared symbol by symbol, from sources alone; all packages are made up."""
 
 import inspect
-import io
-import subprocess
 import textwrap
 import zipfile
 from pathlib import Path
 
 import maxtext_check as comparing
 import pytest
-from maxtext_check import Sources, compare, fetch, sha256, show
+from maxtext_check import Sources, compare, sha256
 
 from maxtext_overrides.upstream import signatures
-from maxtext_overrides.upstream.override import Override, OverrideError, resolve
-from maxtext_overrides.upstream.signatures import WHEELS, check, kept_wheel
+from maxtext_overrides.upstream.override import Override, resolve
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.terminal import console
 
@@ -189,26 +186,6 @@ def test_moved_is_found_with_the_same_source(tested, other) -> None:
     assert "nearest: up.elsewhere.moved, with the same source" in one.notes
 
 
-def test_a_module_that_is_gone_is_looked_for_by_its_content(tested, tmp_path) -> None:
-    files = {name: text for name, text in TESTED.items() if name != "up/parts.py"}
-    moved = written(tmp_path / "moved", files | {"up/a/pieces.py": TESTED["up/parts.py"]})
-    one = compared(tested, moved, "up.parts.Model")
-    assert one.status == "missing"
-    assert one.notes == ("nearest: up.a.pieces.Model, with the same source",)
-
-
-def test_nothing_like_it(tested, tmp_path) -> None:
-    empty = written(tmp_path / "empty", {"up/__init__.py": ""})
-    assert compared(tested, empty, "up.loop.changed").notes == ("no similar name found",)
-
-
-def test_what_is_imported_from_elsewhere_says_where_it_is_now(tested, tmp_path) -> None:
-    loop = TESTED["up/loop.py"].replace("from up.parts import Model as", "from up.core import")
-    moved = OTHER | {"up/core.py": TESTED["up/parts.py"], "up/loop.py": loop}
-    one = compared(tested, written(tmp_path / "moved", moved), "up.loop.Model")
-    assert (one.status, one.notes) == ("same", ("now defined as up.core.Model",))
-
-
 def test_of_names_only_the_missing_ones_count(tested, other) -> None:
     assert compared(tested, other, "up.loop", ("same", "pair")).status == "same"
     one = compared(tested, other, "up.loop.keyed", ("step", "model"))
@@ -229,21 +206,6 @@ def test_a_wheel_is_read_as_a_folder_is(tested, tmp_path) -> None:
     assert compared(tested, packed, "up.loop.changed").status == "changed"
     moved = compared(tested, packed, "up.loop.moved")
     assert "nearest: up.elsewhere.moved, with the same source" in moved.notes
-
-
-def test_what_is_shown(tested, other) -> None:
-    table = {"ours.py": [override(tested, f"up.loop.{n}") for n in ("same", "changed", "renamed")]}
-    out = io.StringIO()
-    show(compare(table, tested, other), console(out))
-    lines = out.getvalue().splitlines()
-    assert lines[0] == "same    up.loop.same  (called by ours.py)"
-    assert lines[1:4] == [
-        "changed up.loop.changed  (called by ours.py)",
-        "        why: a test",
-        "        delete when: never",
-    ]
-    assert "+def changed(a, b=2):" in lines
-    assert "missing up.loop.renamed  (called by ours.py)" in lines
 
 
 @pytest.fixture
@@ -270,80 +232,3 @@ def test_the_status_says_whether_anything_differs(command, capsys, tmp_path) -> 
         1,
         f"3 symbols of maxtext 0.2.5 in {place}: 1 same, 1 changed, 1 missing",
     )
-
-
-def test_a_version_that_cannot_be_had(monkeypatch, tmp_path, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = []
-
-    def rejected(command, **_):
-        asked.append(command)
-        return subprocess.CompletedProcess(command, 1, "", "ERROR: tried\nERROR: No such version\n")
-
-    monkeypatch.setattr(subprocess, "run", rejected)
-    assert comparing.main(["99.9"]) == 2
-    assert capsys.readouterr().err == "error: cannot fetch maxtext==99.9: ERROR: No such version\n"
-    assert asked[0][-1] == "maxtext==99.9" and "--no-deps" in asked[0]
-
-
-def test_a_wheel_is_fetched_once(monkeypatch, tmp_path) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def download(command, **_):
-        folder = Path(command[command.index("--dest") + 1])
-        wheel(folder / "google_up-1.0-py3-none-any.whl", TESTED)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", download)
-    first = fetch("google-up", "1.0")
-    monkeypatch.setattr(subprocess, "run", None)
-    assert fetch("google-up", "1.0") == first
-    assert kept_wheel("google-up", "1") is None
-
-
-SYMBOL = "maxtext_overrides.upstream.override.resolve"
-
-
-def test_a_rejected_run_shows_the_diff_where_the_tested_wheel_was_fetched(
-    tmp_path, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = inspect.getsource(resolve)
-    other = source.replace("owner_name, _, name", "owner_name, dot, name")
-    known = Override(SYMBOL, "called", "a test", "never", sha256=sha256(other))
-    with pytest.raises(OverrideError) as error:
-        check([known])
-    assert "make maxtext-check VERSION=0.2.5" in str(error.value)
-    assert "@@" not in str(error.value)  # the tested source is not at hand
-    wheel(
-        WHEELS / "maxtext-0.2.5-py3-none-any.whl",
-        {"maxtext_overrides/upstream/override.py": other},
-    )
-    with pytest.raises(OverrideError) as error:
-        check([known])
-    lines = str(error.value).splitlines()
-    assert f"--- {SYMBOL} (tested, 0.2.5)" in lines and f"+++ {SYMBOL} (in use)" in lines
-    assert '-    owner_name, dot, name = symbol.rpartition(".")' in lines
-    assert '+    owner_name, _, name = symbol.rpartition(".")' in lines
-
-
-def test_a_long_diff_is_cut_in_an_error(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    old = "def resolve(symbol):\n" + "".join(f"    line({n})\n" for n in range(200))
-    files = {"maxtext_overrides/upstream/override.py": old}
-    wheel(WHEELS / "maxtext-0.2.5-py3-none-any.whl", files)
-    with pytest.raises(OverrideError) as error:
-        check([Override(SYMBOL, "called", "a test", "never", sha256="0" * 64)])
-    shown, left = str(error.value).split("\n\n")[1].splitlines()[:60], str(error.value).split()[-3:]
-    assert len(shown) == 60
-    source = inspect.getsource(resolve).splitlines()
-    assert int(left[0]) == 3 + 201 + len(source) - 60
-    assert left[1:] == ["more", "lines"]
-
-
-def test_a_damaged_wheel_hides_no_difference(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    WHEELS.mkdir(parents=True)
-    (WHEELS / "maxtext-0.2.5-py3-none-any.whl").write_bytes(b"half")
-    with pytest.raises(OverrideError, match=r"another source: (.|\n)*whl is damaged .* remove it"):
-        check([Override(SYMBOL, "called", "a test", "never", sha256="0" * 64)])

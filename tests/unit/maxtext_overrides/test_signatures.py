@@ -15,7 +15,6 @@ def declared(**changes):
     known = {
         "symbol": SYMBOL,
         "use": "called",
-        "signature": "(symbol)",
         "sha256": signatures.source_hash(resolve),
         "why": "a test",
         "delete_when": "never",
@@ -27,19 +26,9 @@ def test_unchanged_symbol_passes():
     check([declared()])
 
 
-def test_signature_is_names_and_defaults_without_annotations():
-    def function(a: int, b: float = 2.0, *, c: "str" = "x", **rest: int) -> None: ...
-
-    assert signatures.signature_of(function) == "(a, b=2.0, *, c='x', **rest)"
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (
-            {"signature": "(symbol, flag)"},
-            r"resolve has the signature \(symbol\), expected \(s.*g\)",
-        ),
         ({"sha256": "0" * 64}, r"resolve has another source: expected sha256 000000000000\.\.\."),
         ({"symbol": SYMBOL + "d"}, "resolved does not exist"),
         ({"symbol": "maxtext_overrides.nowhere.f"}, "nowhere.f does not exist"),
@@ -59,7 +48,7 @@ def test_what_is_no_function_any_more_is_rejected() -> None:
 
 
 def test_names_alone_are_left_to_the_comparison_of_versions() -> None:
-    check([declared(sha256="", signature="", names=("nothing",))])
+    check([declared(sha256="", names=("nothing",))])
 
 
 def test_every_difference_is_named_at_once():
