@@ -11,7 +11,6 @@ import ml_dtypes as ml_dtypes  # names bfloat16 to numpy, which safetensors reli
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from maxtext_overrides.models import safetensors_header
 from maxtext_overrides.models.huggingface_config import read as read_json
 from maxtext_overrides.models.tensors import shown
 from rlax_plugin.errors import ConfigError
@@ -43,7 +42,8 @@ class SafetensorsDirectory:
         if index.is_file() and not one.exists():
             self._file_of = _files_of_index(index)
         else:
-            self._file_of = dict.fromkeys(_names(_only_file(directory)), _ONE)
+            with _opened(_only_file(directory)) as file:
+                self._file_of = dict.fromkeys(file.keys(), _ONE)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self.doubles: list[str] = []
         tensors: dict[str, set[str]] = {}
@@ -73,7 +73,7 @@ class SafetensorsDirectory:
     def _examine(self, name: str, wanted: set[str]) -> dict[str, tuple[int, ...]]:
         """Returns name -> shape of the tensors that are to be read from a file."""
         path, shapes = self._directory / name, {}
-        with _opened(path, examined=True) as file:
+        with _opened(path) as file:
             held = set(file.keys())
             if missing := sorted(wanted - held):
                 reason = f"lacks the tensor {shown(missing[0])}, which {_INDEX} says it has"
@@ -106,11 +106,6 @@ def _only_file(directory: Path) -> Path:
     raise ConfigError("SOURCE", str(directory), reason)
 
 
-def _names(path: Path) -> list[str]:
-    with _opened(path, examined=True) as file:
-        return list(file.keys())
-
-
 def _files_of_index(path: Path) -> dict[str, str]:
     """Returns tensor -> file, as stated by an index."""
     found = read_json(path).get("weight_map")
@@ -128,22 +123,15 @@ def _files_of_index(path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(path: Path, examined: bool = False) -> Iterator[Any]:
-    """Opens a file of safetensors, and turns errors into ConfigErrors that name it.
-
-    Args:
-      path: path of the file.
-      examined: if True, its header is checked first.
-    """
+def _opened(path: Path) -> Iterator[Any]:
+    """Opens a file of safetensors, and turns errors into ConfigErrors that name it."""
     if path.exists() and not path.is_file():  # opening a pipe would wait for ever
         raise ConfigError("SOURCE", str(path), "is no file")
     try:
-        if examined:
-            safetensors_header.check(path)
         with safe_open(path, framework="np") as file:
             yield file
     except FileNotFoundError:
         raise ConfigError("SOURCE", str(path), f"is missing, but {_INDEX} names it") from None
-    except (SafetensorError, safetensors_header.DamagedHeaderError, OSError) as error:
+    except (SafetensorError, OSError) as error:
         reason = f"is truncated or no file of safetensors: {one_line(str(error))}"
         raise ConfigError("SOURCE", str(path), reason) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -89,35 +88,14 @@ GGUF: dict[str, tuple[bytes, str]] = {
 }
 
 
-def entry(begin: int, end: int, *shape: int) -> str:
-    return json.dumps({"dtype": "F32", "shape": shape, "data_offsets": [begin, end]})
-
-
-def safetensors(*entries: str, data: int = 16) -> bytes:
-    """A file with tensors one, two, ...; an entry with its own name keeps it."""
-    names = ("one", "two")
-    header = ",".join(
-        entry if entry.startswith('"') else f'"{name}":{entry}'
-        for name, entry in zip(names, entries, strict=False)
-    )
-    return struct.pack("<Q", len(header) + 2) + f"{{{header}}}".encode() + bytes(data)
-
-
-SAFETENSORS: dict[str, tuple[bytes, str]] = {
-    "overlap": (safetensors(entry(0, 12, 3), entry(8, 16, 2)), "the tensors one and two overlap"),
-    "hole": (safetensors(entry(0, 4, 1), entry(8, 16, 2)), "two"),
-    "behind the end": (
-        safetensors(entry(0, 8, 2), entry(8, 88, 20)),
-        "the tensor two would end at",
-    ),
-    "contradiction": (safetensors(entry(0, 8, 2), entry(8, 16, 3)), r"two of F32 .* \[3\], and 8"),
-    "huge": (safetensors(entry(0, 8, 2), entry(8, 16, 1 << 40, 1 << 40)), "the tensor two of F32"),
-    "negative": (safetensors(entry(0, 8, 2), entry(8, 16, -2)), "the tensor two has no shape"),
-    "backwards": (safetensors(entry(16, 0, 4)), "the tensor one has no shape or no place"),
-    "twice": (safetensors(entry(0, 16, 4), '"one":' + entry(0, 16, 4)), "it has one twice"),
-    "long header": (struct.pack("<Q", 1 << 60) + b"{}", "ends before its header does"),
-    "no object": (struct.pack("<Q", 2) + b"[]", "its header is no JSON object"),
-    "deep": (struct.pack("<Q", 90_000) + b"[" * 90_000, "its header is no JSON"),
+# What the library refuses, and how.
+SAFETENSORS: dict[str, bytes] = {
+    "contradiction": struct.pack("<Q", 58)
+    + b'{"one":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}  '
+    + bytes(8),
+    "long header": struct.pack("<Q", 1 << 60) + b"{}",
+    "no object": struct.pack("<Q", 2) + b"[]",
+    "deep": struct.pack("<Q", 90_000) + b"[" * 90_000,
 }
 
 
@@ -148,7 +126,7 @@ def test_a_right_gguf_header_is_read(tmp_path: Path) -> None:
     assert dict(file.shapes) == {"one": (8,), "two": (2, 4)} and file.value("a") is True
 
 
-@pytest.mark.parametrize(("content", "message"), SAFETENSORS.values(), ids=SAFETENSORS)
-def test_a_safetensors_header_that_lies(content: bytes, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", SAFETENSORS.values(), ids=SAFETENSORS)
+def test_a_safetensors_header_that_lies(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    refused(SafetensorsDirectory, tmp_path, message)
+    refused(SafetensorsDirectory, tmp_path, "is truncated or no file of safetensors: ")
