@@ -13,8 +13,8 @@ model gets ``ROUNDINGS`` times the difference of transformers from itself, up to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -29,36 +29,26 @@ def tolerance(rounding: float) -> float:
     return max(TOLERANCE, min(ROUNDINGS * rounding, MOST))
 
 
-class Computes(Protocol):
-    """A callable that computes a model's logits; see ``forward.Forward``."""
-
-    def __call__(
-        self, tokens: np.ndarray, at: np.ndarray, positions: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Returns float32 [len(at), vocabulary]: the logits at some positions of a row."""
-        ...
+Computes = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
+"""(tokens, at, positions) -> float32 [len(at), vocabulary]: see ``forward.Forward``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A row of tokens, and the logits that transformers computes for it; see ``reference.Row``.
+    """A row of tokens, and the logits that transformers computes for it.
 
     Attributes:
       tokens: [n].
       positions: [n] rotary positions of the tokens; None: 0, 1, 2, ...
       at: [k] positions in the row.
-      columns: [c] tokens whose logits are known; None: all.
-      logits: [k, c].
-      best: [k].
+      logits: [k, vocabulary].
       answer: number of tokens at the end that are the greedy answer to those before.
     """
 
     tokens: np.ndarray
     positions: np.ndarray | None = None
     at: np.ndarray
-    columns: np.ndarray | None = None
     logits: np.ndarray
-    best: np.ndarray
     answer: int = 0
 
 
@@ -95,15 +85,13 @@ class Agreement:
         positions = np.arange(length) if expected.positions is None else expected.positions
         accepted = self.tolerance * np.maximum(positions[at] / EXACT_TO, 1.0)
         split = len(expected.at)
-        columns = slice(None) if expected.columns is None else expected.columns
-        differences = np.abs(found[:split, columns] - expected.logits)
+        differences = np.abs(found[:split] - expected.logits)
         shares = differences / accepted[:split, None]
         # The built-in max would lose NaN.
         self.largest = float(np.maximum(self.largest, differences.max(initial=0.0)))
         self.share = float(np.maximum(self.share, shares.max(initial=0.0)))
-        if len(expected.best):
-            self.places += split
-            self.best += self._same(found[:split], expected.best, accepted[:split])
+        self.places += split
+        self.best += self._same(found[:split], expected.logits.argmax(1), accepted[:split])
         if expected.answer:
             self.tokens += expected.answer
             answer = expected.tokens[length - expected.answer :]

@@ -1,7 +1,6 @@
 """Verifies a conversion (``rlax convert --verify``) against transformers' results for the source.
 
-transformers computes before anything is written, in a process of its own. Where no Python with
-torch is at hand, logits that come with the model take its place (``reference``). Once the model is
+transformers computes before anything is written, in a process of its own. Once the model is
 written, MaxText's own model computes the same logits from it. Greedy answers are compared without
 generating: if the best token is the answer's next one at every position, the answer is the same.
 
@@ -29,9 +28,8 @@ from maxtext_overrides.models.agreement import loaded_model
 from maxtext_overrides.models.asking_transformers import ask, has_torch
 from maxtext_overrides.models.convert import Convertible
 from maxtext_overrides.models.forward import EXACT, Forward
-from maxtext_overrides.models.logits import TOLERANCE, Agreement, Expected, tolerance
+from maxtext_overrides.models.logits import Agreement, Expected, tolerance
 from maxtext_overrides.models.reading import Checkpoint
-from maxtext_overrides.models.reference_logits import REFERENCE, Row, read_reference
 from maxtext_overrides.models.tensors import DTYPES
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.text.amounts import in_bytes
@@ -53,11 +51,10 @@ class Verification:
 
     Args:
       found: the model, before anything of it is written.
-      python: path of a Python, which may have torch and transformers.
+      python: path of a Python with torch and transformers.
 
     Raises:
-      ConfigError: the memory does not suffice, ``reference.json`` is damaged, or there is no such
-        Python.
+      ConfigError: the memory does not suffice, or there is no such Python.
       RlaxError: transformers cannot load or compute the model.
     """
 
@@ -65,29 +62,20 @@ class Verification:
         self._found = found
         self._keys = {**found.keys, **EXACT}
         self._config, _ = loaded_model(self._keys, found.source.where)
-        self._made_with, self._tolerance = "", TOLERANCE
-        self._rows: list[Expected] = []
-        self._notes: list[str] = []
-        if has_torch(python):
-            self._ask(python)
-        elif not self._read():
-            reason = (
-                f"{python} has no torch and transformers, and no {REFERENCE} stands beside the "
-                "model. --verify-python takes the path of a Python that has them"
-            )
-            self._notes.append(f"not verified: nothing was compared. {reason}")
+        if not has_torch(python):
+            reason = "has no torch and transformers: --verify-python takes a Python that has them"
+            raise ConfigError(_KEY, python, reason)
+        self._ask(python)
 
     def compare(self, directory: Path) -> list[str]:
         """Compares the checkpoint that ``Convertible.write`` has written.
 
         Returns:
-          Sentences that say what was compared, or why nothing was.
+          A sentence that says what was compared.
 
         Raises:
           TrainingError: it is another model; names the figures.
         """
-        if not self._rows:
-            return self._notes
         longest = max(len(row.tokens) for row in self._rows)
         keys = {**self._keys, "max_target_length": longest}
         config, _ = loaded_model(keys, self._found.source.where)
@@ -104,7 +92,7 @@ class Verification:
         said = f"verified with {self._made_with}: {agreement}"
         if self._found.dtype != "float32":
             said += f"; these are of the weights before they were rounded to {self._found.dtype}"
-        return [said, *self._notes]
+        return [said]
 
     def _ask(self, python: str) -> None:
         """Has transformers compute the logits to compare with."""
@@ -117,8 +105,7 @@ class Verification:
         computed = ask(python, Path(self._found.source.where), prompt, ANSWER, at, far)
         self._made_with, self._tolerance = computed.made_with, tolerance(computed.rounding)
         tokens = np.concatenate([prompt, computed.answer])
-        best, logits = computed.logits.argmax(1), computed.logits
-        self._rows = [Expected(tokens=tokens, at=at, logits=logits, best=best, answer=ANSWER)]
+        self._rows = [Expected(tokens=tokens, at=at, logits=computed.logits, answer=ANSWER)]
         if computed.far is not None:
             self._rows.append(
                 Expected(
@@ -126,7 +113,6 @@ class Verification:
                     positions=far,
                     at=np.arange(len(far)),
                     logits=computed.far,
-                    best=computed.far.argmax(1),
                 )
             )
 
@@ -136,25 +122,6 @@ class Verification:
         count = PROMPT if window == 0 or window >= PROMPT else 0
         step = max(1, min(FAR, self._found.architecture.positions // PROMPT))
         return np.arange(count) * step
-
-    def _read(self) -> bool:
-        """Reads the reference figures that come with the model; False if there are none."""
-        source = Path(self._found.source.where)
-        if not source.is_dir():
-            return False
-        given = read_reference(source, self._config.vocab_size)
-        if given is None:
-            return False
-        longest = max(len(row.tokens) for row in given.rows)
-        _check_memory(self._config, self._found.parameters, longest)
-        self._made_with = f"{REFERENCE}, made with {given.made_with}"
-        self._rows = [_expected(row) for row in given.rows]
-        if longest <= (window := _window(self._config)):
-            self._notes.append(
-                f"the rows in {REFERENCE} have up to {longest} tokens: the window of {window} was "
-                "not reached"
-            )
-        return True
 
 
 class _Unrounded:
@@ -184,18 +151,6 @@ class _Unrounded:
             reason = f"{name} was not written as its tensors are. Nothing is kept"
             raise TrainingError(f"{_KEY}: {reason}")
         return value
-
-
-def _expected(row: Row) -> Expected:
-    return Expected(
-        tokens=np.array(row.tokens),
-        positions=None if row.positions is None else np.array(row.positions),
-        at=np.array(row.at, int),
-        columns=np.array(row.columns, int),
-        logits=np.array(row.logits, float).reshape(len(row.at), len(row.columns)),
-        best=np.array(row.best, int),
-        answer=row.answer,
-    )
 
 
 def _window(config: Config) -> int:

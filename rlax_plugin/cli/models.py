@@ -44,8 +44,8 @@ def convert(
         bool,
         typer.Option(
             "--verify",
-            help="compare logits and greedy tokens with transformers, or with reference.json "
-            "beside config.json; if they differ, nothing is kept",
+            help="compare logits and greedy tokens with transformers, which needs torch; if they "
+            "differ, nothing is kept",
         ),
     ] = False,
     verify_python: Annotated[

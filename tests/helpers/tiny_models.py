@@ -94,29 +94,6 @@ def write(family: str, directory: Path) -> Path:
     return write_tokenizer(config["vocab_size"], directory)
 
 
-def write_reference(family: str, directory: Path) -> None:
-    """Puts the family's numbers beside its model, as ``rlax convert --verify`` reads them."""
-    reference = known(family)
-    size, every = reference["config"]["vocab_size"], reference["every"]
-    places = positions(reference["stride"]).tolist()
-    rows: list[dict[str, Any]] = []
-    for number, row in enumerate(tokens(size).tolist()):
-        first, number_at = number * LENGTH // every, LENGTH // every
-        rows.append(
-            {
-                "tokens": row,
-                "positions": places[number],
-                "at": [*range(0, LENGTH, every)],
-                "columns": reference["columns"],
-                "logits": reference["logits"][first : first + number_at],
-                "best": reference["best"][first : first + number_at],
-            }
-        )
-    greedy = reference["greedy"]
-    rows.append({"tokens": [*prompt(size), *greedy], "answer": len(greedy)})
-    _put(directory / "reference.json", {"made_with": reference["made_with"], "rows": rows})
-
-
 def write_tokenizer(vocab_size: int, directory: Path) -> Path:
     """A tokenizer of words w3, w4, ... with ids 3, 4, ... and three special ones."""
     directory.mkdir(exist_ok=True)

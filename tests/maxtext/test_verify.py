@@ -1,10 +1,11 @@
-"""``rlax convert --verify`` without torch: against the numbers that come with a model."""
+"""``rlax convert --verify`` without torch: a Python that repeats what MaxText computes plays it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,25 +13,69 @@ import tiny_models
 from command_line import rlax
 from safetensors.numpy import load_file, save_file
 
+from maxtext_overrides.models import convert
+from maxtext_overrides.models.agreement import loaded_model
+from maxtext_overrides.models.checkpoint import ITEMS
+from maxtext_overrides.models.forward import EXACT, Forward
+from maxtext_overrides.models.reading import Checkpoint
+from maxtext_overrides.models.verify import ANSWER, FAR, PROMPT
+
 WITHOUT_TORCH = sys.executable  # the project's environment has none
+VOCABULARY = 96
 
 Converted = Callable[..., tuple[int, str]]
 
 
+class Model(NamedTuple):
+    """A converted model in memory."""
+
+    forward: Forward
+    positions: int
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    out = tmp_path_factory.mktemp("model")
+    found = convert.examine(tiny_models.write("qwen2", out / "source"), "float32", True)
+    found.write(out, out, lambda *_: None)
+    keys = {**found.keys, **EXACT, "max_target_length": PROMPT + ANSWER}
+    config, _ = loaded_model(keys, "the tiny model")
+    forward = Forward(config, Checkpoint(str(out / ITEMS)))
+    return Model(forward, found.architecture.positions)
+
+
+@pytest.fixture(scope="module")
+def python(model: Model, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A shell script that says it has torch, and knows the logits of the model above."""
+    prompt = np.random.default_rng(0).integers(0, VOCABULARY, PROMPT)
+    row = np.concatenate([prompt, np.zeros(ANSWER, int)])
+    for place in range(PROMPT, len(row)):
+        row[place] = model.forward(row, np.array([place - 1]))[0].argmax()
+    far = np.arange(PROMPT) * min(FAR, model.positions // PROMPT)
+    directory = tmp_path_factory.mktemp("python")
+    given, script = directory / "given.npz", directory / "python"
+    logits = model.forward(row, np.arange(len(row)))
+    far_logits = model.forward(prompt, np.arange(PROMPT), far)
+    known = {"answer": row[PROMPT:], "logits": logits, "far": far_logits}
+    np.savez(given, **known, rounding=0, made_with="transformers 0")
+    script.write_text(f'#!/bin/sh\ntest "$1" = -c || cp {given} "$4"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    directory = tiny_models.write("qwen2", tmp_path / "source")
-    tiny_models.write_reference("qwen2", directory)
-    return directory
+    return tiny_models.write("qwen2", tmp_path / "source")
 
 
 @pytest.fixture
 def converted(source: Path, capfd: pytest.CaptureFixture[str]) -> Converted:
     """Converts into ``out`` beside the source; returns the exit status and what was printed."""
 
-    def run(*more: str) -> tuple[int, str]:
+    def run(python: str, *more: str) -> tuple[int, str]:
         out = source.with_name("out")
-        result = rlax("convert", str(source), "--out", str(out), "--verify", *more)
+        verify = ("--verify", "--verify-python", python)
+        result = rlax("convert", str(source), "--out", str(out), *verify, *more)
         # Nothing half-written is left either.
         kept = {"source", "out"} if result.exit_code == 0 else {"source"}
         assert {path.name for path in source.parent.iterdir()} == kept
@@ -40,53 +85,43 @@ def converted(source: Path, capfd: pytest.CaptureFixture[str]) -> Converted:
     return run
 
 
+def test_the_models_logits_are_those_of_transformers(model: Model) -> None:
+    known = tiny_models.known("qwen2")
+    at = np.arange(0, tiny_models.LENGTH, known["every"])
+    places = tiny_models.positions(known["stride"])
+    rows = zip(tiny_models.tokens(VOCABULARY), places, strict=True)
+    logits = np.concatenate([model.forward(tokens, at, where) for tokens, where in rows])
+    np.testing.assert_allclose(logits[:, known["columns"]], known["logits"], atol=2e-4)
+    assert logits.argmax(axis=1).tolist() == known["best"]
+    prompt, answer = tiny_models.prompt(VOCABULARY), known["greedy"]
+    following = np.arange(len(answer)) + len(prompt) - 1
+    found = model.forward(np.array([*prompt, *answer]), following)
+    assert found.argmax(axis=1).tolist() == answer
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_written_model_computes_the_numbers_that_came_with_it(
-    dtype: str, converted: Converted
-) -> None:
-    code, said = converted("--dtype", dtype)
+def test_the_written_model_computes_the_same(dtype: str, python: str, converted: Converted) -> None:
+    code, said = converted(python, "--dtype", dtype)
     assert code == 0, said
-    assert "verified with reference.json, made with transformers 5." in said
-    assert "same at 12 of 12 places and 16 of 16 greedy tokens" in said
+    assert "verified with transformers 0: " in said
+    assert "same at 144 of 144 places and 16 of 16 greedy tokens" in said
     assert ("before they were rounded to bfloat16" in said) == (dtype == "bfloat16")
 
 
-def test_another_weight_is_found_and_nothing_is_kept(source: Path, converted: Converted) -> None:
+def test_another_weight_is_found_and_nothing_is_kept(
+    source: Path, python: str, converted: Converted
+) -> None:
     weights = load_file(source / "model.safetensors")
     weights["model.layers.1.mlp.down_proj.weight"][3, 5] += 0.01  # of 64 * 96 that are about 0.2
     save_file(weights, source / "model.safetensors")
-    code, said = converted()
+    code, said = converted(python)
     assert code != 0
-    assert "error: --verify: what was written is not the model that reference.json" in said
-    # The other tests find about 1e-5.
-    assert "the largest difference of logits is 2.2e-03 (11 of what is accepted)" in said
+    assert "error: --verify: what was written is not the model that transformers 0 computes" in said
 
 
-def test_what_another_python_computes_is_preferred(
-    source: Path, converted: Converted, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """A shell script that says it has torch, and whose logits are all zero."""
-    directory = tmp_path_factory.mktemp("other")
-    given, python = directory / "given.npz", directory / "python"
-    logits = {"logits": np.zeros((80, 96), np.float32), "far": np.zeros((64, 96), np.float32)}
-    np.savez(given, answer=np.zeros(16, int), rounding=0, made_with="transformers 0", **logits)
-    python.write_text(f'#!/bin/sh\ntest "$1" = -c || cp {given} "$4"\n')
-    python.chmod(0o755)
-    code, said = converted("--verify-python", str(python))
-    assert code != 0 and "is not the model that transformers 0 computes: the largest" in said
-    assert " of 144 places and " in said
-
-
-def test_without_numbers_it_says_that_nothing_is_compared(
-    source: Path, converted: Converted
-) -> None:
-    (source / "reference.json").unlink()
-    code, said = converted()
-    assert code == 0, said
-    assert f"not verified: nothing was compared. {WITHOUT_TORCH} has no torch" in said
-    assert "--verify-python takes the path of a Python" in said
-
-
-def test_a_python_that_does_not_exist_is_an_error(converted: Converted) -> None:
-    code, said = converted("--verify-python", "/nowhere/python")
-    assert code != 0 and "--verify-python = '/nowhere/python': cannot be started" in said
+@pytest.mark.parametrize(
+    ("python", "why"), [(WITHOUT_TORCH, "has no torch"), ("/nowhere/python", "cannot be started")]
+)
+def test_a_python_without_torch_is_an_error(python: str, why: str, converted: Converted) -> None:
+    code, said = converted(python)
+    assert code != 0 and python in said and why in said
