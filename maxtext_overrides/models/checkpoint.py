@@ -24,7 +24,7 @@ import numpy as np
 from orbax import checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-from maxtext_overrides.models.tensors import Writable
+from maxtext_overrides.models.rules import Variable
 
 ITEMS = "0/items"  # below the directory
 _CHUNK_BYTES = 64 << 20
@@ -34,9 +34,9 @@ _CHUNK_BYTES = 64 << 20
 class _Pending:
     """An array that is made when it is written."""
 
-    variable: Writable
+    variable: Variable
     dtype: np.dtype
-    read: Callable[[str], np.ndarray]
+    of: Callable[[Variable, np.dtype], np.ndarray]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ class _Pending:
         return self.size * self.dtype.itemsize
 
     def make(self) -> np.ndarray:
-        return self.variable.of_tensors(self.read, self.dtype)
+        return self.of(self.variable, self.dtype)
 
 
 class _InTurn(type_handlers.NumpyHandler):
@@ -77,8 +77,8 @@ class _InTurn(type_handlers.NumpyHandler):
 
 def write(
     directory: Path,
-    variables: Sequence[tuple[Writable, np.dtype]],
-    read: Callable[[str], np.ndarray],
+    variables: Sequence[tuple[Variable, np.dtype]],
+    made: Callable[[Variable, np.dtype], np.ndarray],
     scanned: bool,
     progress: Callable[[int, int], None],
 ) -> None:
@@ -87,7 +87,7 @@ def write(
     Args:
       directory: ``ITEMS`` is written below it.
       variables: all variables of the model, each with the dtype in which it is written.
-      read: returns a tensor by name.
+      made: returns the value of a variable in a dtype.
       scanned: ``scan_layers``, which MaxText compares when it loads.
       progress: called with (bytes written, total bytes) before the first array and after each.
 
@@ -95,7 +95,7 @@ def write(
       Exception: ``read`` raised it.
       OSError: the disk failed.
     """
-    pending = [_Pending(variable, dtype, read) for variable, dtype in variables]
+    pending = [_Pending(variable, dtype, made) for variable, dtype in variables]
     total, done = sum(one.nbytes for one in pending), 0
 
     def written(one: _Pending) -> None:

@@ -21,16 +21,17 @@ from maxtext_overrides.models import finite, gguf_tokenizer, huggingface_config,
 from maxtext_overrides.models.architecture import Architecture
 from maxtext_overrides.models.gguf_file import GgufFile
 from maxtext_overrides.models.maxtext_keys import maxtext_keys
-from maxtext_overrides.models.model_section import text_of
-from maxtext_overrides.models.named import name_of
 from maxtext_overrides.models.rules import Variable, variables
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from maxtext_overrides.models.tensors import DTYPES, TensorSource, check_tensors
 from rlax_plugin.config.loading import CONVERTED
+from rlax_plugin.config.yaml_values import dumped
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.tokens.tokenizer import Tokenizer
 
 SIDE_FILES, RECORD = "huggingface", "converted.json"
+_HEADING = """# Written by `rlax convert`: MaxText's keys of a model, to be part of a run's config.
+# `rlax init --model DIR` writes a whole config. The model: """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,8 @@ class Convertible:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """MaxText's keys of the model, with ``model_name`` if MaxText has a name for it."""
-        keys = maxtext_keys(self.architecture)
-        named = name_of(keys)
-        return ({"model_name": named} if named else {}) | keys | {"scan_layers": self.scanned}
+        """MaxText's keys of the model."""
+        return maxtext_keys(self.architecture) | {"scan_layers": self.scanned}
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -100,7 +99,7 @@ class Convertible:
         if self.has_tokenizer:
             keys |= {"tokenizer_type": "huggingface", "tokenizer_path": str(home / SIDE_FILES)}
         keys["load_parameters_path"] = str(home / checkpoint.ITEMS)
-        (directory / CONVERTED).write_text(text_of(family, keys), encoding="utf-8")
+        (directory / CONVERTED).write_text(f"{_HEADING}{family}.\n{dumped(keys)}", encoding="utf-8")
         record = {
             "source": self.source.where,
             "architecture": family,
@@ -110,9 +109,14 @@ class Convertible:
             "bytes": self.nbytes,
         }
         (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        where = self.source.where
-        pending = [(finite.checked(v, where), self._dtype(v)) for v in self.variables]
-        checkpoint.write(directory, pending, self.source.read, self.scanned, progress)
+        pending = [(variable, self._dtype(variable)) for variable in self.variables]
+        checkpoint.write(
+            directory,
+            pending,
+            lambda variable, dtype: finite.made(variable, self.source, dtype),
+            self.scanned,
+            progress,
+        )
 
 
 def examine(path: Path, dtype: str, scanned: bool) -> Convertible:

@@ -5,65 +5,34 @@ MaxText would train such weights until a loss is NaN, and no message would name 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 
-from maxtext_overrides.models.tensors import DTYPES, Writable
+from maxtext_overrides.models.rules import Variable
+from maxtext_overrides.models.tensors import DTYPES, TensorSource
 from rlax_plugin.errors import ConfigError
 
 _EXPONENT = np.uint16(0x7F80)  # of bfloat16; all bits are set in what is not finite
 _CHUNK = 1 << 16  # numbers that are looked at in one go: their flags fit into a processor's cache
 
 
-def checked(variable: Writable, where: str) -> Writable:
-    """Returns the variable, wrapped to raise ConfigError if its weights are not finite.
+def made(variable: Variable, source: TensorSource, dtype: np.dtype) -> np.ndarray:
+    """Returns the value of a variable, made from the tensors of a source.
 
-    Args:
-      variable: the variable to check.
-      where: source of the tensors, for messages.
+    Raises:
+      ConfigError: the value is not finite; it names the first tensor that causes this.
     """
-    return _Finite(variable, where)
-
-
-@dataclass(frozen=True, slots=True)
-class _Finite:
-    _variable: Writable
-    _where: str
-
-    @property
-    def name(self) -> str:
-        return self._variable.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._variable.shape
-
-    def of_tensors(self, read: Callable[[str], np.ndarray], dtype: np.dtype) -> np.ndarray:
-        """See ``rules.Variable.of_tensors``.
-
-        Raises:
-          ConfigError: the value is not finite; it names the first tensor that causes this.
-        """
-        names: list[str] = []
-
-        def recorded(name: str) -> np.ndarray:
-            names.append(name)
-            return read(name)
-
-        with np.errstate(over="ignore", invalid="ignore"):
-            value = self._variable.of_tensors(recorded, dtype)
-        # What comes out shows all: no tensor that is not finite becomes something that is.
-        if (found := not_finite(value)) is None:
-            return value
-        for name in names:
-            _check_tensor(self._where, name, read(name), dtype)
-        reason = (
-            f"{_said(found, value)} of the variable {self.name}, of {', '.join(names)}, "
-            f"become infinite or NaN in {dtype.name}"
-        )
-        raise ConfigError("SOURCE", self._where, reason)
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = variable.of_tensors(source.read, dtype)
+    # What comes out shows all: no tensor that is not finite becomes something that is.
+    if (found := not_finite(value)) is None:
+        return value
+    for name in variable.tensors:
+        _check_tensor(source.where, name, source.read(name), dtype)
+    reason = (
+        f"{_said(found, value)} of the variable {variable.name}, of {', '.join(variable.tensors)}, "
+        f"become infinite or NaN in {dtype.name}"
+    )
+    raise ConfigError("SOURCE", source.where, reason)
 
 
 def _check_tensor(where: str, name: str, tensor: np.ndarray, dtype: np.dtype) -> None:

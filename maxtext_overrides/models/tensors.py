@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import ml_dtypes
@@ -49,20 +49,6 @@ class TensorSource(Protocol):
         Raises:
           ConfigError: the tensor cannot be read.
         """
-        ...
-
-
-class Writable(Protocol):
-    """A variable that is assembled from tensors; see ``rules.Variable``."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def of_tensors(self, read: Callable[[str], np.ndarray], dtype: np.dtype) -> np.ndarray:
-        """Returns the variable's value, of ``shape`` and ``dtype``."""
         ...
 
 

@@ -30,10 +30,8 @@ class _Model(ConvertibleModel, VerifiableModel):
     def __init__(self, found: Convertible):
         self._found = found
         self.nbytes = found.nbytes
-        name = None if found.keys.get("override_model_config") else found.keys.get("model_name")
-        named = f", MaxText's {name}" if name else ""
         family = found.architecture.family
-        self.description = f"{family}{named}, {found.parameters:,} parameters, {found.dtype}"
+        self.description = f"{family}, {found.parameters:,} parameters, {found.dtype}"
         self.notes = [*_notes(found)]
 
     def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:

@@ -166,8 +166,7 @@ def _read(source: Path, beside: Path) -> None:
     finally:
         shutil.rmtree(beside)
     for variable in found.variables:
-        made = finite.checked(variable, found.source.where)
-        made.of_tensors(found.source.read, np.dtype(np.float32))
+        finite.made(variable, found.source, np.dtype(np.float32))
 
 
 if __name__ == "__main__":

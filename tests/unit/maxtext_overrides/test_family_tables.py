@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_models import PUBLISHED
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from maxtext_overrides.models.families import FAMILIES, IGNORED
 from maxtext_overrides.models.huggingface_config import architecture, content_of
 from maxtext_overrides.models.maxtext_keys import maxtext_keys
-from maxtext_overrides.models.named import name_of
 from rlax_plugin.errors import ConfigError
 
 PATH = Path("config.json")
@@ -239,20 +237,3 @@ def test_two_counts_of_experts_must_be_the_same() -> None:
     assert keys_of(whole | {"num_experts": 8})["num_experts"] == 8
     with pytest.raises(ConfigError, match=r"num_experts in .* = 4: contradicts num_local_experts"):
         keys_of(whole | {"num_experts": 4})
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({}, "qwen3-30b-a3b-base"),
-        ({"rope_theta": 1e7}, "qwen3-30b-a3b"),
-        ({"rope_theta": 1e5}, None),
-        ({"rope_theta": 1e7, "num_experts_per_tok": 4}, None),
-        ({"rope_theta": 1e7, "rms_norm_eps": 1e-5}, None),
-    ],
-)
-def test_the_name_is_that_of_the_model_with_all_keys(
-    changes: dict[str, Any], name: str | None
-) -> None:
-    whole, _ = PUBLISHED["Qwen3-30B-A3B"]
-    assert name_of(maxtext_keys(architecture(whole | changes, PATH))) == name
