@@ -147,7 +147,7 @@ def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
     content = huggingface_config.read(config)
     architecture = huggingface_config.architecture(content, config)
     source = SafetensorsDirectory(path)
-    check_tensors(source, architecture, huggingface_config.keys_of(architecture))
+    check_tensors(source, architecture)
     has_tokenizer = side_files.has_tokenizer(path)
     if has_tokenizer:
         _check_tokenizer(Tokenizer.load(path, "SOURCE").size, architecture.vocab_size, path)
@@ -170,7 +170,7 @@ def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
 def _file(path: Path, dtype: str, scanned: bool) -> Convertible:
     source = GgufFile(path)
     architecture = source.architecture()
-    check_tensors(source, architecture, source.keys)
+    check_tensors(source, architecture)
     tokenizer = gguf_tokenizer.build(source)
     _check_tokenizer(1 + max(tokenizer.get_vocab().values()), architecture.vocab_size, path)
 

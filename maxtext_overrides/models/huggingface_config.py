@@ -177,13 +177,6 @@ def _architecture(content: Mapping[str, Any], path: Path) -> Architecture:
     return found
 
 
-def keys_of(found: Architecture) -> dict[str, str]:
-    """Returns field of the architecture -> its key in a config.json of its family."""
-    if found.family == "MixtralForCausalLM":
-        return _KEYS | {"experts": "num_local_experts"}
-    return _KEYS | ({"mlp_width": "moe_intermediate_size"} if found.experts else {})
-
-
 def _complete(content: Mapping[str, Any], family: str, path: Path) -> dict[str, Any]:
     """Returns the values of a config.json, completed with the defaults of transformers."""
     from huggingface_hub.errors import StrictDataclassError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -21,7 +19,6 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Tables of rotary positions, which old checkpoints carry and nothing needs.
 _COMPUTED = (".rotary_emb.inv_freq",)
-_SIZES = ("width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab_size", "experts")
 _MOST_NAMES, _LONGEST_NAME = 3, 100  # in a message; characters
 
 
@@ -52,19 +49,15 @@ class TensorSource(Protocol):
         ...
 
 
-def check_tensors(
-    source: TensorSource, architecture: Architecture, keys: Mapping[str, str]
-) -> None:
+def check_tensors(source: TensorSource, architecture: Architecture) -> None:
     """Compares names and shapes with those that the architecture needs.
 
     Args:
       source: the tensors.
       architecture: the model, as its config describes it.
-      keys: field of the architecture -> its key in that config, for messages.
 
     Raises:
-      ConfigError: a tensor is missing, not expected, or has another shape. It names the keys of the
-        config that decide about this.
+      ConfigError: a tensor is missing, not expected, or has another shape.
     """
     stored_twice = architecture.tied and _HEAD in source.shapes
     if stored_twice:
@@ -74,48 +67,18 @@ def check_tensors(
     surplus = {name for name in found.keys() - expected.keys() if not name.endswith(_COMPUTED)}
     if missing := sorted(expected.keys() - found.keys()):
         also = f"; it has {_listed(sorted(surplus))} instead" if surplus else ""
-        reason = f"{_count(missing)} of {family}: {_listed(missing)}{also}"
-        reason += _fitting(architecture, found, keys)
-        raise ConfigError("SOURCE", source.where, f"lacks {reason}")
+        reason = f"lacks {_count(missing)} of {family}: {_listed(missing)}{also}"
+        raise ConfigError("SOURCE", source.where, reason)
     if surplus:
-        reason = f"{family} does not have: {_listed(sorted(surplus))}"
-        reason += _fitting(architecture, found, keys)
-        raise ConfigError("SOURCE", source.where, f"has {_count(surplus)} that {reason}")
+        listed = f"{family} does not have: {_listed(sorted(surplus))}"
+        raise ConfigError("SOURCE", source.where, f"has {_count(surplus)} that {listed}")
     for name, shape in expected.items():
         if found[name] != shape:
             reason = (
                 f"the tensor {name} has shape {list(found[name])}, but {list(shape)} follows from "
-                f"the model's config: {_deciding(architecture, name, keys)}"
+                "the model's config"
             )
             raise ConfigError("SOURCE", source.where, reason)
-
-
-def _fitting(architecture: Architecture, found: Collection[str], keys: Mapping[str, str]) -> str:
-    """Returns the one value of the config with which the source has all tensors; "" if none."""
-    layers = {name.split(".")[2] for name in found if name.startswith("model.layers.")}
-    experts = {name.split(".experts.")[1].split(".")[0] for name in found if ".experts." in name}
-    values = {"layers": len(layers), "experts": len(experts), "tied": not architecture.tied}
-    names = {name for name in found if not name.endswith(_COMPUTED)}
-    for field, value in values.items():
-        if value == getattr(architecture, field) or (field == "experts" and not experts):
-            continue
-        if tensor_shapes(dataclasses.replace(architecture, **{field: value})).keys() == names:
-            key, now = keys.get(field, field), json.dumps(getattr(architecture, field))
-            return f"; it has the tensors of {key} = {json.dumps(value)}, not of {now}"
-    return ""
-
-
-def _deciding(architecture: Architecture, tensor: str, keys: Mapping[str, str]) -> str:
-    """Returns the keys of the config from which a tensor's shape follows, with their values."""
-
-    def shape(**changed: int) -> tuple[int, ...]:
-        return tensor_shapes(dataclasses.replace(architecture, **changed))[tensor]
-
-    return ", ".join(
-        f"{keys.get(field, field)} = {value}"
-        for field in _SIZES
-        if shape(**{field: 2 * (value := getattr(architecture, field))}) != shape()
-    )
 
 
 def _check_tied(source: TensorSource) -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from maxtext_overrides.models import convert
-from maxtext_overrides.models.huggingface_config import architecture, keys_of
+from maxtext_overrides.models.huggingface_config import architecture
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from maxtext_overrides.models.tensors import check_tensors
 from rlax_plugin.errors import ConfigError
@@ -150,16 +150,15 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "integers": (tensors(as_int8), f"{_LAYER} has the dtype I8"),
     "contradicting sizes": (
         config(num_key_value_heads=1),
-        r"k_proj.weight has shape \[32, 64\], but \[16, 64\] follows from the model's config: "
-        "hidden_size = 64, num_key_value_heads = 1, head_dim = 16$",
+        r"k_proj.weight has shape \[32, 64\], but \[16, 64\] follows from the model's config$",
     ),
     "fewer layers": (
         config(num_hidden_layers=1),
-        "has 9 tensors that .*layers.1.*; it has the tensors of num_hidden_layers = 2, not of 1$",
+        "has 9 tensors that LlamaForCausalLM does not have: .*layers.1.* and 6 more$",
     ),
     "more layers": (
         config(num_hidden_layers=3),
-        "lacks 9 tensors .*; it has the tensors of num_hidden_layers = 2, not of 3$",
+        "lacks 9 tensors of LlamaForCausalLM: .*layers.2.* and 6 more$",
     ),
     "tied": (
         config(tie_word_embeddings=True),
@@ -167,8 +166,7 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "untied": (
         tensors(lambda held: held.pop("lm_head.weight")),
-        "lacks a tensor .*lm_head.weight; it has the tensors of tie_word_embeddings = true, "
-        "not of false$",
+        "lacks a tensor .*lm_head.weight$",
     ),
     "no width of a head": (
         config(architectures=["Qwen2ForCausalLM"], model_type="qwen2", head_dim=None),
@@ -322,10 +320,10 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> Non
     tied = architecture(content, source)
     twice = tensors(lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"]}))
     twice(source)
-    check_tensors(SafetensorsDirectory(source), tied, keys_of(tied))
+    check_tensors(SafetensorsDirectory(source), tied)
     tensors(lambda held: held.update({"lm_head.weight": held["lm_head.weight"] + 1}))(source)
     with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens"):
-        check_tensors(SafetensorsDirectory(source), tied, keys_of(tied))
+        check_tensors(SafetensorsDirectory(source), tied)
 
 
 def test_what_transformers_leaves_out_has_its_defaults(source: Path) -> None:
