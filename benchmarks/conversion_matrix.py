@@ -235,7 +235,7 @@ def convert_and_train(work: Path, name: str) -> None:
     """Converts, exports and trains a model, and computes its logits with MaxText."""
     from tiny_loop import TINY, Recorder, train
 
-    from maxtext_overrides.models.logits import Agreement, Expected
+    from maxtext_overrides.models.verify import Agreement, Expected
     from rlax_plugin.commands.convert import convert
     from rlax_plugin.commands.export import export, find_source
     from rlax_plugin.config.loading import merged
@@ -249,12 +249,10 @@ def convert_and_train(work: Path, name: str) -> None:
     tokens = np.concatenate([prompt, answer])
     places = np.arange(len(tokens))
     found, away, model = Agreement(), Agreement(), forward(str(converted), None, (), len(tokens))
-    best = logits.argmax(1)
-    found.add(Expected(tokens=tokens, at=places, logits=logits, best=best, answer=ANSWER), model)
+    found.add(Expected(tokens=tokens, at=places, logits=logits, answer=ANSWER), model)
     if len(far):
-        row, at, best = prompt[: len(far)], np.arange(len(far)), far_logits.argmax(1)
-        given = {"tokens": row, "positions": far, "at": at, "logits": far_logits, "best": best}
-        away.add(Expected(**given), model)
+        row, at = prompt[: len(far)], np.arange(len(far))
+        away.add(Expected(tokens=row, positions=far, at=at, logits=far_logits), model)
     export(find_source(str(converted), None, ()), str(home / "back"), **WHOLE)
 
     keys = merged(converted / "model.yml", ())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,18 @@ from maxtext_overrides.models.agreement import loaded_model
 from maxtext_overrides.models.checkpoint import ITEMS
 from maxtext_overrides.models.forward import EXACT, Forward
 from maxtext_overrides.models.reading import Checkpoint
-from maxtext_overrides.models.verify import ANSWER, FAR, PROMPT
+from maxtext_overrides.models.verify import (
+    ANSWER,
+    FAR,
+    PROMPT,
+    TOLERANCE,
+    Agreement,
+    Expected,
+    ask,
+    has_torch,
+    tolerance,
+)
+from rlax_plugin.errors import ConfigError, RlaxError
 
 WITHOUT_TORCH = sys.executable  # the project's environment has none
 VOCABULARY = 96
@@ -125,3 +136,115 @@ def test_another_weight_is_found_and_nothing_is_kept(
 def test_a_python_without_torch_is_an_error(python: str, why: str, converted: Converted) -> None:
     code, said = converted(python)
     assert code != 0 and python in said and why in said
+
+
+def played(directory: Path, script: str) -> str:
+    path = directory / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def answered(directory: Path, script: str, far: int = 0) -> Mapping[str, np.ndarray]:
+    """Asks a script, which gets the program, the model, and the two files as $1 to $4."""
+    places = np.arange(6)
+    asked = played(directory, script)
+    return ask(asked, directory / "model", np.arange(4), 2, places, np.arange(far) * 100)
+
+
+def test_what_it_writes_is_returned(tmp_path: Path) -> None:
+    logits, far = np.arange(12, dtype=np.float32).reshape(6, 2), np.ones((3, 2), np.float32)
+    given = tmp_path / "given.npz"
+    answer = np.array([1, 0])
+    np.savez(given, answer=answer, logits=logits, far=far, rounding=0.5, made_with="transformers 0")
+    check = f'test "$2" = "{tmp_path}/model" && test -s "$3" && grep -q transformers "$1"'
+    found = answered(tmp_path, f'{check} && cp {given} "$4"', far=3)
+    assert str(found["made_with"]) == "transformers 0" and found["answer"].tolist() == [1, 0]
+    np.testing.assert_array_equal(found["logits"], logits)
+    np.testing.assert_array_equal(found["far"], far)
+    assert found["rounding"] == 0.5
+
+
+def test_whether_there_is_torch_is_found_without_importing_it(tmp_path: Path) -> None:
+    modules = tmp_path / "modules"
+    for name in ("torch", "transformers"):
+        assert not has_torch(played(tmp_path, f'PYTHONPATH={modules} {sys.executable} -S "$@"'))
+        (modules / name).mkdir(parents=True)
+        (modules / name / "__init__.py").write_text("raise SystemExit(1)")
+    assert has_torch(played(tmp_path, f'PYTHONPATH={modules} {sys.executable} -S "$@"'))
+
+
+def test_an_error_is_named_by_its_first_line(tmp_path: Path) -> None:
+    text = "Traceback:\\n  File x\\nValueError: there is no such model\\nYou can update this\\n"
+    with pytest.raises(RlaxError, match=r"cannot compute .*model: ValueError: there is no such m"):
+        answered(tmp_path, f"printf '{text}' >&2; exit 1")
+    with pytest.raises(RlaxError, match=r"cannot compute .*model: it ended with status -9"):
+        answered(tmp_path, "kill -9 $$")
+
+
+def test_a_python_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    for name, why in (("nothing", "No such file"), ("data", "Permission denied")):
+        with pytest.raises(ConfigError, match=f"^--verify-python = .*{name}': .*{why}"):
+            has_torch(str(tmp_path / name))
+
+
+LOGITS = np.array([[0.0, 1.0, 2.0], [3.0, 0.0, 1.0], [0.0, 5.0, 1.0], [1.0, 0.0, 0.5]])
+
+
+def compared(ours: np.ndarray, **changes: Any) -> Agreement:
+    """With the row 2 1 | 0 1: the answer to the first two tokens is the best of places 1 and 2."""
+    row: dict[str, Any] = {
+        "tokens": np.array([2, 1, 0, 1]),
+        "at": np.arange(4),
+        "logits": LOGITS,
+        "answer": 2,
+    }
+    found = Agreement()
+    found.add(Expected(**row | changes), lambda tokens, at, positions=None: ours[at])
+    return found
+
+
+def test_the_same_logits_are_the_same_model() -> None:
+    found = compared(LOGITS)
+    assert (found.largest, found.best, found.greedy, found.tied) == (0.0, 4, 2, 0)
+    assert (found.places, found.tokens) == (4, 2) and found.holds()
+
+
+def test_a_logit_may_differ_by_the_tolerance() -> None:
+    other = LOGITS.copy()
+    other[2, 2] += 0.9 * TOLERANCE
+    assert compared(other).share == pytest.approx(0.9) and compared(other).holds()
+    other[2, 2] += 0.2 * TOLERANCE
+    assert not compared(other).holds()
+
+
+def test_more_is_accepted_at_far_positions() -> None:
+    other = LOGITS + 5 * TOLERANCE
+    assert not compared(other).holds()
+    assert compared(other, positions=np.arange(4) + 128 * 6).share == pytest.approx(5 / 6, rel=0.01)
+
+
+def test_nan_is_another_model() -> None:
+    other = LOGITS.copy()
+    other[1, 1] = np.nan
+    assert not compared(other).holds()
+    nothing = {"at": np.arange(0), "logits": LOGITS[:0]}
+    assert not compared(other, **nothing).holds()  # of the answer alone
+
+
+def test_another_best_token_is_another_model_unless_it_is_a_tie() -> None:
+    near, other = LOGITS.copy(), LOGITS.copy()
+    near[1, 1], other[1, 1] = 3.0 - 0.5 * TOLERANCE, 3.0 + 0.4 * TOLERANCE
+    found = compared(other, logits=near)
+    assert found.holds() and found.tied == 2  # at that place, and as a token of the answer
+    other[1, 1] = 3.1
+    found = compared(other, logits=near)
+    assert not found.holds() and (found.best, found.greedy) == (3, 1)
+    assert "at 3 of 4 places and 1 of 2 greedy tokens" in str(found)
+
+
+def test_large_models_get_four_times_their_own_rounding() -> None:
+    assert tolerance(1e-5) == TOLERANCE
+    assert tolerance(1.2e-4) == pytest.approx(4.8e-4)
+    assert tolerance(1.0) == 2e-3
