@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from rlax_plugin.commands.contamination import found
-from rlax_plugin.commands.curate.command import curate
+from rlax_plugin.commands.curate import curate
 from rlax_plugin.curation.choosing import Rule
 from rlax_plugin.curation.contamination import Sets
 from rlax_plugin.pass_rates.files import About, measured, write_table

@@ -122,7 +122,7 @@ def curate(
     ],
     *,
     keep: Annotated[str, typer.Option(help="range of pass rates that is kept")] = "0.2..0.8",
-    out: Annotated[str, typer.Option(help="new Parquet file, with a page OUT.html")],
+    out: Annotated[str, typer.Option(help="new Parquet file")],
     bound: Annotated[
         str,
         typer.Option(
@@ -148,8 +148,8 @@ def curate(
         str | None,
         typer.Option(
             show_default=False,
-            help="config or run whose prompts these are: the page shows texts, and prompts that no "
-            "table has are kept as unmeasured",
+            help="config or run whose prompts these are: those that no table has are kept as "
+            "unmeasured",
         ),
     ] = None,
     any_sampling: Annotated[
@@ -160,17 +160,16 @@ def curate(
     """Keeps the prompts whose measured pass rates lie in a range.
 
     OUT has a row for each prompt: its counts, the mean and the 90 % interval of the pass rate,
-    whether it is kept, and the reason. OUT.html shows the pass rates before and after, by domain,
-    with example prompts. rlax.curation.only=OUT trains on the kept prompts.
+    whether it is kept, and the reason. rlax.curation.only=OUT trains on the kept prompts.
     """
     with exit_status():
-        from rlax_plugin.commands.curate import command as curating
+        from rlax_plugin.commands import curate as curating
         from rlax_plugin.curation.choosing import rule_of
         from rlax_plugin.text.terminal import console, counting
 
         rule = rule_of(keep, bound, per_domain=per_domain, drop_unmeasured=drop_unmeasured)
         with counting(console(sys.stderr)) as progress:
-            found = curating.curate(
+            table = curating.curate(
                 tables,
                 rule,
                 out,
@@ -180,5 +179,5 @@ def curate(
                 progress=progress,
             )
         shown = console(sys.stdout)
-        shown.print(curating.counts_table(curating.counts(found)))
-        shown.print(f"written to {out} and {out}.html; train with rlax.curation.only={out}")
+        shown.print(curating.counts_table(curating.counts(table)))
+        shown.print(f"written to {out}; train with rlax.curation.only={out}")

@@ -171,8 +171,7 @@ def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
     np.testing.assert_allclose(list(first.values()), measured_first, atol=1e-6)
 
     # With another file these are other prompts.
-    for name in ("kept.parquet", "kept.parquet.html"):
-        Path(name).unlink()
+    Path("kept.parquet").unlink()
     again = rlax("curate", "rates.parquet", "--keep", "0.1..0.6", "--out", "kept.parquet")
     assert again.exit_code == 0, again.output
     run = Run(measured.directory, *settings, "steps=3", config=TRAIN[1])

@@ -54,14 +54,12 @@ class PromptList:
 
     Attributes:
       columns: names of the facts about each prompt, besides its text.
-      texts: True if the prompts' texts are known.
       samples: title of the column of samples; empty: there is none.
     """
 
     title: str
     columns: Sequence[str]
     prompts: Sequence[ShownPrompt]
-    texts: bool = True
     samples: str = ""
 
 

@@ -1,17 +1,17 @@
-"""``rlax curate``: chooses prompts by tables of pass rates, and writes a page about the choice."""
+"""``rlax curate``: chooses prompts by tables of pass rates."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from rich.table import Table
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.commands.curate.curated import Curated
 from rlax_plugin.config import Choice, Deadlines
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.curation.choosing import REASONS, Candidates, Rule, choose
@@ -23,13 +23,10 @@ from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.prompts.checking import checked_prompts, read_prompts
 from rlax_plugin.prompts.ids import among, ids_of
 from rlax_plugin.prompts.kept import write_kept
-from rlax_plugin.records.files import RunFiles, file_at
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_new_file
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt
-
-if TYPE_CHECKING:
-    pass
 
 
 def curate(
@@ -41,8 +38,8 @@ def curate(
     config: str | None = None,
     any_sampling: bool = False,
     progress: Callable[[str, int], None] = lambda what, done: None,
-) -> Curated:
-    """Chooses prompts, and writes the file and its page, ``<out>.html``.
+) -> pa.Table:
+    """Chooses prompts, and writes the file; returns its table, see ``kept.schema``.
 
     Args:
       without: a file of ``rlax prompts --contamination``.
@@ -50,28 +47,21 @@ def curate(
       any_sampling: also joins tables with different sampling settings.
 
     Raises:
-      RlaxError: a file cannot be read or written, one to write exists, or no prompt is kept.
+      RlaxError: a file cannot be read or written, ``out`` exists, or no prompt is kept.
     """
-    from rlax_plugin.commands.curate.page import curation_page
-
-    for path, suffix in ((out, ".parquet"), (f"{out}.html", ".html")):
-        check_new_file("--out", path, Deadlines().rpc_s, suffix)
+    check_new_file("--out", out, Deadlines().rpc_s, ".parquet")
     rates = _joined(tables, any_sampling=any_sampling)
     prompts = () if config is None else _prompts(config, progress)
-    candidates, missing = _candidates(rates, prompts)
+    candidates = _candidates(rates, prompts)
     contaminated = None if without is None else contaminated_ids(without)
     table = choose(candidates, rule, contaminated)
-    found = Curated(table, rule, tables, prompts, missing)
     if not np.any(table.column("kept").to_numpy()):
-        said = ", ".join(f"{n:,} {why}" for why, n in counts(found)[0]["dropped"].items())
+        said = ", ".join(f"{n:,} {why}" for why, n in counts(table)[0]["dropped"].items())
         reason = f"keeps none of the {table.num_rows:,} prompts ({said})"
         raise ConfigError("--keep", f"{rule.low:g}..{rule.high:g}", reason)
     about = {"rule": asdict(rule), "tables": list(tables), "without": without}
     write_kept(out, table, about)
-    page = curation_page(found, counts(found), out)
-    files, name = file_at(f"{out}.html")
-    files.put(name, page.encode(errors="replace"))
-    return found
+    return table
 
 
 def _joined(paths: Sequence[str], *, any_sampling: bool) -> MeasuredRates:
@@ -117,32 +107,27 @@ def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prom
     )
 
 
-def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> tuple[Candidates, int]:
+def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> Candidates:
     """Returns the prompts of the table, followed by those that only the config has."""
-    import pyarrow as pa
-
     ids = rates.table.column("id").combine_chunks()
     domains = rates.table.column("domain").combine_chunks()
     passed, failed = rates.counts()
-    missing = 0
     if len(prompts):
         own = ids_of(prompts).combine_chunks()
         rows = np.flatnonzero(~among(own, ids))
         _, first = np.unique(own.take(rows).to_numpy(False), return_index=True)
         rows = np.sort(rows[first])
-        missing = len(rows)
         ids = pa.concat_arrays([ids, own.take(rows)])
         domains = pa.concat_arrays([domains, domains_of(prompts, rows)])
-        passed, failed = (np.r_[one, np.zeros(missing)] for one in (passed, failed))
-    return Candidates(ids, domains, passed, failed), missing
+        passed, failed = (np.r_[one, np.zeros(len(rows))] for one in (passed, failed))
+    return Candidates(ids, domains, passed, failed)
 
 
-def counts(found: Curated) -> list[dict[str, Any]]:
+def counts(table: pa.Table) -> list[dict[str, Any]]:
     """Returns prompts before and after, in total and by domain if there are several.
 
     The largest domain comes first. ``dropped`` has the number of dropped prompts by reason.
     """
-    table = found.table
     kept = table.column("kept").to_numpy()
     domains = table.column("domain").combine_chunks().dictionary_encode()
     why = table.column("reason").to_numpy()

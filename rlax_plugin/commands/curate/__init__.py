@@ -1,1 +1,0 @@
-"""``rlax curate``: chooses prompts for training by their measured pass rates."""
