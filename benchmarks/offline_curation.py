@@ -100,8 +100,7 @@ def main() -> None:
 
         draw = np.random.default_rng(3)
         passed = draw.binomial(8, draw.beta(0.4, 0.4, given.count))
-        from rlax_plugin.pass_rates.joined_tables import domains_of
-        from rlax_plugin.prompts.ids import ids_of
+        from rlax_plugin.prompts.ids import domains_of, ids_of
 
         everyone = np.arange(given.count)
         rows = {
@@ -115,7 +114,7 @@ def main() -> None:
         with timed(told, "write_rates"):
             write_table(path, measured(rows, about))
         with timed(told, "curate"):
-            curate([path], Rule(0.2, 0.8, per_domain=given.count // 10), kept)
+            curate(path, Rule(0.2, 0.8, per_domain=given.count // 10), kept)
         with timed(told, "only_kept"):
             told["kept"] = len(only_kept(train, kept, lambda text: None))
     print(json.dumps(told, indent=2))

@@ -116,9 +116,8 @@ def evaluate(
 
 @command(RUNNING, "rlax curate rates.parquet --keep 0.2..0.8 --config run.yml --out kept.parquet")
 def curate(
-    tables: Annotated[
-        list[str],
-        typer.Argument(metavar="TABLE...", help="pass rates: files of rlax eval, or snapshots"),
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="pass rates: a file of rlax eval, or a snapshot")
     ],
     *,
     keep: Annotated[str, typer.Option(help="range of pass rates that is kept")] = "0.2..0.8",
@@ -148,14 +147,10 @@ def curate(
         str | None,
         typer.Option(
             show_default=False,
-            help="config or run whose prompts these are: those that no table has are kept as "
-            "unmeasured",
+            help="config or run whose prompts these are: those that the table does not have "
+            "are kept as unmeasured",
         ),
     ] = None,
-    any_sampling: Annotated[
-        bool,
-        typer.Option("--any-sampling", help="join tables that were sampled with other settings"),
-    ] = False,
 ) -> None:
     """Keeps the prompts whose measured pass rates lie in a range.
 
@@ -169,15 +164,9 @@ def curate(
 
         rule = rule_of(keep, bound, per_domain=per_domain, drop_unmeasured=drop_unmeasured)
         with counting(console(sys.stderr)) as progress:
-            table = curating.curate(
-                tables,
-                rule,
-                out,
-                without=without,
-                config=config,
-                any_sampling=any_sampling,
-                progress=progress,
+            chosen = curating.curate(
+                table, rule, out, without=without, config=config, progress=progress
             )
         shown = console(sys.stdout)
-        shown.print(curating.counts_table(curating.counts(table)))
+        shown.print(curating.counts_table(curating.counts(chosen)))
         shown.print(f"written to {out}; train with rlax.curation.only={out}")

@@ -1,4 +1,4 @@
-"""``rlax curate``: chooses prompts by tables of pass rates."""
+"""``rlax curate``: chooses prompts by a table of pass rates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from rlax_plugin.curation.choosing import REASONS, Candidates, Rule, choose
 from rlax_plugin.curation.contaminated import contaminated_ids
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.pass_rates.files import MeasuredRates, read_table
-from rlax_plugin.pass_rates.joined_tables import domains_of, joined
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.prompts.checking import checked_prompts, read_prompts
-from rlax_plugin.prompts.ids import among, ids_of
+from rlax_plugin.prompts.ids import among, domains_of, ids_of
 from rlax_plugin.prompts.kept import write_kept
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_new_file
@@ -30,27 +29,31 @@ from rlax_plugin.types import Prompt
 
 
 def curate(
-    tables: Sequence[str],
+    path: str,
     rule: Rule,
     out: str,
     *,
     without: str | None = None,
     config: str | None = None,
-    any_sampling: bool = False,
     progress: Callable[[str, int], None] = lambda what, done: None,
 ) -> pa.Table:
     """Chooses prompts, and writes the file; returns its table, see ``kept.schema``.
 
     Args:
+      path: the file with the pass rates.
       without: a file of ``rlax prompts --contamination``.
-      config: the config or run directory with the prompts that the tables measured.
-      any_sampling: also joins tables with different sampling settings.
+      config: the config or run directory with the prompts that were measured.
 
     Raises:
       RlaxError: a file cannot be read or written, ``out`` exists, or no prompt is kept.
     """
     check_new_file("--out", out, Deadlines().rpc_s, ".parquet")
-    rates = _joined(tables, any_sampling=any_sampling)
+    try:
+        rates = read_table(path)
+    except FileNotFoundError:
+        raise ConfigError("TABLE", path, "does not exist") from None
+    except RlaxError as error:
+        raise ConfigError("TABLE", path, f"cannot be used: {error}") from error
     prompts = () if config is None else _prompts(config, progress)
     candidates = _candidates(rates, prompts)
     contaminated = None if without is None else contaminated_ids(without)
@@ -59,30 +62,9 @@ def curate(
         said = ", ".join(f"{n:,} {why}" for why, n in counts(table)[0]["dropped"].items())
         reason = f"keeps none of the {table.num_rows:,} prompts ({said})"
         raise ConfigError("--keep", f"{rule.low:g}..{rule.high:g}", reason)
-    about = {"rule": asdict(rule), "tables": list(tables), "without": without}
+    about = {"rule": asdict(rule), "table": path, "without": without}
     write_kept(out, table, about)
     return table
-
-
-def _joined(paths: Sequence[str], *, any_sampling: bool) -> MeasuredRates:
-    places = [path if "://" in path else os.path.realpath(path) for path in paths]
-    if twice := [path for i, path in enumerate(paths) if places[i] in places[:i]]:
-        raise ConfigError("TABLE", twice[0], "is given twice: its samples would count twice")
-    tables = []
-    for path in paths:
-        try:
-            tables.append(read_table(path))
-        except FileNotFoundError:
-            raise ConfigError("TABLE", path, "does not exist") from None
-        except RlaxError as error:
-            raise ConfigError("TABLE", path, f"cannot be used: {error}") from error
-    for path, one in zip(paths[1:], tables[1:], strict=True):
-        if not any_sampling and (why := tables[0].about.differs(one.about)) is not None:
-            reason = (
-                f"was sampled with other settings than {paths[0]} ({why}): leave it out, or give "
-            )
-            raise ConfigError("TABLE", path, f"{reason}--any-sampling")
-    return joined(tables, any_sampling=any_sampling)
 
 
 def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prompt]:
@@ -109,9 +91,9 @@ def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prom
 
 def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> Candidates:
     """Returns the prompts of the table, followed by those that only the config has."""
-    ids = rates.table.column("id").combine_chunks()
-    domains = rates.table.column("domain").combine_chunks()
-    passed, failed = rates.counts()
+    measured = rates.by_id()
+    ids, domains = (measured.column(name).combine_chunks() for name in ("id", "domain"))
+    passed, failed = (measured.column(name).to_numpy() for name in ("passed", "failed"))
     if len(prompts):
         own = ids_of(prompts).combine_chunks()
         rows = np.flatnonzero(~among(own, ids))

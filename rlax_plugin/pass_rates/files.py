@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.prompts.ids import ids_of
+from rlax_plugin.types import Prompt, SamplingParams
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,6 +88,40 @@ class MeasuredRates:
         age = np.maximum(self.about.version - self.column("version").astype(np.float64), 0)
         kept = np.exp2(-age / self.about.half_life)
         return passed * kept, failed * kept
+
+    def by_id(self) -> pa.Table:
+        """Returns one row for each id: ``id``, ``domain``, and the sums of ``counts``."""
+        passed, failed = self.counts()
+        rows = self.table.select(["id", "domain"])
+        rows = rows.append_column("passed", [passed]).append_column("failed", [failed])
+        sums = rows.group_by("id", use_threads=False).aggregate(
+            [("domain", "first"), ("passed", "sum"), ("failed", "sum")]
+        )
+        sums = sums.select(["id", "domain_first", "passed_sum", "failed_sum"])
+        return sums.rename_columns(["id", "domain", "passed", "failed"])
+
+    def at_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray, int]:
+        """Returns the counts for the prompts of a split.
+
+        Returns:
+          passed_n, failed_n: float64 [prompts]; 0 for prompts that the table does not contain.
+          unknown: number of ids of the table that match none of the prompts.
+        """
+        import pyarrow.compute as pc
+
+        sums = self.by_id()
+        ids = sums.column("id").combine_chunks()
+        if not len(ids):
+            return np.zeros(len(prompts)), np.zeros(len(prompts)), 0
+        place = pc.call_function("index_in", [ids_of(prompts)], pc.SetLookupOptions(ids))
+        known, row = ~place.is_null().to_numpy(), place.fill_null(0).to_numpy()
+        passed, failed = (
+            np.where(known, sums.column(name).to_numpy()[row], 0.0) for name in ("passed", "failed")
+        )
+        # np.unique would hold the interpreter for a second per million prompts.
+        of_prompts = np.zeros(len(ids), bool)
+        of_prompts[row[known]] = True
+        return passed, failed, int(np.count_nonzero(~of_prompts))
 
 
 def schema() -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Columns of ids, and the Parquet files that hold them."""
+"""Columns of the ids and domains of prompts, and the Parquet files that hold them."""
 
 from __future__ import annotations
 
@@ -54,6 +54,17 @@ def ids_of(prompts: Sequence[Prompt], indices: np.ndarray | None = None) -> pa.C
         return pa.chunked_array([found], pa.string())
     chunks = [_hex(prompts.ids[rows[i : i + _CHUNK]]) for i in range(0, len(rows), _CHUNK)]
     return pa.chunked_array(chunks, pa.string())
+
+
+def domains_of(prompts: Sequence[Prompt], indices: np.ndarray) -> pa.Array:
+    """Returns the domains of some prompts; null if all prompts belong to one domain."""
+    import pyarrow as pa
+
+    if not isinstance(prompts, PromptTable) or prompts.domains is None:
+        return pa.nulls(len(indices), pa.string())
+    numbers = prompts.domains.of_n[indices].astype(np.int32)
+    names = pa.array(prompts.domains.names, pa.string())
+    return pa.DictionaryArray.from_arrays(numbers, names).cast(pa.string())
 
 
 _DIGITS = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], np.uint8)

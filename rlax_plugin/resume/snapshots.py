@@ -17,9 +17,8 @@ import numpy as np
 from rlax_plugin.errors import RlaxError, TrainingError
 from rlax_plugin.pass_rates import files as rate_files
 from rlax_plugin.pass_rates.files import About
-from rlax_plugin.pass_rates.joined_tables import domains_of
 from rlax_plugin.pass_rates.pass_rate_table import RateColumns
-from rlax_plugin.prompts.ids import ids_of
+from rlax_plugin.prompts.ids import domains_of, ids_of
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.seals import checksum, sealed, unsealed
 from rlax_plugin.types import Prompt

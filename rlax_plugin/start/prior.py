@@ -12,7 +12,6 @@ from dataclasses import replace
 from rlax_plugin.config import Prior, RlaxSection
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.pass_rates.files import About, read_about, read_table
-from rlax_plugin.pass_rates.joined_tables import at_prompts
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.records.files import RunFiles, holds_results
 from rlax_plugin.resume.snapshots import pack_rates, unpack_rates
@@ -89,7 +88,7 @@ def first_rates(
         return table
     rates = _reading(prior.path, read_table)
     _check_alike(prior, rates.about, about)
-    passed_n, failed_n, unknown = at_prompts(rates, prompts)
+    passed_n, failed_n, unknown = rates.at_prompts(prompts)
     table.begin_with(prior.weight * passed_n, prior.weight * failed_n)
     files.put(_COPY, pack_rates(table.columns(), prompts, about))
     known, others = int(table.measured().sum()), f"; {unknown:,} of its rows are of other prompts"

@@ -40,10 +40,9 @@ from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
 from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, write_table
-from rlax_plugin.pass_rates.joined_tables import domains_of
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.checking import training_prompts
-from rlax_plugin.prompts.ids import ids_of
+from rlax_plugin.prompts.ids import domains_of, ids_of
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.prompts.record import identity
 from rlax_plugin.prompts.table import PromptTable

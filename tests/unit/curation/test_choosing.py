@@ -162,21 +162,6 @@ def test_the_command_writes_a_file_and_prints_hostile_text_harmlessly(rates: str
     assert kept_ids("sub/kept.parquet").to_pylist() == ["a", "d"]
 
 
-def test_tables_are_joined_if_they_were_sampled_alike(rates: str) -> None:
-    rows = {"id": ["a", "e"], "passed": [4, 4], "failed": [0, 4]}
-    write_table("more.parquet", measured(rows, ABOUT))
-    done = rlax("curate", rates, "more.parquet", "--keep", "0.6..0.7", "--out", "kept.parquet")
-    assert done.exit_code == 0, done.output
-    assert kept_ids("kept.parquet").to_pylist() == ["a"]  # 8 of 12
-    hot = About("b", None, 0, SamplingParams(temperature=0.7), 0.5)
-    write_table("hot.parquet", measured(rows, hot))
-    done = rlax("curate", rates, "hot.parquet", "--out", "both.parquet")
-    said = " ".join(done.output.split())
-    assert done.exit_code == 2 and "temperature 0.7 instead of 1.0" in said
-    both = rlax("curate", rates, "hot.parquet", "--any-sampling", "--out", "both.parquet")
-    assert both.exit_code == 0, both.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -193,7 +178,6 @@ def test_tables_are_joined_if_they_were_sampled_alike(rates: str) -> None:
             "column set",
         ),
         (["rates.parquet", "--config", "runs/none"], "--config = 'runs/none': must be a config"),
-        (["rates.parquet", "./rates.parquet"], "TABLE = './rates.parquet': is given twice"),
     ],
 )
 def test_what_cannot_be_curated_is_rejected(rates: str, arguments: list[str], message: str) -> None:

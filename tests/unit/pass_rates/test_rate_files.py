@@ -1,4 +1,4 @@
-"""Files of pass rates: written and read again, joined, and hostile ones rejected."""
+"""Files of pass rates: written and read again, and hostile ones rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from rlax_plugin.pass_rates.files import (
     read_table,
     write_table,
 )
-from rlax_plugin.pass_rates.joined_tables import at_prompts, joined
 from rlax_plugin.testing import make_prompt
 from rlax_plugin.types import SamplingParams
 
@@ -58,39 +57,21 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert passed.tolist() == [4.0, 0.0, 0.625] and failed.tolist() == [4.0, 4.0, 0.0]
 
 
-def test_joined_tables_sum_what_each_says_now() -> None:
-    other = About("runs/two", "runs/one@7", 3, ABOUT.sampling, 0.5, None)
-    two = rates(other, id=["c", "d", "c"], version=[3, 3, 3], domain=["z", "w", "z"])
-    found = joined([rates(), two])
-    assert found.table.column("id").to_pylist() == ["a", "b", "c", "d"]
-    passed, failed = found.counts()
-    assert passed.tolist() == [4.0, 0.0, 0.625 + 4 + 2.5, 0.0]
-    assert failed.tolist() == [4.0, 4.0, 4.0, 8.0]
-    assert found.column("groups").tolist() == [1, 2, 3, 2]
-    assert found.column("version").tolist() == [20, 10, 3, 3]
-    assert found.table.column("domain").to_pylist() == [None, None, None, "w"]
-    assert found.table.column("tokens").null_count == 4  # one of them has not counted
-    about = found.about
-    assert (about.run, about.weights, about.version) == ("runs/one, runs/two", None, 20)
-    assert about.half_life is None
-
-
-def test_tables_that_were_sampled_otherwise_are_not_joined() -> None:
-    cold = SamplingParams(temperature=0.5, max_new_tokens=64, stop_ids=(1, 2), stop_strings=("\n",))
-    other = About("runs/two", None, 0, cold, 0.9)
-    with pytest.raises(RlaxError, match=r"temperature 0.5 instead of 1.0, pass_threshold 0.9 inst"):
-        joined([rates(), rates(other)])
-    found = joined([rates(), rates(other)], any_sampling=True)
-    assert found.column("passed").tolist() == [8.0, 0.0, 3.125]
+def test_rows_of_one_prompt_are_added_up_as_they_count_now() -> None:
+    found = rates(id=["b", "a", "b"], domain=[None, None, "z"]).by_id()
+    assert found.to_pylist() == [
+        {"id": "b", "domain": "z", "passed": 4.625, "failed": 4.0},
+        {"id": "a", "domain": None, "passed": 0.0, "failed": 4.0},
+    ]
 
 
 def test_counts_are_found_at_the_prompts_of_a_split() -> None:
     prompts = [make_prompt("?", id=one) for one in ("c", "new", "a", "c")]
-    passed, failed, unknown = at_prompts(rates(), prompts)
+    passed, failed, unknown = rates().at_prompts(prompts)
     assert passed.tolist() == [0.625, 0.0, 4.0, 0.625]
     assert failed.tolist() == [0.0, 0.0, 4.0, 0.0] and unknown == 1  # b
     empty = rates(id=[], passed=[], failed=[], version=[], groups=[])
-    passed, failed, unknown = at_prompts(empty, prompts)
+    passed, failed, unknown = empty.at_prompts(prompts)
     assert passed.tolist() == failed.tolist() == [0.0] * 4 and unknown == 0
 
 
