@@ -114,7 +114,7 @@ def main() -> None:
         with timed(told, "write_rates"):
             write_table(path, measured(rows, about))
         with timed(told, "curate"):
-            curate(path, Rule(0.2, 0.8, per_domain=given.count // 10), kept)
+            curate(path, Rule(0.2, 0.8), kept)
         with timed(told, "only_kept"):
             told["kept"] = len(only_kept(train, kept, lambda text: None))
     print(json.dumps(told, indent=2))

@@ -129,10 +129,6 @@ def curate(
             "posterior, any part of the 90 % interval of the pass rate"
         ),
     ] = "mean",
-    per_domain: Annotated[
-        int | None,
-        typer.Option(min=1, show_default=False, help="largest number of prompts of each domain"),
-    ] = None,
     drop_unmeasured: Annotated[
         bool, typer.Option("--drop-unmeasured", help="drop prompts without a measurement")
     ] = False,
@@ -162,7 +158,7 @@ def curate(
         from rlax_plugin.curation.choosing import rule_of
         from rlax_plugin.text.terminal import console, counting
 
-        rule = rule_of(keep, bound, per_domain=per_domain, drop_unmeasured=drop_unmeasured)
+        rule = rule_of(keep, bound, drop_unmeasured=drop_unmeasured)
         with counting(console(sys.stderr)) as progress:
             chosen = curating.curate(
                 table, rule, out, without=without, config=config, progress=progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 Bound = Literal["mean", "posterior"]
 
 TOO_HARD, TOO_EASY, UNMEASURED = "too hard", "too easy", "unmeasured"
-CONTAMINATED, TOO_MANY = "in an evaluation set", "more than --per-domain"
-REASONS = (TOO_HARD, TOO_EASY, UNMEASURED, CONTAMINATED, TOO_MANY)
+CONTAMINATED = "in an evaluation set"
+REASONS = (TOO_HARD, TOO_EASY, UNMEASURED, CONTAMINATED)
 
 MASS = 0.9
 _ROUNDING = 1e-9  # 0.2 is in 0.2..0.8, however it was computed
@@ -34,14 +33,12 @@ class Rule:
       bound: ``mean``: the share of a prompt's samples that passed must lie in the range;
         ``posterior``: the 90 % interval of its pass rate must overlap it, which also keeps prompts
         with too few samples to tell.
-      per_domain: maximum number of prompts of each domain; None: unlimited.
       drop_unmeasured: drops prompts without a measurement.
     """
 
     low: float
     high: float
     bound: Bound = "mean"
-    per_domain: int | None = None
     drop_unmeasured: bool = False
 
 
@@ -65,13 +62,11 @@ def parsed_range(text: str) -> tuple[float, float]:
     return found
 
 
-def rule_of(
-    keep: str, bound: str, *, per_domain: int | None = None, drop_unmeasured: bool = False
-) -> Rule:
+def rule_of(keep: str, bound: str, *, drop_unmeasured: bool = False) -> Rule:
     """Returns the rule that a command's options describe; raises what ``parsed_range`` does."""
     if bound not in ("mean", "posterior"):
         raise ConfigError("--bound", bound, alternatives(bound, ("mean", "posterior")))
-    return Rule(*parsed_range(keep), bound, per_domain, drop_unmeasured)
+    return Rule(*parsed_range(keep), bound, drop_unmeasured)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,9 +87,6 @@ class Candidates:
 
 def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa.Table:
     """Decides for each candidate whether it is kept, in their order, and gives the reason if not.
-
-    If a domain has too many prompts, those with the most informative groups are kept: the largest
-    expected p (1 - p). Ties are ordered by a hash of the ids.
 
     Args:
       without: ids that are dropped regardless of their pass rate.
@@ -120,10 +112,6 @@ def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa
     if without is not None:
         clash = among(found.ids, without)
         kept, reason[clash] = kept & ~clash, REASONS.index(CONTAMINATED)
-    if rule.per_domain is not None:
-        worth = alpha * beta / ((alpha + beta) * (alpha + beta + 1))
-        over = _too_many(found, kept, worth, rule.per_domain)
-        kept, reason[over] = kept & ~over, REASONS.index(TOO_MANY)
     columns = {
         "id": found.ids,
         "domain": found.domains,
@@ -155,18 +143,3 @@ def _intervals(alpha: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndar
     pairs, place = np.unique(alpha + 1j * beta, return_inverse=True)
     low, high = beta_interval(pairs.real, pairs.imag, MASS)
     return low[place], high[place]
-
-
-def _too_many(found: Candidates, kept: np.ndarray, worth: np.ndarray, most: int) -> np.ndarray:
-    """Returns bool [n]: kept prompts that exceed the maximum number of their domain."""
-    of_n = found.domains.dictionary_encode(null_encoding="encode").indices.to_numpy(False)
-    rows = np.flatnonzero(kept)
-    ids = found.ids.take(rows).to_pylist()
-    ties = np.fromiter((zlib.crc32(one.encode(errors="replace")) for one in ids), np.int64)
-    order = rows[np.lexsort((ties, -np.round(worth[rows], 12), of_n[rows]))]
-    sorted_of = of_n[order]
-    first = np.r_[True, sorted_of[1:] != sorted_of[:-1]] if len(order) else np.zeros(0, bool)
-    starts = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-    over = np.zeros(len(kept), bool)
-    over[order[np.arange(len(order)) - starts >= most]] = True
-    return over

@@ -61,20 +61,6 @@ def test_unmeasured_prompts_are_kept_unless_they_are_dropped() -> None:
     assert chosen(choose(some, Rule(0.2, 0.8, drop_unmeasured=True)))[0] == ["p0"]
 
 
-def test_of_a_large_domain_the_most_telling_prompts_are_kept() -> None:
-    domains = ["a", "a", "a", "a", "b", None, None]
-    found = choose(candidates([4, 2, 6, 3, 2, 4, 3], domains=domains), Rule(0.2, 0.8, per_domain=2))
-    kept, why = chosen(found)
-    # Of a: 4 of 8, then 3 of 8; without a domain is a domain as well.
-    assert kept == ["p0", "p3", "p4", "p5", "p6"]
-    assert why == dict.fromkeys(("p1", "p2"), "more than --per-domain")
-    # Which of equals are kept does not depend on their order.
-    same = candidates([4] * 100)
-    one = set(chosen(choose(same, Rule(0, 1, per_domain=10)))[0])
-    turned = Candidates(same.ids[::-1], same.domains, same.passed_n, same.failed_n)
-    assert set(chosen(choose(turned, Rule(0, 1, per_domain=10)))[0]) == one and len(one) == 10
-
-
 def test_contaminated_prompts_are_dropped_whatever_their_rate() -> None:
     found = choose(candidates([4, 4, 0]), Rule(0.2, 0.8), pa.array(["p0", "p2", "strange"]))
     assert chosen(found)[0] == ["p1"]
