@@ -264,7 +264,7 @@ def prompts(
 ) -> None:
     """Shows the prompts of a config as the model reads them, and which rows were left out and why.
 
-    For each split it prints the number of prompts, a histogram of their lengths in tokens, the
+    For each split it prints the number of prompts, their lengths in tokens, the
     domains with their weights, and the rows that were left out: too long, duplicate, broken or
     also in another split, with the file and line of some of them. Then it prints the first
     prompts with all special tokens, the reference and the metadata that rewards get.

@@ -22,7 +22,6 @@ from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Prompt
 
 _KEY = "rlax.prompt_source"
-_BARS, _BAR = 8, 30
 _LONGEST = 4000  # characters of a prompt that are shown; --json has all
 _METADATA = 600
 
@@ -95,7 +94,6 @@ def _of_split(prompts: Sequence[Prompt], split: str, limit: int) -> dict[str, An
             "median": float(np.median(lengths)),
             "longest": int(lengths.max()),
             "max_prompt_tokens": limit,
-            "histogram": histogram(lengths),
         }
     if table and table.domains:
         counts = np.bincount(table.domains.of_n, minlength=len(table.domains.names))
@@ -114,22 +112,6 @@ def _of_split(prompts: Sequence[Prompt], split: str, limit: int) -> dict[str, An
         for reason, one in (table.skipped if table else {}).items()
     ]
     return found
-
-
-def histogram(lengths: np.ndarray) -> list[dict[str, int]]:
-    """Returns a histogram of prompt lengths in tokens, with at most 8 equal ranges.
-
-    Returns:
-      ``{"from", "to", "prompts"}`` for each range, both ends inclusive.
-    """
-    low, high = int(lengths.min()), int(lengths.max())
-    width = -(-(high - low + 1) // _BARS)
-    counts = np.bincount((lengths - low) // width)
-    starts = range(low, high + 1, width)
-    return [
-        {"from": start, "to": min(start + width - 1, high), "prompts": int(count)}
-        for start, count in zip(starts, counts, strict=True)
-    ]
 
 
 def _chosen(prompts: Sequence[Prompt], wanted: Wanted) -> Sequence[int]:
@@ -185,12 +167,6 @@ def _show_tokens(console: Console, tokens: Mapping[str, Any]) -> None:
         f"{tokens['median']:,g}; rlax.rollouts.max_prompt_tokens is "
         f"{tokens['max_prompt_tokens']:,}"
     )
-    bars = tokens["histogram"]
-    most = max(bar["prompts"] for bar in bars)
-    names = [f"{bar['from']:,} - {bar['to']:,}" for bar in bars]
-    for name, bar in zip(names, bars, strict=True):
-        drawn = "#" * -(-_BAR * bar["prompts"] // most)
-        console.print(f"  {name:>{max(map(len, names))}}  {drawn:<{_BAR}}  {bar['prompts']:,}")
 
 
 def _show_domains(console: Console, one: Mapping[str, Any]) -> None:

@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from command_line import rlax
 from data_sets import write_lines
 from small_tokenizers import CHATML, byte_level
-
-from rlax_plugin.commands.prompts import histogram
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jred \u202e evil \r over [bold]x[/bold]"
@@ -73,8 +70,8 @@ def test_everything_is_in_the_json() -> None:
     assert reasons["broken"]["examples"][0]["place"].endswith("rows.jsonl, line 41,")
     assert reasons["too long"]["examples"][0]["what"] == "its question has more than 60 tokens"
     assert {one["name"]: one["weight"] for one in train["domains"]} == {"a": 0.75, "b": 0.25}
-    assert sum(bar["prompts"] for bar in train["tokens"]["histogram"]) == train["prompts"]
-    assert train["tokens"]["max_prompt_tokens"] == 300
+    assert train["tokens"]["shortest"] <= train["tokens"]["median"] <= train["tokens"]["longest"]
+    assert train["tokens"]["longest"] <= 60 and train["tokens"]["max_prompt_tokens"] == 300
     first = found["prompts"][0]
     assert [one["split"] for one in found["prompts"]] == ["train", "train", "test", "test"]
     assert first["rendered"] == (
@@ -93,7 +90,7 @@ def test_what_a_person_reads() -> None:
     assert "  left out, broken: 1\n" in said and "rows.jsonl, line 41, is no JSON: " in said
     assert "  | <|im_start|>user\n  | What is 0?<|im_end|>\n" in said
     assert "  reference: 0\n  metadata kind: 'a'\n" in said
-    assert "a       " in said and "0.750" in said and "####" in said
+    assert "a       " in said and "0.750" in said
     assert prompts("--split", "train", "--count", "0").stdout.count("| ") == 0
 
 
@@ -142,16 +139,3 @@ def test_sources_that_are_no_tables() -> None:
         ).stdout
     )["prompts"]
     assert one == found["prompts"][1]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "ranges"),
-    [
-        ([5], [(5, 5, 1)]),
-        ([1, 2, 2, 8], [(n, n, [1, 2, 0, 0, 0, 0, 0, 1][n - 1]) for n in range(1, 9)]),
-        ([1, 9], [(1, 2, 1), (3, 4, 0), (5, 6, 0), (7, 8, 0), (9, 9, 1)]),
-    ],
-)
-def test_ranges_of_lengths(lengths: list[int], ranges: list[tuple[int, int, int]]) -> None:
-    found = [tuple(bar.values()) for bar in histogram(np.array(lengths, np.int32))]
-    assert found == ranges
