@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlax_curation.epochs import Epochs
+from rlax_curation.shuffled import Epochs
 from rlax_plugin.api import ConfigError, PassRates, PositiveInt, Prompt, Sampler, Section
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from rlax_curation.candidates import Candidates, CandidatesConfig
-from rlax_plugin.api import PassRates, Prompt, Sampler
+from rlax_curation.shuffled import domains_of
+from rlax_plugin.api import Domains, PassRates, PositiveInt, Prompt, Sampler, Section
 
 
-class LearnabilityConfig(CandidatesConfig):
+class LearnabilityConfig(Section):
     """Chooses prompts with an intermediate pass rate p more often.
 
     A prompt is chosen from random candidates, with a probability proportional to a power of
@@ -20,6 +20,9 @@ class LearnabilityConfig(CandidatesConfig):
     rate (Thompson sampling), so that prompts of which little is known are tried, too.
     """
 
+    candidates: Annotated[PositiveInt, Field(le=256)] = Field(
+        default=8, description="number of random prompts from which one is chosen"
+    )
     floor: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.02,
         description="smallest value that is used for p (1 - p), so that every prompt can still be "
@@ -43,24 +46,38 @@ class Learnability(Sampler):
     """
 
     def __init__(self, config: LearnabilityConfig) -> None:
-        self._floor, self._exponent = config.floor, config.exponent
-        self._candidates = Candidates(config)
+        self._config = config
+        self._domains: Domains | None = None
+        self._places: list[np.ndarray] = []  # of the prompts of each domain
 
     def choose(
         self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
     ) -> list[int]:
-        def pick(candidates: np.ndarray) -> np.ndarray:
-            drawn = rng.beta(*rates.posterior(candidates))
-            weights = np.maximum(self._floor, drawn * (1 - drawn)) ** self._exponent
-            # Where all weights are 0, which takes a floor of 0 and rates of 0 or 1, any will do.
-            ends = np.cumsum(weights + np.finfo(float).tiny, axis=1)
-            picked = np.sum(rng.random((len(ends), 1)) * ends[:, -1:] >= ends, axis=1)
-            return np.minimum(picked, ends.shape[1] - 1)
+        candidates = self._candidates(prompts, rng, count)
+        drawn = rng.beta(*rates.posterior(candidates))
+        weights = np.maximum(self._config.floor, drawn * (1 - drawn)) ** self._config.exponent
+        # Where all weights are 0, which takes a floor of 0 and rates of 0 or 1, any will do.
+        ends = np.cumsum(weights + np.finfo(float).tiny, axis=1)
+        picked = np.sum(rng.random((len(ends), 1)) * ends[:, -1:] >= ends, axis=1)
+        picked = np.minimum(picked, ends.shape[1] - 1)
+        return candidates[np.arange(count), picked].tolist()
 
-        return self._candidates.choose(prompts, rates, rng, count, pick)
+    def _candidates(
+        self, prompts: Sequence[Prompt], rng: np.random.Generator, count: int
+    ) -> np.ndarray:
+        """Returns int64 [count, candidates], indices of prompts."""
+        size, domains = (count, self._config.candidates), domains_of(prompts)
+        if domains is None:
+            return rng.integers(len(prompts), size=size)
+        if domains is not self._domains:
+            self._domains, self._places = domains, domains.places()
+        numbers = rng.choice(len(domains.names), size=count, p=domains.weights)
+        chosen = [rng.choice(self._places[number], size=size[1]) for number in numbers]
+        return np.array(chosen, np.int64).reshape(size)
 
     def state(self) -> dict[str, Any]:
-        return self._candidates.state()
+        """Returns {}: the choices depend on the pass rates and the random numbers alone."""
+        return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._candidates.restore(state)
+        """Does nothing, see ``state``."""

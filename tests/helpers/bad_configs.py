@@ -108,9 +108,9 @@ NUMBERS = [
     bad("rlax.rollouts.engine.token_s", "finite", "rlax.rollouts.engine.token_s=.inf"),
     bad("rlax.rewards.0.cost", "finite", "rlax.rewards=[{name: length, cost: .nan}]"),
     bad(
-        "rlax.curation.filters.0.low",
+        "rlax.curation.filters.0.most",
         "finite",
-        "rlax.curation.filters=[{name: difficulty_band, low: .nan}]",
+        "rlax.curation.filters=[{name: truncated, most: .nan}]",
     ),
     bad("rlax.launcher.stop_s", "finite", "rlax.launcher.stop_s=.inf"),
     bad("rlax.trackers.0.flush_s", "finite", "rlax.trackers=[{name: jsonl, flush_s: .nan}]"),
@@ -287,9 +287,9 @@ CONTRADICTIONS = [
         "rlax.trainer={name: maxtext, offload_reference: true}",
     ),
     bad(
-        "rlax.curation.filters.0.low",
-        "must not exceed high",
-        "rlax.curation.filters=[{name: difficulty_band, low: 0.9}]",
+        "rlax.curation.sampler.easy",
+        "must be at least minimum",
+        "rlax.curation.sampler={name: greso, easy: 0.01}",
     ),
     bad(
         "rlax.rollouts.max_prompt_tokens",

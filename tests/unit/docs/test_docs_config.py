@@ -18,8 +18,7 @@ from rlax_plugin.ports.kinds import ALL, choose
 from rlax_plugin.text.secrets import hidden
 
 SAMPLERS = {
-    "learnability": ("candidates", "unasked_first", "floor", "exponent"),
-    "band": ("candidates", "unasked_first", "low", "high", "confidence"),
+    "learnability": ("candidates", "floor", "exponent"),
     "greso": ("easy", "hard", "target_easy", "target_hard", "step", "minimum", "window"),
 }
 

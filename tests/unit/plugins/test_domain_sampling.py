@@ -50,16 +50,6 @@ def test_a_state_does_not_grow_with_the_prompts() -> None:
     assert resumed.choose(Many(), RATES, rng, 500) == rest and not set(first) & set(rest)
 
 
-def test_the_state_of_an_earlier_version_goes_on() -> None:
-    sampler, rng = curation.Shuffled(), np.random.default_rng(0)
-    sampler.restore({"left": [4, 17, 39]})
-    assert sampler.choose(PROMPTS, RATES, rng, 1) == [39]
-    again = curation.Shuffled()
-    again.restore(json.loads(json.dumps(sampler.state())))
-    following = np.random.default_rng(0).permutation(40)[::-1].tolist()
-    assert again.choose(PROMPTS, RATES, rng, 12) == [17, 4, *following[:10]]
-
-
 def kinds_of(table: PromptTable, chosen: list[int]) -> list[str]:
     assert table.domains is not None
     return [table.domains.names[number] for number in table.domains.of_n[chosen]]
@@ -105,8 +95,6 @@ def test_a_domain_of_weight_0_is_not_chosen(table: PromptTable) -> None:
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
     "shuffled": curation.Shuffled,
     "greso": lambda: curation.Greso(curation.GresoConfig()),
-    "band": lambda: curation.BandSampler(curation.BandSamplerConfig(unasked_first=True)),
-    "learnability": lambda: curation.Learnability(curation.LearnabilityConfig(unasked_first=True)),
 }
 
 
@@ -126,20 +114,14 @@ def test_a_used_sampler_that_is_restored_keeps_nothing_of_before(
     assert choose(used) == choose(fresh) and used.state() == fresh.state()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: curation.BandSampler(curation.BandSamplerConfig()),
-        lambda: curation.Learnability(curation.LearnabilityConfig()),
-    ],
-)
 def test_candidates_are_of_the_domains_of_the_prompts_that_are_given(
-    table: PromptTable, make: Callable[[], Sampler]
+    table: PromptTable,
 ) -> None:
     kinds = ["sums"] * 10 + ["words"] * 30  # every domain of the table has some of these words
     rows = ({"question": f"{n}!", "kind": kind} for n, kind in enumerate(kinds))
     other = tables(listed(*rows, domain="kind", weights={"words": 0, "sums": 1}))["train"]
-    sampler, rng = make(), np.random.default_rng(0)
+    sampler = curation.Learnability(curation.LearnabilityConfig())
+    rng = np.random.default_rng(0)
     assert set(kinds_of(table, sampler.choose(table, RATES, rng, 100))) == {*SIZES}
     assert set(kinds_of(other, sampler.choose(other, RATES, rng, 100))) == {"sums"}
 

@@ -1,4 +1,4 @@
-"""Samplers ``band`` and ``greso``, and never-asked prompts first: shares by closed form."""
+"""Samplers ``learnability`` and ``greso``: shares by closed form."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import rlax_curation as curation
-from data_sets import listed, tables
 
-from rlax_plugin.api import Prompt, PromptTable, Sampler
+from rlax_plugin.api import Prompt, Sampler
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
-from rlax_plugin.testing import make_rates
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -23,61 +21,47 @@ def prompts(count: int) -> list[Prompt]:
 PROMPTS = prompts(40)
 
 
-def band(**options: Any) -> curation.BandSampler:
-    return curation.BandSampler(curation.BandSamplerConfig(**options))
-
-
 def greso(**options: Any) -> curation.Greso:
     return curation.Greso(curation.GresoConfig(**options))
-
-
-def learnability(**options: Any) -> curation.Learnability:
-    return curation.Learnability(curation.LearnabilityConfig(**options))
 
 
 def shares(chosen: list[int], kinds: int) -> list[float]:
     return (np.bincount(np.array(chosen) % kinds, minlength=kinds) / len(chosen)).tolist()
 
 
-# --- band ------------------------------------------------------------------------------------
+# --- learnability ---------------------------------------------------------------------------
 
 
-def test_the_band_keeps_what_may_be_inside() -> None:
-    # P(rate > .8) after n of n: 1 - .8^(n+1), which is .866 for 8 and .977 for 16.
-    outcomes = ((8, 0), (16, 0), (0, 16))
-    rates = make_rates(40, {i: outcomes[i % 4] for i in range(40) if i % 4 < 3})
-    chosen = band().choose(PROMPTS, rates, np.random.default_rng(0), 8000)
-    eight, sixteen, none, unknown = shares(chosen, 4)
-    # One of both outer kinds is chosen only if all eight candidates are: 1 in 256.
-    assert sixteen + none == pytest.approx(1 / 256, abs=0.003)
-    assert eight == pytest.approx(255 / 512, abs=0.02) and abs(eight - unknown) < 0.04
-    # With an interval of 70 % the bound is .85: eight of eight are too many.
-    chosen = band(confidence=0.7).choose(PROMPTS, rates, np.random.default_rng(0), 8000)
-    assert shares(chosen, 4)[3] == pytest.approx(1 - 0.75**8, abs=0.015)
+def test_learnability_prefers_prompts_that_pass_half_the_time():
+    table = PassRateTable(40, 8)
+    for i in range(40):
+        # A quarter each: always, never, half, unmeasured.
+        if i % 4 < 3:
+            for _ in range(20):
+                passed = (8, 0, 4)[i % 4]
+                table.observe(i, passed, 8 - passed, 0)
+    sampler = curation.Learnability(curation.LearnabilityConfig(floor=0.01))
+    rng = np.random.default_rng(0)
+    chosen = np.array(sampler.choose(PROMPTS, table, rng, 4000)) % 4
+    share = np.bincount(chosen, minlength=4) / 4000
+    # p(1-p) is .25 for half and unmeasured, about .01 for the others.
+    assert share[2] + share[3] > 0.8
+    assert 0 < share[0] < 0.15 and 0 < share[1] < 0.15
 
 
-def test_a_prompt_comes_back_into_the_band_when_its_samples_are_old() -> None:
-    rates = PassRateTable(2, half_life=10)
-    rates.observe(0, 16, 0, version=0)
-    rates.observe(1, 4, 4, version=0)
-    sampler, rng = band(candidates=40), np.random.default_rng(0)
-    assert set(sampler.choose(PROMPTS[:2], rates, rng, 100)) == {1}
-    rates.observe(1, 4, 4, version=10)  # the 16 count as 8
-    assert shares(sampler.choose(PROMPTS[:2], rates, rng, 1000), 2)[0] == pytest.approx(
-        0.5, abs=0.06
-    )
-
-
-def test_outside_the_band_the_nearest_is_taken() -> None:
-    # Posterior means 17/18, 31/32 and 1/102; the band is [.2, .8].
-    rates = make_rates(3, {0: (16, 0), 1: (30, 0), 2: (0, 100)})
-    sampler, rng = band(candidates=64), np.random.default_rng(0)
-    assert set(sampler.choose(PROMPTS[:3], rates, rng, 200)) == {0}
-
-
-def test_a_band_upside_down_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"low = 0\.9.*high = 0\.1"):
-        curation.BandSamplerConfig(low=0.9, high=0.1)
+@pytest.mark.parametrize(("exponent", "odds"), [(0.0, 1.0), (1.0, 0.25 / 0.09), (4.0, 59.54)])
+def test_the_exponent_of_learnability_decides_how_much_better_prompts_are_preferred(
+    exponent: float, odds: float
+):
+    table = PassRateTable(40, 1e6)
+    for i in range(40):  # half of them pass half of the time, the others in one of ten samples
+        passed = (5000, 1000)[i % 2]
+        table.observe(i, passed, 10_000 - passed, 0)
+    sampler = curation.Learnability(curation.LearnabilityConfig(exponent=exponent, candidates=2))
+    chosen = sampler.choose(PROMPTS, table, np.random.default_rng(0), 20_000)
+    # With two candidates, one of each with probability 1/2, else the same twice.
+    expected = 0.25 + 0.5 * odds / (1 + odds)
+    assert np.mean(np.array(chosen) % 2 == 0) == pytest.approx(expected, abs=0.01)
 
 
 # --- greso -----------------------------------------------------------------------------------
@@ -157,16 +141,9 @@ def test_a_chance_below_the_minimum_is_refused() -> None:
         curation.GresoConfig(hard=0.01)
 
 
-# --- both, and learnability ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda: greso(window=16),
-        lambda: band(unasked_first=True),
-        lambda: learnability(unasked_first=True),
-    ],
+    [lambda: greso(window=16), lambda: curation.Learnability(curation.LearnabilityConfig())],
 )
 @pytest.mark.parametrize("steps", [0, 2, 9])
 def test_a_resumed_sampler_chooses_the_same_again(make: Any, steps: int) -> None:
@@ -187,30 +164,3 @@ def test_a_resumed_sampler_chooses_the_same_again(make: Any, steps: int) -> None
     rng_again.bit_generator.state = bits
     assert go(again, rates_again, rng_again, 12) == expected
     assert again.state() == sampler.state() and rates_again.outcomes == rates.outcomes
-
-
-@pytest.mark.parametrize("make", [band, learnability])
-def test_every_prompt_is_asked_once_before_any_is_chosen_by_its_rate(make: Any) -> None:
-    rates = make_rates(40, {3: (1, 1), 17: (8, 0)})
-    sampler, rng = make(unasked_first=True), np.random.default_rng(0)
-    # In flight meanwhile: nothing comes back from those that are asked.
-    chosen = [i for count in (1, 20, 17) for i in sampler.choose(PROMPTS, rates, rng, count)]
-    assert sorted(chosen) == [i for i in range(40) if i not in (3, 17)]
-    assert chosen != sorted(chosen)
-    later = sampler.choose(PROMPTS, rates, rng, 40)
-    assert len(set(later)) < 38  # with repetition
-
-
-def test_never_asked_prompts_come_first_in_each_domain() -> None:
-    kinds = ["sums"] * 30 + ["words"] * 10
-    rows = ({"question": f"{n}?", "kind": kind} for n, kind in enumerate(kinds))
-    weights = {"sums": 0.5, "words": 0.5}
-    table: PromptTable = tables(listed(*rows, domain="kind", weights=weights))["train"]
-    assert table.domains is not None
-    sampler, rng = learnability(unasked_first=True), np.random.default_rng(0)
-    rates = PassRateTable(40, 32)
-    chosen = sampler.choose(table, rates, rng, 200)
-    for number, size in enumerate((30, 10)):
-        of_kind = [i for i in chosen if table.domains.of_n[i] == number]
-        assert len(set(of_kind[:size])) == size and 75 <= len(of_kind) <= 125
-    assert len(json.dumps(sampler.state())) < 1000

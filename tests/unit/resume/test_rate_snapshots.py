@@ -43,7 +43,7 @@ async def trained(run: Harness, steps: range) -> list[str]:
 
 SAMPLERS = {
     "learnability": lambda: rlax_curation.Learnability(
-        rlax_curation.LearnabilityConfig(candidates=4, unasked_first=True)
+        rlax_curation.LearnabilityConfig(candidates=4)
     ),
     "greso": lambda: rlax_curation.Greso(rlax_curation.GresoConfig(window=3)),
 }

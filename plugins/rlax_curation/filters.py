@@ -1,12 +1,34 @@
-"""The filter ``truncated``, which rejects groups with too many truncated completions."""
+"""The filters ``mixed_outcome`` and ``truncated``; a function of a user's file may be another."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
-from rlax_plugin.api import Filter, ScoredGroup, Section
+from rlax_plugin.api import Filter, NoOptions, ScoredGroup, Section
+
+
+class MixedOutcomeConfig(NoOptions):
+    """Accepts a group only if its rewards differ.
+
+    This is the dynamic sampling of DAPO (https://arxiv.org/abs/2503.14476). With advantages that
+    compare the rewards of a group, a group with equal rewards has no gradient.
+    """
+
+
+class MixedOutcome(Filter):
+    """Accepts a group only if its rewards differ: DAPO's dynamic sampling (arXiv 2503.14476).
+
+    If all rewards are equal, every advantage is 0 and the group has no gradient.
+    """
+
+    def reject(self, group: ScoredGroup) -> str | None:
+        rewards = group.rewards[~np.isnan(group.rewards)]
+        if rewards.size and rewards.min() < rewards.max():
+            return None
+        return "all rewards equal"
 
 
 class TruncatedConfig(Section):
