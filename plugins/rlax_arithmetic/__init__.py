@@ -1,7 +1,7 @@
 """Task plug-in: sums (or products) of two numbers, with an exact-match reward.
 
 Importing it is cheap, because the reward processes do: tensorflow-datasets is imported only when
-prompts are read, and `tokenizers` only when the tokenizer's files are written.
+prompts are read.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A character tokenizer, as a plain table here and as HuggingFace files for MaxText.
 
 MaxText reads the files with ``tokenizer_type: huggingface`` and ``tokenizer_path`` set to
-`TOKENIZER_DIR` (or to wherever `write_tokenizer` put them). Both give the same ids.
+`TOKENIZER_DIR`. Both give the same ids. The files have no unknown token: text outside the
+vocabulary is an error, as in `encode`.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ VOCAB = (*SPECIAL, *CHARACTERS)
 VOCAB_SIZE = len(VOCAB)
 
 TOKENIZER_DIR = Path(__file__).parent / "tokenizer_files"
-"""A copy of the files that `write_tokenizer` writes, for ``tokenizer_path`` in a config."""
+"""Its files, for ``tokenizer_path`` in a config."""
 
 _IDS = {character: i for i, character in enumerate(VOCAB)}
 _UNKNOWN = "\ufffd"  # ids the model has and the tokenizer has not (a padded vocabulary)
@@ -52,26 +52,3 @@ def decode(tokens: np.ndarray) -> str:
         while ids and ids[-1] == PAD_ID:
             ids.pop()
     return "".join(VOCAB[i] if 0 <= i < VOCAB_SIZE else _UNKNOWN for i in ids)
-
-
-def write_tokenizer(directory: Path) -> None:
-    """Writes files for ``transformers.AutoTokenizer.from_pretrained(directory)``, offline."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
-    # No unknown token: text outside the vocabulary is an error, as in `encode`.
-    tokenizer = Tokenizer(models.WordLevel(_IDS))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": SPECIAL[PAD_ID],
-        "bos_token": SPECIAL[BOS_ID],
-        "eos_token": SPECIAL[EOS_ID],
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 1_000_000,
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    text = json.dumps(settings, indent=2) + "\n"
-    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")

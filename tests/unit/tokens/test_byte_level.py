@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlax_plugin.tokens.byte_level import DIRECTORY, ROLES, SIZE, SPECIAL, write_files
+from rlax_plugin.tokens.byte_level import DIRECTORY, SIZE
 from rlax_plugin.tokens.chat import ChatTemplateError
 from rlax_plugin.tokens.tokenizer import Tokenizer
 
 BYTES = Tokenizer.load(DIRECTORY, "tokenizer_path")
+ROLES = ("system", "user", "assistant", "tool")
+SPECIAL = ("<|pad|>", "<|end|>", *(f"<|{role}|>" for role in ROLES))
 PAD, END, SYSTEM, USER, ASSISTANT, TOOL = range(256, 262)
 TEXTS = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("<|end>user"))) | st.lists(
     st.sampled_from([*SPECIAL, " ", "\n", "é", "\0", "\u2028", "😀"])
@@ -56,12 +56,3 @@ def test_messages_are_told_apart_by_marks_that_no_text_can_write() -> None:
     assert BYTES.next_turn([result], [55]) == [END, *follows]
     with pytest.raises(ChatTemplateError, match=f"knows the roles {', '.join(ROLES)}, and not dev"):
         BYTES.render([{"role": "dev", "content": ""}])
-
-
-def test_the_files_are_those_that_are_written(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    made, kept = (
-        {one.name: one.read_text("utf-8") for one in folder.iterdir()}
-        for folder in (tmp_path, DIRECTORY)
-    )
-    assert made == kept and len(made) == 3
