@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.prompts.ids import ids_of
+from rlax_plugin.records.files import file_at
 from rlax_plugin.types import Prompt, SamplingParams
 
 if TYPE_CHECKING:
@@ -38,12 +40,14 @@ class About:
       half_life: policy versions after which a sample counts half; None: nothing decays.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     run: str
     weights: str | None
-    version: int
+    version: Annotated[int, Field(ge=0, lt=2**31)]
     sampling: SamplingParams
     pass_threshold: float
-    half_life: float | None = None
+    half_life: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     def differs(self, other: About) -> str | None:
         """Describes settings of another measurement that make its pass rates incomparable.
@@ -60,6 +64,9 @@ class About:
             if value != theirs[name]
         ]
         return ", ".join(found) or None
+
+
+_ABOUT = TypeAdapter(About)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,23 +233,6 @@ def unpacked(data: bytes, name: str) -> MeasuredRates:
     return rates
 
 
-def read_about(path: str) -> About:
-    """Reads only the description of a file's measurement, without its rows.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      RlaxError: it is not a table of pass rates, or cannot be read.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with _opened(path) as file:
-        try:
-            return _about(pq.read_schema(file).metadata)
-        except (ValueError, TypeError, OSError, RecursionError, pa.ArrowException) as why:
-            raise RlaxError(f"{path} is not a table of pass rates: {why}") from why
-
-
 def read_table(path: str) -> MeasuredRates:
     """Reads a file.
 
@@ -253,12 +243,8 @@ def read_table(path: str) -> MeasuredRates:
       FileNotFoundError: the file does not exist.
       RlaxError: it is not a table of pass rates, or cannot be read.
     """
-    with _opened(path) as file:
-        try:
-            data = file.read()
-        except OSError as error:
-            raise RlaxError(f"{path} cannot be read: {error}") from error
-    return unpacked(data, path)
+    files, name = file_at(path)
+    return unpacked(files.get(name), path)
 
 
 def write_table(path: str, rates: MeasuredRates) -> None:
@@ -267,22 +253,8 @@ def write_table(path: str, rates: MeasuredRates) -> None:
     Raises:
       RlaxError: the file cannot be written.
     """
-    from rlax_plugin.records.files import file_at
-
     files, name = file_at(path)
     files.put(name, packed(rates))
-
-
-def _opened(path: str) -> Any:
-    from fsspec.core import url_to_fs
-
-    try:
-        system, place = url_to_fs(path)
-        return system.open(place, "rb")
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, ImportError) as error:
-        raise RlaxError(f"{path} cannot be read: {error}") from error
 
 
 def _about(metadata: Mapping[bytes, bytes] | None) -> About:
@@ -296,32 +268,12 @@ def _about(metadata: Mapping[bytes, bytes] | None) -> About:
         raise ValueError("its entry 'rlax' does not say how it was sampled")
     if (number := document.pop("format", None)) != FORMAT:
         raise ValueError(f"it has format {number!r}, and this version reads format {FORMAT}")
-    sampling = dict(document.pop("sampling"))
-    for name in ("stop_ids", "stop_strings"):
-        sampling[name] = tuple(sampling.get(name, ()))
-    about = About(sampling=SamplingParams(**sampling), **document)
-    _check_types(about)
-    return about
-
-
-def _check_types(about: About) -> None:
-    s, number = about.sampling, (int, float)
-    right = {
-        "run": isinstance(about.run, str),
-        "weights": about.weights is None or isinstance(about.weights, str),
-        "version": type(about.version) is int and 0 <= about.version < 2**31,
-        "pass_threshold": type(about.pass_threshold) in number,
-        "half_life": about.half_life is None
-        or (type(about.half_life) in number and 0 < about.half_life < float("inf")),
-        "temperature": type(s.temperature) in number,
-        "top_k": type(s.top_k) is int,
-        "top_p": type(s.top_p) in number,
-        "max_new_tokens": type(s.max_new_tokens) is int,
-        "stop_ids": all(type(one) is int for one in s.stop_ids),
-        "stop_strings": all(type(one) is str for one in s.stop_strings),
-    }
-    if wrong := [name for name, holds in right.items() if not holds]:
-        raise ValueError(f"its entry 'rlax' has no valid {wrong[0]}")
+    try:
+        return _ABOUT.validate_json(json.dumps(document), strict=True)  # of JSON a list is a tuple
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"its entry 'rlax' has no valid {key}: {first['msg']}") from None
 
 
 def _check_rows(table: pa.Table) -> None:

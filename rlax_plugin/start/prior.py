@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rlax_plugin.config import Prior, RlaxSection
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.pass_rates.files import About, read_about, read_table
+from rlax_plugin.pass_rates.files import About, MeasuredRates, read_table
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.records.files import RunFiles, holds_results
 from rlax_plugin.resume.snapshots import pack_rates, unpack_rates
@@ -40,13 +40,13 @@ def about_rates(section: RlaxSection, sampling: SamplingParams, run: str, weight
 def check_prior(section: RlaxSection) -> None:
     """Checks that the prior's file was measured with the settings of the config.
 
-    It reads only the file's description, and compares only settings that the config contains.
+    It compares only settings that the config contains.
 
     Raises:
       ConfigError: the settings differ, or the file is missing or is no table of pass rates.
     """
     prior, r = section.curation.prior, section.rollouts
-    about = _reading(prior.path, read_about)
+    about = _read(prior.path).about
     settings = {"temperature": r.last_temperature, "top_k": r.top_k, "top_p": r.top_p}
     sampling = replace(about.sampling, max_new_tokens=r.max_new_tokens, **settings)
     _check_alike(prior, about, about_rates(section, sampling, "", None))
@@ -86,7 +86,7 @@ def first_rates(
     if kept_prior(files):
         table.restore(unpack_rates(files.get(_COPY), files.location(_COPY), prompts))
         return table
-    rates = _reading(prior.path, read_table)
+    rates = _read(prior.path)
     _check_alike(prior, rates.about, about)
     passed_n, failed_n, unknown = rates.at_prompts(prompts)
     table.begin_with(prior.weight * passed_n, prior.weight * failed_n)
@@ -99,9 +99,9 @@ def first_rates(
     return table
 
 
-def _reading[T](path: str, read: Callable[[str], T]) -> T:
+def _read(path: str) -> MeasuredRates:
     try:
-        return read(path)
+        return read_table(path)
     except FileNotFoundError:
         raise ConfigError(_KEY, path, "does not exist") from None
     except RlaxError as error:
