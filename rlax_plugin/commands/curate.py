@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.pass_rates.files import MeasuredRates, read_table
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.prompts.checking import checked_prompts, read_prompts
-from rlax_plugin.prompts.ids import among, domains_of, ids_of
-from rlax_plugin.prompts.kept import write_kept
+from rlax_plugin.prompts.ids import among, domains_of, ids_of, put_table
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_new_file
 from rlax_plugin.text.harmless import one_line
@@ -62,8 +61,7 @@ def curate(
         said = ", ".join(f"{n:,} {why}" for why, n in counts(table)[0]["dropped"].items())
         reason = f"keeps none of the {table.num_rows:,} prompts ({said})"
         raise ConfigError("--keep", f"{rule.low:g}..{rule.high:g}", reason)
-    about = {"rule": asdict(rule), "table": path, "without": without}
-    write_kept(out, table, about)
+    put_table(out, table)
     return table
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlax_plugin.curation.contamination import KINDS, Match, Sets
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.prompts.ids import put_table
-from rlax_plugin.records.files import file_at
+from rlax_plugin.prompts.ids import put_table, read_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,26 +40,15 @@ def contaminated_ids(path: str) -> pa.Array:
     """Returns the ids that ``rlax curate --without`` removes.
 
     Raises:
-      ConfigError: the file is missing, or ``write_contaminated`` did not write it.
-      RlaxError: the file cannot be read.
+      ConfigError: the file is missing or cannot be read, or ``write_contaminated`` did not write it.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    columns = dict.fromkeys(_COLUMNS, pa.string())
     try:
-        files, name = file_at(path)
-        file = pq.ParquetFile(pa.BufferReader(files.get(name)))
-        # Any other file with ids, such as one of pass rates, would remove all of its prompts.
-        if missing := [one for one in _COLUMNS if one not in file.schema_arrow.names]:
-            raise ValueError(f"it has no column {missing[0]}")
-        ids = file.read(columns=["id"]).column("id").combine_chunks()
-        if ids.type != pa.string() or ids.null_count:
-            raise ValueError("its column id is not text")
+        table = read_columns(path, columns, "rlax prompts --contamination")
     except FileNotFoundError:
         raise ConfigError("--without", path, "does not exist") from None
-    except RlaxError:
-        raise
-    except (ValueError, LookupError, OSError, pa.ArrowException) as why:
-        reason = f"is not a file of rlax prompts --contamination: {why}"
-        raise ConfigError("--without", path, reason) from why
-    return ids.unique()
+    except RlaxError as error:
+        raise ConfigError("--without", path, f"cannot be used: {error}") from error
+    return table.column("id").combine_chunks().unique()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import file_at
 from rlax_plugin.types import Prompt
@@ -38,6 +39,35 @@ def put_table(path: str, table: pa.Table) -> None:
     pq.write_table(table, sink, compression="zstd")
     files, name = file_at(path)
     files.put(name, sink.getvalue().to_pybytes())
+
+
+def read_columns(path: str, columns: Mapping[str, pa.DataType], command: str) -> pa.Table:
+    """Reads columns without nulls of a Parquet file.
+
+    Args:
+      columns: name -> type; any other file, such as one of pass rates, lacks one of them.
+      command: the command that writes such files, for messages.
+
+    Raises:
+      FileNotFoundError: the file does not exist.
+      RlaxError: it is another file, or cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files, name = file_at(path)
+    data = files.get(name)
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        if missing := [one for one in columns if one not in file.schema_arrow.names]:
+            raise ValueError(f"it has no column {missing[0]}")
+        table = file.read(columns=list(columns))
+        for one, kind in columns.items():
+            if (column := table.column(one)).type != kind or column.null_count:
+                raise ValueError(f"its column {one} is not {kind} without a null")
+        return table
+    except (ValueError, LookupError, OSError, pa.ArrowException) as why:
+        raise RlaxError(f"{path} is not a file of {command}: {why}") from why
 
 
 def ids_of(prompts: Sequence[Prompt], indices: np.ndarray | None = None) -> pa.ChunkedArray:

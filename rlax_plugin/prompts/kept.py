@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.prompts.ids import among, ids_of, put_table
+from rlax_plugin.prompts.ids import among, ids_of, read_columns
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.files import file_at
 from rlax_plugin.types import Prompt
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = 1
 ONLY = "rlax.curation.only"
-_KEY = b"rlax_curated"
 _AT_ONCE = 1 << 16
 
 
@@ -47,20 +43,6 @@ def schema() -> pa.Schema:
     )
 
 
-def write_kept(path: str, table: pa.Table, about: Mapping[str, Any]) -> None:
-    """Writes a file atomically.
-
-    Args:
-      table: a table with the columns of ``schema``.
-      about: the options that made it, as values that JSON can hold.
-
-    Raises:
-      RlaxError: the file cannot be written.
-    """
-    metadata = {_KEY: json.dumps({"format": FORMAT, **about}).encode()}
-    put_table(path, table.replace_schema_metadata(metadata))
-
-
 def kept_ids(path: str) -> pa.Array:
     """Returns the ids that a file keeps, as strings.
 
@@ -69,25 +51,10 @@ def kept_ids(path: str) -> pa.Array:
       RlaxError: ``rlax curate`` did not write the file, or it cannot be read.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    files, name = file_at(path)
-    data = files.get(name)
-    try:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        metadata = file.schema_arrow.metadata or {}
-        about = json.loads(metadata.get(_KEY, b"null"))
-        if not isinstance(about, dict):
-            raise ValueError(f"its Parquet metadata has no entry {_KEY.decode()!r}")
-        if (number := about.get("format")) != FORMAT:
-            raise ValueError(f"it has format {number!r}, and this version reads format {FORMAT}")
-        table = file.read(columns=["id", "kept"])
-        ids, kept = (table.column(one).combine_chunks() for one in ("id", "kept"))
-        if (ids.type, kept.type) != (pa.string(), pa.bool_()) or ids.null_count or kept.null_count:
-            raise ValueError("its columns id and kept are not text and true or false")
-        return ids.filter(kept)
-    except (ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as why:
-        raise RlaxError(f"{path} is not a file of rlax curate: {why}") from why
+    table = read_columns(path, {"id": pa.string(), "kept": pa.bool_()}, "rlax curate")
+    ids, kept = (table.column(one).combine_chunks() for one in ("id", "kept"))
+    return ids.filter(kept)
 
 
 def file_digest(path: str) -> str:

@@ -16,7 +16,8 @@ from rlax_plugin.api import PromptTable
 from rlax_plugin.curation.choosing import Candidates, Rule, choose, parsed_range
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.files import About, measured, write_table
-from rlax_plugin.prompts.kept import kept_ids, only_kept, write_kept
+from rlax_plugin.prompts.ids import put_table
+from rlax_plugin.prompts.kept import kept_ids, only_kept
 from rlax_plugin.types import Prompt, SamplingParams
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\u202e<img src=x onerror=alert(2)>"
@@ -81,7 +82,7 @@ def test_a_range_the_wrong_way_round_is_rejected_with_the_right_one() -> None:
 
 def test_only_kept_prompts_are_used_in_their_order(tmp_path: Path) -> None:
     path, notes = str(tmp_path / "kept.parquet"), []
-    write_kept(path, choose(candidates([4, 0, 5]), Rule(0.2, 0.8)), {})
+    put_table(path, choose(candidates([4, 0, 5]), Rule(0.2, 0.8)))
     prompts = [Prompt(name, np.zeros(1, np.int32), "", "") for name in ("p2", "p1", "x", "p2")]
     found = only_kept(prompts, path, notes.append)
     assert [one.id for one in found] == ["p2", "p2"]
@@ -98,7 +99,7 @@ def test_a_table_is_read_as_the_part_that_is_kept(tmp_path: Path) -> None:
     found = candidates([4, 0, 5, 8])
     ids = pa.array([table.id_at(index) for index in (7, 3, 2, 5)])
     chosen_of = Candidates(ids, found.domains, found.passed_n, found.failed_n)
-    write_kept(path, choose(chosen_of, Rule(0.2, 0.8)), {})
+    put_table(path, choose(chosen_of, Rule(0.2, 0.8)))
     some = only_kept(table, path, lambda text: None)
     assert isinstance(some, PromptTable)
     assert [prompt.text for prompt in some] == ["2?", "7?"]
@@ -108,17 +109,16 @@ def test_a_file_that_is_none_of_these_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "kept.parquet"
     with pytest.raises(ConfigError, match=r"rlax\.curation\.only = .*: does not exist"):
         only_kept([], str(path), print)
-    pq.write_table(pa.table({"id": ["a"], "kept": [True]}), path)
-    with pytest.raises(ConfigError, match=r"is not a file of rlax curate: .*rlax_curated"):
+    pq.write_table(pa.table({"id": ["a"]}), path)
+    with pytest.raises(ConfigError, match=r"is not a file of rlax curate: it has no column kept"):
         only_kept([], str(path), print)
-    key = {"rlax_curated": '{"format": 1}'}
-    pq.write_table(pa.table({"id": ["a"], "kept": [1]}).replace_schema_metadata(key), path)
-    with pytest.raises(ConfigError, match="not text and true or false"):
+    pq.write_table(pa.table({"id": ["a"], "kept": [1]}), path)
+    with pytest.raises(ConfigError, match="its column kept is not bool without a null"):
         only_kept([], str(path), print)
     path.write_bytes(b"PAR1" + bytes(100))
     with pytest.raises(ConfigError, match="is not a file of rlax curate"):
         only_kept([], str(path), print)
-    write_kept(str(path), choose(candidates([0, 8]), Rule(0.2, 0.8)), {})
+    put_table(str(path), choose(candidates([0, 8]), Rule(0.2, 0.8)))
     with pytest.raises(ConfigError, match="keeps no prompt: curate again with a wider --keep"):
         only_kept([], str(path), print)
 
@@ -160,8 +160,8 @@ def test_the_command_writes_a_file_and_prints_hostile_text_harmlessly(rates: str
         (["rates.parquet", "--without", "none"], "--without = 'none': does not exist"),
         (
             ["rates.parquet", "--without", "rates.parquet"],
-            "--without = 'rates.parquet': is not a file of rlax prompts --contamination: it has no "
-            "column set",
+            "--without = 'rates.parquet': cannot be used: rates.parquet is not a file of rlax prompts "
+            "--contamination: it has no column set",
         ),
         (["rates.parquet", "--config", "runs/none"], "--config = 'runs/none': must be a config"),
     ],
