@@ -40,7 +40,7 @@ def contaminated_ids(path: str) -> pa.Array:
     """Returns the ids that ``rlax curate --without`` removes.
 
     Raises:
-      ConfigError: the file is missing or cannot be read, or ``write_contaminated`` did not write it.
+      ConfigError: the file is missing or cannot be read, or is another file.
     """
     import pyarrow as pa
 

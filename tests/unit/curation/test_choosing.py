@@ -160,8 +160,8 @@ def test_the_command_writes_a_file_and_prints_hostile_text_harmlessly(rates: str
         (["rates.parquet", "--without", "none"], "--without = 'none': does not exist"),
         (
             ["rates.parquet", "--without", "rates.parquet"],
-            "--without = 'rates.parquet': cannot be used: rates.parquet is not a file of rlax prompts "
-            "--contamination: it has no column set",
+            "--without = 'rates.parquet': cannot be used: rates.parquet is not a file of rlax "
+            "prompts --contamination: it has no column set",
         ),
         (["rates.parquet", "--config", "runs/none"], "--config = 'runs/none': must be a config"),
     ],
