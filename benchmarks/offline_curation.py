@@ -30,8 +30,9 @@ from rlax_plugin.curation.choosing import Rule
 from rlax_plugin.curation.contamination import Sets
 from rlax_plugin.pass_rates.files import About, measured, write_table
 from rlax_plugin.prompts.kept import only_kept
+from rlax_plugin.prompts.row_columns import Row
+from rlax_plugin.prompts.rows_to_table import TableWriter
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.prompts.writing import TableWriter
 from rlax_plugin.types import SamplingParams
 
 VOCABULARY, WORDS, EVERY = 20_000, 60, 1000
@@ -61,12 +62,7 @@ def table(path: Path, count: int, problems: list[str]) -> PromptTable:
         writer.add(
             hashlib.blake2b(text.encode(), digest_size=16).digest(),
             [1] * 80,
-            text=text,
-            reference="",
-            metadata="{}",
-            place="",
-            domain="abc"[number % 3],
-            size=len(text),
+            Row("", text, text, "", {}, "{}", "abc"[number % 3], len(text)),
         )
     return PromptTable.open(path, writer.close(), {}, {})
 

@@ -56,8 +56,8 @@ def prompt_table(count: int) -> PromptTable:
     text = pa.array(texts)
     columns = {"id": ids, "tokens": tokens, "text": text, "reference": text}
     metadata = pa.array(["{}"] * count)
-    batch = pa.RecordBatch.from_pydict(columns | {"metadata": metadata, "place": text})
-    return PromptTable([batch], digest="x")
+    table = pa.table(columns | {"metadata": metadata, "place": text})
+    return PromptTable(table, digest="x")
 
 
 async def longest_ms(work: Callable[[], Awaitable[Any]]) -> tuple[float, float, float, Any]:

@@ -14,37 +14,24 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.config.user_directories import cache_home
 from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
 from rlax_plugin.processes.asked import AskedProcess, EndedError, with_this_path
-from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN, DatasetConfig
+from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
 from rlax_plugin.prompts.table import PromptTable, Skipped
 from rlax_plugin.records.private import check_private, make_private
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from rlax_plugin.prompts.source import DatasetSource
 
 _FORMAT = 1  # of what is prepared: another number, and it is prepared anew
 _UNUSED_S = 30 * 86_400  # after which what was prepared is removed
 _END_S = 10.0  # until a process that says nothing more has ended
 Progress = Callable[[str, int], None]
 """Called with the name of the data being read, and the number of rows read so far."""
-
-
-class PreparedSource(Protocol):
-    """The members of a source that decide its tables; see ``DatasetSource``."""
-
-    @property
-    def config(self) -> DatasetConfig: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def max_tokens(self) -> int: ...
-
-    def identity(self) -> dict[str, Any]: ...
 
 
 def cache_directory() -> Path:
@@ -57,7 +44,7 @@ def cache_directory() -> Path:
 
 
 def tables_of(
-    source: PreparedSource, *, deadline_s: float, progress: Progress
+    source: DatasetSource, *, deadline_s: float, progress: Progress
 ) -> dict[str, PromptTable]:
     """The tables of all splits of a source, prepared if they do not exist yet.
 
@@ -112,7 +99,7 @@ def _name_of(one: type) -> str:
     return name
 
 
-def _request(source: PreparedSource) -> dict[str, Any]:
+def _request(source: DatasetSource) -> dict[str, Any]:
     """The input of the other process: everything that decides the tables."""
     tokenizer = source.tokenizer
     return {
@@ -135,7 +122,7 @@ def _key(asked: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def open_tables(directory: Path, source: PreparedSource) -> dict[str, PromptTable] | None:
+def open_tables(directory: Path, source: DatasetSource) -> dict[str, PromptTable] | None:
     """The prepared tables; None if there are none, or they are damaged."""
     try:
         document = json.loads((directory / MANIFEST).read_bytes())
@@ -158,7 +145,7 @@ def open_tables(directory: Path, source: PreparedSource) -> dict[str, PromptTabl
         return None
 
 
-def _weights(source: PreparedSource, domains: list[str]) -> Mapping[str, float]:
+def _weights(source: DatasetSource, domains: list[str]) -> Mapping[str, float]:
     weights = source.config.weights
     if weights and (unlike := set(weights).symmetric_difference(domains)):
         raise ConfigError(

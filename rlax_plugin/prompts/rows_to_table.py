@@ -1,4 +1,10 @@
-"""Turns the rows of a dataset into the tables of its splits; runs in a process of its own."""
+"""Turns the rows of a dataset into the tables of its splits; runs in a process of its own.
+
+The library ``datasets`` is used where it reads data (``rlax_datasets``), and not here: its
+``map`` and its cache know neither splits by a hash of the question, nor rows that are left out with
+a reason and a place, nor a digest of ids and tokens, and importing it takes the trainer longer than
+opening a table does.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
 from rlax_plugin.prompts.row_columns import BrokenRow, BrokenRowError, Columns, Row
 from rlax_plugin.prompts.table import ELSEWHERE, Skipped
 from rlax_plugin.prompts.text_source import prompt_id
-from rlax_plugin.prompts.writing import TableWriter
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.text.harmless import harmless, one_line
 
 if TYPE_CHECKING:
     from rlax_plugin.prompts.source import DatasetSource
@@ -24,6 +32,20 @@ if TYPE_CHECKING:
 TOO_LONG, DUPLICATE, BROKEN = "too long", "duplicate", "broken"
 _TOGETHER = 512  # questions that are encoded at once
 _TOKENS = 2000  # characters of a question, for each token that it may have, that are worth encoding
+_MOST_DOMAINS = 1000
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.binary(16)),
+        ("tokens", pa.list_(pa.int32())),
+        ("text", pa.string()),
+        ("reference", pa.string()),
+        ("metadata", pa.string()),
+        ("place", pa.string()),
+        ("domain", pa.int16()),
+    ]
+)
+_BYTES = 32 << 20  # of one record batch
 
 
 def prepare(
@@ -176,16 +198,8 @@ class _Preparing:
             self._skip(split, TOO_LONG, row.place, f"its question has {more}")
             return
         chat, system = self._source.chat, self._config.system
-        self._writers[split].add(
-            prompt_id(chat, system, row.text, row.reference, row.metadata),
-            tokens,
-            text=row.text,
-            reference=row.reference,
-            metadata=row.metadata_json,
-            place=row.place,
-            domain=row.domain,
-            size=row.bytes,
-        )
+        found = prompt_id(chat, system, row.text, row.reference, row.metadata)
+        self._writers[split].add(found, tokens, row)
 
     def _broken(self, split: str, place: str, what: str) -> None:
         if self._config.broken == "error":
@@ -215,3 +229,79 @@ class _Preparing:
 
 def _hash(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+class TableWriter:
+    """The file of one split: Arrow columns that are mapped into memory and never changed.
+
+    Args:
+      batch_rows: maximum number of rows of one record batch.
+    """
+
+    def __init__(self, path: Path, batch_rows: int = 4096):
+        self._path, self._count, self._bytes = path, 0, 0
+        self._batch_rows = batch_rows
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, SCHEMA)
+        self._rows: list[tuple[bytes, list[int], Row, int]] = []
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._domains: dict[str, int] = {}
+
+    def add(self, prompt_id: bytes, tokens: list[int], row: Row) -> None:
+        """Adds a prompt.
+
+        Raises:
+          ValueError: there are too many domains.
+        """
+        domain = self._domains.setdefault(row.domain, len(self._domains))
+        if domain >= _MOST_DOMAINS:
+            raise ValueError(f"more than {_MOST_DOMAINS:,} domains")
+        self._rows.append((prompt_id, tokens, row, domain))
+        self._count += 1
+        self._bytes += row.bytes + 4 * len(tokens)
+        if len(self._rows) == self._batch_rows or self._bytes >= _BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        ids, tokens, rows, domains = zip(*self._rows, strict=True)
+        self._rows, self._bytes = [], 0
+        offsets_n = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+        values_t = np.fromiter(itertools.chain.from_iterable(tokens), "<i4", offsets_n[-1])
+        places = offsets_n.tolist()
+        for own_id, start, end in zip(ids, places[:-1], places[1:], strict=True):
+            length = (end - start).to_bytes(4, "little")
+            self._digest.update(own_id + length + values_t[start:end].tobytes())
+        columns = (
+            ids,
+            pa.ListArray.from_arrays(pa.array(offsets_n), pa.array(values_t)),
+            _harmless_all([row.text for row in rows]),
+            [row.reference for row in rows],
+            [row.metadata_json for row in rows],
+            _harmless_all([row.place for row in rows]),
+            domains,
+        )
+        arrays = [
+            found if isinstance(found, pa.Array) else pa.array(found, one.type)
+            for one, found in zip(SCHEMA, columns, strict=True)
+        ]
+        self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+
+    def close(self) -> dict[str, Any]:
+        """Ends the file; returns the description that ``PromptTable.open`` needs."""
+        self._flush()
+        self._writer.close()
+        self._sink.close()
+        return {
+            "rows": self._count,
+            "bytes": self._path.stat().st_size,
+            "digest": self._digest.hexdigest(),
+            "domains": list(self._domains),
+        }
+
+
+def _harmless_all(texts: Sequence[str]) -> Sequence[str]:
+    """``harmless`` of each text, with one search over all of them."""
+    together = "\n".join(texts)
+    return texts if harmless(together) == together else [harmless(one) for one in texts]

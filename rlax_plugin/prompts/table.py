@@ -90,7 +90,11 @@ class Skipped:
 
 
 class PromptTable(Sequence[Prompt]):
-    """Prompts in record batches that are mapped into memory; a ``Prompt`` is made when it is read.
+    """Prompts in an Arrow table that is mapped into memory; a ``Prompt`` is made when it is read.
+
+    Args:
+      table: columns of ``rows_to_table.SCHEMA``.
+      rows: ascending indices into the table, of the prompts that belong to it; None: all.
 
     Attributes:
       ids: uint8 [n, 16], the ids of all prompts; ``Prompt.id`` has them in hexadecimal.
@@ -102,20 +106,24 @@ class PromptTable(Sequence[Prompt]):
 
     def __init__(
         self,
-        batches: Sequence[pa.RecordBatch],
+        table: pa.Table,
         *,
         digest: str,
         domains: Domains | None = None,
         skipped: Mapping[str, Skipped] | None = None,
+        rows: np.ndarray | None = None,
     ):
-        self._batches, self.digest, self.domains = list(batches), digest, domains
+        import pyarrow.compute as pc
+
+        self._table, self._rows, self.digest, self.domains = table, rows, digest, domains
         self.skipped = dict(skipped or {})
-        self._columns: dict[int, tuple[Any, ...]] = {}
-        self._ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
-        self._rows: np.ndarray | None = None  # in the batches, of each prompt; None: all of them
-        self.ids = _joined([_ids(batch) for batch in batches], np.zeros((0, 16), np.uint8))
-        lengths = [np.diff(batch.column("tokens").offsets.to_numpy()) for batch in batches]
-        self.lengths = _joined(lengths, np.zeros(0, np.int32))
+        ids = [np.zeros((0, 16), np.uint8), *map(_ids, table.column("id").chunks)]
+        self.ids: np.ndarray = np.concatenate(ids)
+        self.lengths: np.ndarray = pc.call_function(
+            "list_value_length", [table.column("tokens")]
+        ).to_numpy()
+        if rows is not None:
+            self.ids, self.lengths = self.ids[rows], self.lengths[rows]
 
     @classmethod
     def open(
@@ -138,18 +146,17 @@ class PromptTable(Sequence[Prompt]):
 
         if path.stat().st_size != known["bytes"]:
             raise ValueError(f"{path} has not the size that it had")
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        if sum(batch.num_rows for batch in batches) != known["rows"]:
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        if table.num_rows != known["rows"]:
             raise ValueError(f"{path} has not the rows that it had")
         names = tuple(known["domains"])
         domains = None
         if len(names) > 1:
-            of_n = np.concatenate([batch.column("domain").to_numpy() for batch in batches])
+            of_n = table.column("domain").to_numpy()
             counts = np.bincount(of_n, minlength=len(names))
             given = [weights.get(name, 0.0) for name in names] if weights else counts
             domains = Domains(names, of_n, _shares(given), counted=not weights)
-        return cls(batches, digest=known["digest"], domains=domains, skipped=skipped)
+        return cls(table, digest=known["digest"], domains=domains, skipped=skipped)
 
     def weighted(self, weights: Mapping[str, float]) -> PromptTable:
         """The same prompts, with other weights of the domains; shares all memory.
@@ -170,11 +177,13 @@ class PromptTable(Sequence[Prompt]):
           tables: name -> table.
           weights: name -> weight; relative to each other.
         """
-        assert all(table._rows is None for table in tables.values()), "some are subsets"
+        import pyarrow as pa
+
         names: list[str] = []
         of_n: list[np.ndarray] = []
         shares: list[float] = []
-        digest = hashlib.blake2b(digest_size=16)
+        rows: list[np.ndarray] = []
+        digest, start = hashlib.blake2b(digest_size=16), 0
         for (name, table), share in zip(
             tables.items(), _shares([weights[name] for name in tables]), strict=True
         ):
@@ -183,16 +192,20 @@ class PromptTable(Sequence[Prompt]):
             of_n.append(own.of_n + np.int16(len(names)))
             names += [f"{name}/{one}" if one else name for one in own.names]
             shares += (share * own.weights).tolist()
+            rows.append(start + (np.arange(len(table)) if table._rows is None else table._rows))
+            start += table._table.num_rows
         skipped = {
             f"{name}: {reason}": found
             for name, table in tables.items()
             for reason, found in table.skipped.items()
         }
+        are_whole = all(table._rows is None for table in tables.values())
         return cls(
-            [batch for table in tables.values() for batch in table._batches],
+            pa.concat_tables([table._table for table in tables.values()]),
             digest=digest.hexdigest(),
             domains=Domains(tuple(names), np.concatenate(of_n), np.array(shares)),
             skipped=skipped,
+            rows=None if are_whole else np.concatenate(rows),
         )
 
     def subset(self, indices: np.ndarray) -> PromptTable:
@@ -201,11 +214,13 @@ class PromptTable(Sequence[Prompt]):
         Args:
           indices: int [m], ascending.
         """
-        found = copy.copy(self)
-        found._columns = {}
-        found._rows = indices if self._rows is None else self._rows[indices]
-        found.ids, found.lengths = self.ids[indices], self.lengths[indices]
-        found.domains = None if self.domains is None else self.domains.kept(indices)
+        found = PromptTable(
+            self._table,
+            digest="",
+            domains=None if self.domains is None else self.domains.kept(indices),
+            skipped=self.skipped,
+            rows=indices if self._rows is None else self._rows[indices],
+        )
         digest = hashlib.blake2b(found.ids.data, digest_size=16)
         digest.update(found.lengths.data)
         for tokens in found._column("tokens"):
@@ -219,14 +234,15 @@ class PromptTable(Sequence[Prompt]):
             yield texts.to_pylist()
 
     def _column(self, name: str) -> Iterator[pa.Array]:
+        """A column of the prompts, in parts: ``take`` of a whole column might copy all texts."""
         start = 0
-        for batch, end in zip(self._batches, self._ends, strict=True):
-            column = batch.column(name)
+        for part in self._table.column(name).chunks:
+            end = start + len(part)
             if self._rows is not None:
                 low, high = np.searchsorted(self._rows, np.array([start, end]))
-                column = column.take(self._rows[low:high] - start)
-            yield column
-            start = int(end)
+                part = part.take(self._rows[low:high] - start)
+            yield part
+            start = end
 
     def without_questions_of(self, other: PromptTable, where: str) -> PromptTable:
         """This table without the prompts whose question the other one has, too; counts them.
@@ -235,28 +251,19 @@ class PromptTable(Sequence[Prompt]):
           where: location of the other table, for messages.
         """
         import pyarrow as pa
-        import pyarrow.compute
+        import pyarrow.compute as pc
 
-        assert self._rows is None and other._rows is None, "one is a subset"
-        pc: Any = pyarrow.compute  # it makes its functions when it is imported
-        theirs = pa.concat_arrays([batch.column("text") for batch in other._batches])
-        found = [pc.is_in(batch.column("text"), value_set=theirs) for batch in self._batches]
+        theirs = pc.SetLookupOptions(pa.concat_arrays(list(other._column("text"))))
+        found = [pc.call_function("is_in", [part], theirs) for part in self._column("text")]
         is_left_out_n = np.concatenate([one.to_numpy(zero_copy_only=False) for one in found])
         if not is_left_out_n.any():
             return self
-        batches = [
-            batch.filter(pc.invert(one)) if one.true_count else batch
-            for batch, one in zip(self._batches, found, strict=True)
-        ]
-        indices = np.flatnonzero(is_left_out_n)
+        left = self.subset(np.flatnonzero(~is_left_out_n))
         known = self.skipped.get(ELSEWHERE, Skipped())
-        counted = Skipped(known.count, list(known.examples))
-        for index in indices.tolist():
+        counted = left.skipped[ELSEWHERE] = Skipped(known.count, list(known.examples))
+        for index in np.flatnonzero(is_left_out_n).tolist():
             counted.add(self.place_of(index), f"its question is in {where}, too")
-        skipped = self.skipped | {ELSEWHERE: counted}
-        domains = None if self.domains is None else self.domains.kept(~is_left_out_n)
-        digest = hashlib.blake2b(self.digest.encode() + indices.tobytes(), digest_size=16)
-        return PromptTable(batches, digest=digest.hexdigest(), domains=domains, skipped=skipped)
+        return left
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -298,8 +305,7 @@ class PromptTable(Sequence[Prompt]):
 
     def place_of(self, index: int) -> str:
         """The location of a prompt in the dataset."""
-        batch, row = self._where(index)
-        return self._batches[batch].column("place")[row].as_py()
+        return self._table.column("place")[self._row(index)].as_py()
 
     def find(self, prompt_id: str) -> int | None:
         """The index of the first prompt with this id; None if there is none."""
@@ -315,35 +321,24 @@ class PromptTable(Sequence[Prompt]):
                 return index
         return None
 
-    def _where(self, index: int) -> tuple[int, int]:
-        if self._rows is not None:
-            index = int(self._rows[index])
-        batch = int(np.searchsorted(self._ends, index, side="right"))
-        return batch, index - (int(self._ends[batch - 1]) if batch else 0)
+    def _row(self, index: int) -> int:
+        return index if self._rows is None else int(self._rows[index])
 
     def _prompt(self, index: int) -> Prompt:
-        number, row = self._where(index)
-        if number not in self._columns:
-            batch = self._batches[number]
-            tokens = batch.column("tokens")
-            texts = (batch.column(name) for name in ("text", "reference", "metadata"))
-            self._columns[number] = (tokens.offsets.to_numpy(), tokens.values.to_numpy(), *texts)
-        offsets, values, text, reference, metadata = self._columns[number]
+        row = self._row(index)
+        tokens, text, reference, metadata = (
+            self._table.column(name)[row] for name in ("tokens", "text", "reference", "metadata")
+        )
         return Prompt(
             id=self.id_at(index),
-            tokens=values[offsets[row] : offsets[row + 1]].copy(),
-            text=text[row].as_py(),
-            reference=reference[row].as_py(),
-            metadata=json.loads(metadata[row].as_py()),
+            tokens=tokens.values.to_numpy().copy(),
+            text=text.as_py(),
+            reference=reference.as_py(),
+            metadata=json.loads(metadata.as_py()),
         )
 
 
-def _joined(parts: list[np.ndarray], empty: np.ndarray) -> np.ndarray:
-    return np.concatenate(parts) if parts else empty
-
-
-def _ids(batch: pa.RecordBatch) -> np.ndarray:
-    column = batch.column("id")
+def _ids(column: pa.FixedSizeBinaryArray) -> np.ndarray:
     flat = np.frombuffer(column.buffers()[1], np.uint8)
     return flat[16 * column.offset : 16 * (column.offset + len(column))].reshape(-1, 16)
 
