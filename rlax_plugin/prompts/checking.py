@@ -1,4 +1,7 @@
-"""Reads the prompts of a source, checks them, and makes their texts harmless."""
+"""Reads the prompts of a source, checks them, and makes their texts harmless.
+
+Ids identify prompts: run state, records and pass rates know a prompt by its id alone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.ports.source_abilities import SplitSource, StopStringSource
-from rlax_plugin.prompts.identity import contradiction
 from rlax_plugin.prompts.kept import only_kept
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.text.harmless import harmless, is_one_line, one_line, storable
@@ -132,6 +134,34 @@ def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) 
     if problem := contradiction(found):
         raise ConfigError(key, source, f"in split {split!r} {problem}")
     return found
+
+
+def contradiction(prompts: Iterable[Prompt]) -> str | None:
+    """Describes two different prompts with the same id; None if every id stands for one prompt.
+
+    A prompt that occurs twice, with the same reference, text and tokens, is no contradiction: it
+    is issued twice as often, and either of the two may be found by the id.
+
+    Args:
+      prompts: the prompts of one split.
+    """
+    known: dict[str, Prompt] = {}
+    for prompt in prompts:
+        first = known.setdefault(prompt.id, prompt)
+        if first is prompt:
+            continue
+        same = {
+            "references": first.reference == prompt.reference,
+            "texts": first.text == prompt.text,
+            "tokens": np.array_equal(first.tokens, prompt.tokens),
+        }
+        if differing := [name for name, is_same in same.items() if not is_same]:
+            return (
+                f"two different prompts share the id {prompt.id[:80]!r} (other "
+                f"{', '.join(differing)}); a resumed run finds prompts by their id and would mix "
+                "them up: derive the id from the text and the reference"
+            )
+    return None
 
 
 def first_of(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:

@@ -28,7 +28,6 @@ _OBJECTS = (
     "config.json",
     "generation_config.json",
 )
-_TEXTS = ("merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja")
 # The library reads other names too: which, depends on the class of the tokenizer.
 _KINDS = (".jinja", ".json", ".model", ".spm", ".tiktoken", ".txt")
 _INDEX = ".index.json"  # of weights, which may be links

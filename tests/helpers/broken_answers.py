@@ -142,7 +142,7 @@ ANSWERS: dict[str, Broken] = {
     "source_with_one_id_for_two_prompts": _source(
         "    def more(self, split):\n        return [self.prompt(f'{split}0', reference='8')]",
         "in split 'train' two different prompts share the id",
-        "(references '7' and '8')",
+        "(other references)",
         "make the id a hash of the whole prompt",
     ),
 }

@@ -9,8 +9,7 @@ import pytest
 
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.prompts.checking import training_prompts
-from rlax_plugin.prompts.identity import contradiction
+from rlax_plugin.prompts.checking import contradiction, training_prompts
 from rlax_plugin.prompts.of_run import asked_sets
 from rlax_plugin.testing.builders import make_prompt
 
@@ -47,9 +46,9 @@ def test_every_id_is_one_prompt_or_the_same_prompt_again():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"reference": "8"}, "share the id {id!r} (references '7' and '8'); a resumed run"),
-        ({"text": "seven"}, "share the id {id!r} (texts '7' and 'seven'); "),
-        ({"tokens": np.array([9], np.int32)}, "share the id {id!r} (tokens '[57]' and '[9]'); "),
+        ({"reference": "8"}, "share the id {id!r} (other references); a resumed run"),
+        ({"text": "seven"}, "share the id {id!r} (other texts); "),
+        ({"tokens": np.array([9], np.int32)}, "share the id {id!r} (other tokens); "),
     ],
 )
 def test_what_differs_is_named(changes, told):
@@ -59,17 +58,9 @@ def test_what_differs_is_named(changes, told):
     assert told.format(id=seven.id) in found
 
 
-def test_long_references_are_shortened_to_where_they_differ():
-    one, other = "x" * 5000 + "right" + "y" * 5000, "x" * 5000 + "wrong\n" + "y" * 5000
-    prompts = [make_prompt("7", reference) for reference in (one, other)]
-    found = contradiction(prompts)
-    assert "...'" + "x" * 20 + "right" in found and "x" * 20 + r"wrong\n" in found
-    assert len(found) < 500 and "\n" not in found
-
-
 def test_training_prompts_are_rejected_with_their_source():
     source = Source(train=[make_prompt("7", "a"), make_prompt("8"), make_prompt("7", "b")])
-    with pytest.raises(ConfigError, match=r"references 'a' and 'b'") as error:
+    with pytest.raises(ConfigError, match=r"other references") as error:
         training_prompts(section(), source)
     assert "in split 'train' two different prompts share the id" in error.value.reason
     assert (error.value.key, error.value.value) == ("rlax.prompt_source", "mine")
@@ -99,7 +90,7 @@ def test_problems_of_an_evaluation_are_rejected_with_their_source(settings, key,
         asked = section(**settings | more)
         return asked_sets(asked, source, lambda kind, choice, key: part[choice.name])
 
-    with pytest.raises(ConfigError, match=r"in split 'validation' .*references 'a' and 'b'") as e:
+    with pytest.raises(ConfigError, match=r"in split 'validation' .*other references") as e:
         sets()
     assert (e.value.key, e.value.value) == (key, name)
     (first, *_) = sets(problems=1)  # the second prompt is not asked
