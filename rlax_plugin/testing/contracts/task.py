@@ -13,7 +13,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.abilities import Abilities
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.ports.source_abilities import StopStringSource, TextEncoder
-from rlax_plugin.prompts.identity import contradiction
+from rlax_plugin.prompts.checking import contradiction
 from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
 from rlax_plugin.testing.contracts.inspection import Inspection, require
