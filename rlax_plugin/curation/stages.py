@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlax_plugin.config import Stage
 from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.pass_rates.domains import DomainRates
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.types import Prompt
 
 _KEY = "rlax.curation.stages"
+_ROUNDING = 1e-6  # counts are float32
 
 
 def check_stages(stages: Sequence[Stage], prompts: Sequence[Prompt]) -> None:
@@ -52,10 +54,10 @@ class Stages:
 
     Args:
       prompts: all training prompts; samplers see a view of them.
-      rates: pass rates of the run; call ``observed`` after each change.
+      rates: pass rates of the run.
 
     Attributes:
-      number: number of completed stages; a completed stage never starts again.
+      number: number of completed stages; a completed stage never starts again. A resume sets it.
 
     Raises:
       ConfigError: see ``check_stages``.
@@ -65,17 +67,15 @@ class Stages:
         self, stages: Sequence[Stage], prompts: Sequence[Prompt], rates: PassRateTable
     ) -> None:
         check_stages(stages, prompts)
-        self._stages, self._views = stages, [prompts]
-        self._domains: DomainRates | None = None
-        self.number = 0
-        if not stages:
-            return
-        assert isinstance(prompts, PromptTable) and prompts.domains is not None
-        # One view per stage: samplers go on as long as they see the same.
-        self._views = [*(prompts.weighted(stage.weights) for stage in stages), prompts]
-        self._number_of = {name: i for i, name in enumerate(prompts.domains.names)}
-        if any(stage.until_pass_rate for stage in stages):
-            self._domains = DomainRates(rates, prompts.domains.of_n, len(prompts.domains.names))
+        self._stages, self._rates, self.number = stages, rates, 0
+        self._views: list[Sequence[Prompt]] = [prompts]
+        self._places: dict[str, np.ndarray] = {}  # of the prompts of each domain
+        if stages:
+            assert isinstance(prompts, PromptTable) and prompts.domains is not None
+            # One view per stage: samplers go on as long as they see the same.
+            self._views = [*(prompts.weighted(stage.weights) for stage in stages), prompts]
+            domains = prompts.domains
+            self._places = dict(zip(domains.names, domains.places(), strict=True))
 
     def __len__(self) -> int:
         return len(self._stages)
@@ -93,24 +93,19 @@ class Stages:
     def _is_over(self, stage: Stage, step: int) -> bool:
         if stage.until_step is not None and step > stage.until_step:
             return True
-        if not stage.until_pass_rate:
-            return False
-        assert self._domains is not None
-        means = {
-            name: self._domains.mean(self._number_of[name], stage.min_prompts)
-            for name in stage.until_pass_rate
-        }
-        return all(
-            mean is not None and mean >= stage.until_pass_rate[name] for name, mean in means.items()
+        wanted = stage.until_pass_rate.items()
+        return bool(wanted) and all(
+            self._has_rate(name, rate, stage.min_prompts) for name, rate in wanted
         )
 
-    def observed(self, index: int) -> None:
-        """Takes note of a prompt whose pass rate has changed."""
-        if self._domains is not None:
-            self._domains.observed(index)
+    def _has_rate(self, domain: str, least: float, min_prompts: int) -> bool:
+        """True if the mean of the measured prompts of a domain is high enough; each counts once.
 
-    def restore(self, number: int) -> None:
-        """Goes back to a number, after the pass rates went back."""
-        self.number = min(number, len(self._stages))
-        if self._domains is not None:
-            self._domains.recount()
+        The sampler decides how often a prompt is generated, so a mean over samples would say more
+        about the sampler than about the policy.
+        """
+        places = self._places[domain]
+        measured = places[self._rates.measured(places)]
+        if not len(measured) or len(measured) < min(min_prompts, len(places)):
+            return False
+        return float(self._rates.mean(measured).mean()) >= least - _ROUNDING

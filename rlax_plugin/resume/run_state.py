@@ -206,7 +206,6 @@ class RunState:
             failed = event.scored - event.passed
             whole = event.rejected != ev.NOT_NEEDED
             self.rates.observe(index, event.passed, failed, group.newest_version, whole=whole)
-            self._stages.observed(index)
         self.totals.reward_errors += len(group.episodes) - event.scored
         if event.rejected is None:
             self.ready.add(group)
@@ -273,7 +272,7 @@ class RunState:
         self._sampler.restore(state["sampler"])
         passed, failed, mixed = state["outcomes"]
         self.rates.restore(dataclasses.replace(rates, outcomes=(passed, failed, mixed)))
-        self._stages.restore(state["stage"])
+        self._stages.number = min(state["stage"], len(self._stages))
         totals = dict(state["totals"])
         for name in ("rejected", "dropped"):
             totals[name] = Counter(totals[name])

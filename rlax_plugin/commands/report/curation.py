@@ -31,7 +31,6 @@ from rlax_plugin.commands.report.series import COLOURS, NEUTRAL, Chart, layout, 
 from rlax_plugin.commands.report.x_axes import STEP
 from rlax_plugin.config.rollouts import Curation
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.pass_rates.domains import DomainRates
 from rlax_plugin.pass_rates.files import unpacked
 from rlax_plugin.pass_rates.intervals import beta_interval
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
@@ -349,7 +348,8 @@ def domain_rates(
       of the prompts used so far, each of which counts once; NaN before the domain's first one.
     """
     table = PassRateTable(len(domain_p), half_life)
-    means = DomainRates(table, domain_p, domains)
+    rate_p = np.full(len(domain_p), np.nan)  # of each prompt, when it was observed last
+    sums, counts = np.zeros(domains), np.zeros(domains)  # of these rates, by domain
     names = ("prompt", "step", "passed", "scored", "version")
     rows = zip(*(groups.column(name).tolist() for name in names), strict=True)
     found: dict[int, list[float]] = {}
@@ -357,8 +357,8 @@ def domain_rates(
 
     def note() -> None:
         if now is not None:
-            each = (means.mean(domain) for domain in range(domains))
-            found[now] = [np.nan if mean is None else mean for mean in each]
+            unknown = np.full(domains, np.nan)
+            found[now] = np.divide(sums, counts, out=unknown, where=counts > 0).tolist()
 
     for prompt, step, passed, scored, version in rows:
         if step != now:
@@ -366,7 +366,11 @@ def domain_rates(
             now = step
         if prompt >= 0:
             table.observe(prompt, passed, scored - passed, version)
-            means.observed(prompt)
+            if (rate := table.rate(prompt)) is not None:
+                before, domain = rate_p[prompt], domain_p[prompt]
+                counts[domain] += np.isnan(before)
+                sums[domain] += rate - np.nan_to_num(before)
+                rate_p[prompt] = rate
     note()
     return list(found), np.array(list(found.values()), np.float64).reshape(-1, domains).T
 

@@ -14,9 +14,8 @@ from scored_groups import scored_group
 
 from rlax_plugin.api import PromptTable
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.curation.stages import check_stages
+from rlax_plugin.curation.stages import Stages, check_stages
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.pass_rates.domains import DomainRates
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 from rlax_plugin.records import events as ev
 from rlax_plugin.resume.run_state import RunState
@@ -113,31 +112,21 @@ def test_a_resumed_run_goes_on_in_its_stage(table: PromptTable, done: int, name:
     assert again == ends and ends["stage"] == 2
 
 
-def test_means_of_domains_count_each_prompt_once() -> None:
-    rates = make_rates(6, {0: (8, 0), 1: (1, 3), 3: (0, 4)})
-    domains = DomainRates(rates, np.array([0, 0, 0, 1, 1, 2]), 3)
-    assert [domains.mean(i) for i in range(3)] == [0.625, 0.0, None]
-    assert domains.mean(0, min_prompts=3) is None and domains.mean(1, min_prompts=2) is None
-    rates.observe(2, 4, 0, 0)
-    rates.observe(5, 1, 1, 0)
-    for index in (2, 5, 4):  # of 4 nothing is known
-        domains.observed(index)
-    # The third of three prompts, and the one of one: as many as there are.
-    assert domains.mean(0, min_prompts=64) == 0.75 and domains.mean(2, min_prompts=64) == 0.5
+def test_a_mean_counts_each_prompt_once_and_needs_enough_of_them(table: PromptTable) -> None:
+    rates = make_rates(40, {20: (8, 0), 21: (1, 3), 30: (0, 4)})  # words: 1 and .25
 
+    def is_over(until: dict[str, float], min_prompts: int) -> bool:
+        options = {"weights": {"sums": 1}, "until_pass_rate": until, "min_prompts": min_prompts}
+        stages = Stages(section(options).curation.stages, table, rates)
+        stages.prompts(1)
+        return stages.number == 1
 
-def test_means_of_domains_are_those_of_a_recount() -> None:
-    rng, rates = np.random.default_rng(0), PassRateTable(60, 3)
-    of_n = rng.integers(3, size=60)
-    domains = DomainRates(rates, of_n, 3)
-    for step in range(500):
-        index = int(rng.integers(60))
-        rates.observe(index, int(rng.integers(5)), int(rng.integers(5)), step // 9)
-        domains.observed(index)
-    again = DomainRates(rates, of_n, 3)
-    assert [domains.mean(i) for i in range(3)] == [again.mean(i) for i in range(3)]
-    for i in range(3):
-        assert domains.mean(i) == pytest.approx(np.nanmean(rates.mean()[of_n == i]), abs=1e-6)
+    assert is_over({"words": 0.625}, 2) and not is_over({"words": 0.63}, 2)
+    assert not is_over({"words": 0.6}, 3) and not is_over({"words": 0.6, "rare": 0.1}, 1)
+    assert not is_over({"sums": 0.0}, 1)  # none is measured
+    for index in range(22, 30):
+        rates.observe(index, 4, 0, 0)
+    assert is_over({"words": 0.92}, 64)  # the words are only ten
 
 
 def test_domains_that_there_are_not_are_refused(table: PromptTable) -> None:
