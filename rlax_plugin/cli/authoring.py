@@ -47,8 +47,8 @@ def new_plugin(
     for file in package.files:
         typer.echo(f"  {file}")
     commands = (("python", "-m", "pytest"), ("pip", "install", "-e", "."))
-    test, install = (pasteable(*words, directory=package.folder) for words in commands)
-    check = pasteable("rlax", "check-plugin", name, directory=package.folder)
+    test, install = (pasteable(*words) for words in commands)
+    check = pasteable("rlax", "check-plugin", name)
     typer.echo(f"\nNext:\n  {shlex.join(('cd', str(package.folder)))}\n  {test}")
     typer.echo(f"  edit {package.module}: it works as it is\n  {install}")
     typer.echo(f"  {check}\n  {package.usage}")

@@ -324,7 +324,7 @@ class _Assembly:
         await generation.start()
         join = ("serve", "--controller", generation.address)
         token_file = os.path.abspath(generation.secrets.worker_file)
-        command = pasteable("rlax", *join, "--token-file", token_file, anywhere=True)
+        command = pasteable("rlax", *join, "--token-file", token_file)
         self._setup.dashboard.message(f"a further worker joins with:  {command}")
         check_rewards(self._section, generation.made.rewards.needs)
         reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)

@@ -12,23 +12,15 @@ from pathlib import Path
 from rlax_plugin.text.secrets import hidden
 
 
-def pasteable(
-    program: str, *arguments: str, directory: Path | None = None, anywhere: bool = False
-) -> str:
+def pasteable(program: str, *arguments: str) -> str:
     """Returns a command line that runs a program of this environment, whatever is on ``PATH``.
 
     Args:
       program: such as ``rlax``. It is named by its path if the shell would not find it or find
-        another one, as in an environment that is not activated; relative to ``directory`` if that
-        is shorter.
+        another one, as in an environment that is not activated.
       arguments: quoted if necessary, without secrets, which users fill in again.
-      directory: directory in which the line is to be run; None: the working directory.
-      anywhere: True if it may also be run in any other directory, so that no path may be relative.
     """
-    named = _named(program, directory or Path())
-    if anywhere and os.sep in named:
-        named = os.path.abspath(named)
-    return shlex.join(map(hidden, (named, *arguments)))
+    return shlex.join(map(hidden, (_named(program), *arguments)))
 
 
 def train_command(argv: Sequence[str]) -> str:
@@ -36,16 +28,9 @@ def train_command(argv: Sequence[str]) -> str:
     return pasteable("rlax", "train", *argv)
 
 
-def _named(program: str, directory: Path) -> str:
-    scripts = Path(sysconfig.get_path("scripts"))
+def _named(program: str) -> str:
+    script = Path(sysconfig.get_path("scripts"), program)
     found = shutil.which(program)
     # Folders are compared: the interpreters of many environments are links to one file.
-    if found and os.path.realpath(Path(found).parent) == os.path.realpath(scripts):
-        return program
-    if not (scripts / program).exists():
-        return program
-    path = str(scripts / program)
-    relative = os.path.relpath(path, directory)
-    if os.sep not in relative:
-        relative = os.path.join(os.curdir, relative)
-    return min(relative, path, key=len)
+    is_found = found and os.path.realpath(Path(found).parent) == os.path.realpath(script.parent)
+    return program if is_found or not script.exists() else str(script)

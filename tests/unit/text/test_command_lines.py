@@ -41,8 +41,9 @@ def script(path: Path) -> None:
 
 
 def test_a_program_that_is_not_on_path_is_named_by_its_path(clone: Path) -> None:
-    assert pasteable("rlax", "report", "runs/a b") == ".venv/bin/rlax report 'runs/a b'"
-    assert pasteable("tensorboard", "--logdir", "runs") == ".venv/bin/tensorboard --logdir runs"
+    for program in ("rlax", "tensorboard"):
+        line = pasteable(program, "report", "runs/a b")  # quoted: the folder has a space, too
+        assert line == f"'{clone}/.venv/bin/{program}' report 'runs/a b'"
 
 
 def test_a_program_of_the_activated_environment_needs_no_path(
@@ -60,23 +61,7 @@ def test_a_program_of_another_environment_is_not_meant(
     (clone / "other").mkdir()
     (clone / "other/rlax").symlink_to(clone / ".venv/bin/rlax")  # as interpreters are
     monkeypatch.setenv("PATH", f"{clone / 'other'}:/usr/bin")
-    assert pasteable("rlax", "audit") == ".venv/bin/rlax audit"
-
-
-def test_the_shorter_path_is_shown_and_always_has_a_slash(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(clone / ".venv/bin")
-    assert pasteable("rlax") == "./rlax"
-    monkeypatch.chdir("/usr/lib")
-    assert pasteable("rlax") == f"'{clone}/.venv/bin/rlax'"  # quoted: the folder has a space
-    assert pasteable("rlax", "audit", directory=clone / "my_filter") == "../.venv/bin/rlax audit"
-
-
-def test_a_command_for_any_directory_has_no_relative_path(clone: Path) -> None:
-    said = pasteable("rlax", "serve", "--controller", "127.0.0.1:1", anywhere=True)
-    assert shlex.split(said)[0] == f"{clone}/.venv/bin/rlax"
-    assert pasteable("jupyter", "lab", anywhere=True) == "jupyter lab"
+    assert pasteable("rlax", "audit") == f"'{clone}/.venv/bin/rlax' audit"
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -105,7 +90,7 @@ def test_every_command_at_the_end_of_a_run_can_be_pasted(
     print_results(console(out), RunFiles("runs/demo"), ["c.yml", "run_name=a b", "steps=9"], 4, 1)
     lines = dict(line.split(":", 1) for line in out.getvalue().splitlines() if ":" in line)
     commands = {what: shlex.split(line) for what, line in lines.items()}
-    rlax, board = ".venv/bin/rlax", ".venv/bin/tensorboard"
+    rlax, board = f"{clone}/.venv/bin/rlax", f"{clone}/.venv/bin/tensorboard"
     assert commands == {
         "continue training": [rlax, "train", "c.yml", "run_name=a b", "steps=8"],
         "write a report": [rlax, "report", "runs/demo"],
