@@ -44,7 +44,6 @@ from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.prompts.config import DatasetConfig
 from rlax_plugin.testing.objectives import section_of
-from rlax_plugin.text.markdown import markdown_table
 
 # Where a part is chosen -> its kind.
 PARTS = {key: kind.name for key, kind in AT_KEY.items()}
@@ -317,7 +316,7 @@ def _markdown_keys(keys: Sequence[ConfigKey], section: str) -> str:
         default = f"`{key.default}`" if key.default else ""
         meaning = key.meaning.replace("<", r"\<").replace("|", r"\|")
         rows.append([f"`{key.key.removeprefix(f'{section}.')}`", words, default, meaning])
-    return markdown_table(rows)
+    return _table(rows)
 
 
 def presets_of(registry: Registry) -> dict[str, Preset]:
@@ -369,7 +368,7 @@ def _preset_table(presets: Mapping[str, Preset]) -> str:
     for name, preset in presets.items():
         slots = [f"`{_short(getattr(preset, slot))}`" for slot in SLOTS]
         rows.append([f"[{name}](#{name.replace('/', '')})", *slots, preset.old_policy])
-    return markdown_table(rows)
+    return _table(rows)
 
 
 def _short(choice: Choice | None) -> str:
@@ -408,3 +407,9 @@ def preset_notes(preset: Preset) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 PAGES = {"config": config_page, "metrics": names.markdown, "objectives": objectives_page}
 """Name of a page -> its generated text."""
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table; the first row is its heading."""
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -14,7 +14,6 @@ import psutil
 
 from rlax_plugin.errors import CommandError, ConfigError, RlaxError
 from rlax_plugin.processes.python import python_command
-from rlax_plugin.text.failures import failure
 
 _INTERRUPTED = 130
 _TAIL = 65_536  # bytes of a log that are read again
@@ -165,3 +164,21 @@ def command(name: str, *arguments: str) -> str:
         reason = failure(done.stderr, done.returncode, "")
         raise CommandError(name, done.returncode, reason)
     return done.stdout
+
+
+def failure(output: str, status: int, log: str) -> str:
+    """Returns the error message in a command's output, or its last line if it has printed none.
+
+    Args:
+      status: its exit status, negative if a signal ended it.
+      log: the file with its output, for messages; empty: none.
+    """
+    _, found, message = f"\n{output}".rpartition("\nerror: ")
+    if found:
+        return message.strip()
+    seen = f"; its output is in {log}" if log else ""
+    if status < 0:
+        return f"the signal {signal.Signals(-status).name} ended it{seen}"
+    lines = output.split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+    return f"it ended with status {status}: {last}{seen}"

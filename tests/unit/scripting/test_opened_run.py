@@ -200,7 +200,7 @@ def test_plain_lines_are_as_rare_as_they_should_be() -> None:
 
 
 def test_an_error_of_a_command_is_its_own_line(files: RunFiles) -> None:
-    from rlax_plugin.text.failures import failure
+    from rlax_plugin.scripting.processes import failure
 
     output = "warning: a\nerror: rlax.seed = x: must be a number\nalso rlax.y = 1: wrong\n"
     assert failure(output, 2, "l") == "rlax.seed = x: must be a number\nalso rlax.y = 1: wrong"
