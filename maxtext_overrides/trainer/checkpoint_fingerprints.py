@@ -3,7 +3,8 @@
 Orbax reads most flipped bits of a tensor's data back without an error. Fingerprints are computed on
 the devices when a checkpoint is saved, of all that it holds: weights, optimizer state, counters and
 keys of random numbers. They lie in ``fingerprints/LABEL.json`` of the run, and are compared with
-those of the restored state.
+those of the restored state. Of the other flipped bits, those of compressed data mostly, TensorStore
+says that it cannot decode what it has read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -18,11 +22,18 @@ from flax import nnx
 
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.weights.device_fingerprint import fingerprint
 
 log = logging.getLogger("rlax.maxtext")
 
 _DIRECTORY, _SET_ASIDE = "fingerprints", "damaged"
+# TensorStore raises a ValueError for everything. This is what it says of bytes that it has read;
+# other codes, and other preconditions, may be an outage or another model.
+_WRONG_BYTES = re.compile(
+    r"DATA_LOSS: |FAILED_PRECONDITION: .*(ZSTD_\w+\(\) failed|Not enough data|checksum)",
+    re.DOTALL,
+)
 
 
 class DamagedCheckpointError(TrainingError):
@@ -59,6 +70,26 @@ def save(checkpoint_dir: str, label: int, state: Any) -> None:
     for name in files.names(_DIRECTORY):
         if name not in kept:
             files.delete(f"{_DIRECTORY}/{name}")
+
+
+@contextmanager
+def restoring(checkpoint_dir: str) -> Iterator[None]:
+    """Tells the newest checkpoint that cannot be decoded from all other failures to restore it.
+
+    Raises:
+      DamagedCheckpointError: TensorStore has read bytes that are not what was written.
+    """
+    try:
+        yield
+    except (ValueError, KeyError) as error:  # Orbax raises a KeyError from TensorStore's error
+        cause: BaseException | None = error
+        while cause is not None and not _WRONG_BYTES.match(str(cause)):
+            cause = cause.__cause__
+        files = _files(checkpoint_dir)
+        labels = [int(name) for name in files.names("checkpoints") if name.isdecimal()]
+        if cause is None or not labels:
+            raise
+        raise DamagedCheckpointError(files, max(labels), one_line(str(cause))) from error
 
 
 def check(checkpoint_dir: str, label: int, state: Any) -> None:

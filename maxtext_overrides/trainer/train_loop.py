@@ -163,7 +163,8 @@ class _Extension:
 
     def setup_train_loop(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def setup(config: Any, recorder: Any, devices: Any = None) -> Any:
-            result = stock(config, recorder, devices)
+            with checkpoint_fingerprints.restoring(self.config.checkpoint_dir):
+                result = stock(config, recorder, devices)
             model, mesh, state = result[3], result[4], result[-1]
             trained = self.train.get_first_step(model, state)
             completed, extra = divmod(trained, self.updates.per_step)
@@ -374,7 +375,8 @@ def run_train_loop(
       OverrideError: MaxText's source differs from the tested one.
       TrainingError: a batch of wrong shape; the loss became NaN or infinite; the checkpoint lies
         inside an RL step, because ``rlax.objective`` has changed.
-      DamagedCheckpointError: the newest checkpoint has other values than were saved.
+      DamagedCheckpointError: the newest checkpoint has other values than were saved, or cannot be
+        decoded.
       Exception: ``events`` raised it; it is passed on unchanged.
     """
     extensions = extended(config, events, arrays, objective, outputs, frozen_updates)
