@@ -1,13 +1,10 @@
 """The yardstick: one synchronous GRPO loop in bare JAX, no framework, no other process.
 
 A step generates 8 samples for each of 8 prompts with a KV cache, scores them by parity, and makes
-one clipped-GRPO AdamW update on the 64 rows; with --shared-prompts on 8 rows, each of which holds a
-prompt once and behind it its 8 completions, which do not see each other. The model is Llama's
-decoder block (RMSNorm, rotary attention, gated SiLU) with tied embeddings, in float32. No early
-stop, no KL term.
+one clipped-GRPO AdamW update on the 64 rows. The model is Llama's decoder block (RMSNorm, rotary
+attention, gated SiLU) with tied embeddings, in float32. No early stop, no KL term.
 
     python benchmarks/bare_loop.py --work w1 --steps 50 --json out.json
-    python benchmarks/bare_loop.py --work w2-long --steps 5 --shared-prompts
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class Work:
-    """The sizes of a standard task; head size is width / heads, and 0 kv_heads are all heads."""
+    """The sizes of a standard task; head size is width / heads."""
 
     layers: int
     width: int
@@ -41,38 +38,18 @@ class Work:
     vocab: int
     new_tokens: int
     prompt_tokens: int = 16
-    kv_heads: int = 0
-
-    @property
-    def copies(self) -> int:
-        """Number of heads that share a key and a value."""
-        return self.heads // (self.kv_heads or self.heads)
 
 
 WORKS = {
     "w1": Work(layers=2, width=64, heads=4, mlp=256, vocab=512, new_tokens=16),
     "w2": Work(layers=8, width=512, heads=8, mlp=2048, vocab=8192, new_tokens=32),
-    # Long prompts and short completions; and SmolLM2-135M's sizes with them.
-    "w2-long": Work(
-        layers=8, width=512, heads=8, mlp=2048, vocab=8192, new_tokens=5, prompt_tokens=104
-    ),
-    "smollm2": Work(
-        layers=30,
-        width=576,
-        heads=9,
-        mlp=1536,
-        vocab=49152,
-        new_tokens=5,
-        prompt_tokens=104,
-        kv_heads=3,
-    ),
 }
 
 
 def init(work: Work, key: jax.Array) -> Params:
     """Returns normal weights with standard deviation fan_in ** -0.5; norms at 1."""
     d = work.width
-    shapes = {"qkv": (d, d + 2 * d // work.copies), "out": (d, d)}
+    shapes = {"qkv": (d, 3 * d), "out": (d, d)}
     shapes |= {"gate": (d, work.mlp), "up": (d, work.mlp), "down": (work.mlp, d)}
     keys = iter(jax.random.split(key, 1 + work.layers * len(shapes)))
     layers = [
@@ -102,35 +79,25 @@ def project(x: jax.Array, matrix: jax.Array) -> jax.Array:
     return (x.reshape(-1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], -1)
 
 
-def block(
-    work: Work, p: Params, x: jax.Array, positions: jax.Array, cache: Any, seen: Any = None
-) -> Any:
-    """Computes one decoder layer; with a cache (k, v) new keys are written at ``positions[0]``.
-
-    A token sees those at earlier positions, unless ``seen`` [length, length] says otherwise.
-    """
+def block(work: Work, p: Params, x: jax.Array, positions: jax.Array, cache: Any) -> Any:
+    """Computes one decoder layer; with a cache (k, v) new keys are written at ``positions[0]``."""
     batch, length, width = x.shape
     qkv = project(rms_norm(x, p["norm_1"]), p["qkv"])
     qkv = qkv.reshape(batch, length, -1, width // work.heads).transpose(0, 2, 1, 3)
-    kv_heads = work.heads // work.copies
-    q, k, v = jnp.split(qkv, [work.heads, work.heads + kv_heads], axis=1)
+    q, k, v = jnp.split(qkv, 3, axis=1)
     q, k = rotate(q, positions) * q.shape[-1] ** -0.5, rotate(k, positions)
     if cache is not None:
         k, v = (
             jax.lax.dynamic_update_slice_in_dim(old, new, positions[0], axis=2)
             for old, new in zip(cache, (k, v), strict=True)
         )
-    if seen is None:
-        seen = jnp.arange(k.shape[2]) <= positions[:, None]
-    new = k, v
-    if work.copies > 1:
-        k, v = (jnp.repeat(one, work.copies, axis=1) for one in new)
+    seen = jnp.arange(k.shape[2]) <= positions[:, None]
     weights = jax.nn.softmax(jnp.where(seen, q @ k.swapaxes(2, 3), -1e30), axis=-1)
     mixed = (weights @ v).transpose(0, 2, 1, 3).reshape(batch, length, width)
     x += project(mixed, p["out"])
     normed = rms_norm(x, p["norm_2"])
     gate, up = project(normed, p["gate"]), project(normed, p["up"])
-    return x + project(jax.nn.silu(gate) * up, p["down"]), new
+    return x + project(jax.nn.silu(gate) * up, p["down"]), (k, v)
 
 
 def logits(params: Params, x: jax.Array) -> jax.Array:
@@ -185,8 +152,10 @@ def advantages(tokens: np.ndarray) -> np.ndarray:
 optimizer = optax.adamw(LEARNING_RATE, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.1)
 
 
-def plain_scores(work: Work, params: Params, prompts: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Returns logits [samples, new_tokens, vocab] of completions, each in a row of its own."""
+def completion_logits(
+    work: Work, params: Params, prompts: jax.Array, tokens: jax.Array
+) -> jax.Array:
+    """Returns logits [samples, new_tokens, vocab] of completions."""
     rows = jnp.concatenate([jnp.repeat(prompts, SAMPLES, axis=0), tokens[:, :-1]], axis=1)
     x = params["embed"][rows]
     for p in params["layers"]:
@@ -194,31 +163,13 @@ def plain_scores(work: Work, params: Params, prompts: jax.Array, tokens: jax.Arr
     return logits(params, x[:, work.prompt_tokens - 1 :])
 
 
-def shared_scores(work: Work, params: Params, prompts: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Returns the same logits from rows of a prompt and all of its completions.
-
-    A prompt's last token is the first one of each of its completions, as in the trainer.
-    """
-    before, count = work.prompt_tokens - 1, work.new_tokens
-    last = jnp.repeat(prompts[:, -1:], SAMPLES, axis=0)
-    own = jnp.concatenate([last, tokens[:, :-1]], axis=1).reshape(len(prompts), SAMPLES * count)
-    places = np.arange(before + SAMPLES * count)
-    answer = np.where(places < before, 0, 1 + (places - before) // count)
-    positions = np.where(places < before, places, before + (places - before) % count)
-    seen = (places <= places[:, None]) & ((answer == 0) | (answer == answer[:, None]))
-    x = params["embed"][jnp.concatenate([prompts[:, :-1], own], axis=1)]
-    for p in params["layers"]:
-        x, _ = block(work, p, x, jnp.asarray(positions), None, jnp.asarray(seen))
-    return logits(params, x[:, before:]).reshape(*tokens.shape, -1)
-
-
-@partial(jax.jit, static_argnums=(0, 4), donate_argnums=(1, 2))
-def train(work: Work, params: Params, state: Any, batch: Any, shared: bool = False) -> Any:
+@partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
+def train(work: Work, params: Params, state: Any, batch: Any) -> Any:
     """Makes one clipped-GRPO update; logits are computed only for completion tokens."""
     prompts, tokens, old_logprobs, advantage = batch
 
     def loss(params: Params) -> jax.Array:
-        scores = (shared_scores if shared else plain_scores)(work, params, prompts, tokens)
+        scores = completion_logits(work, params, prompts, tokens)
         chosen = jnp.take_along_axis(scores, tokens[..., None], axis=-1)[..., 0]
         ratio = jnp.exp(chosen - jax.nn.logsumexp(scores, axis=-1) - old_logprobs)
         clipped = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
@@ -229,9 +180,7 @@ def train(work: Work, params: Params, state: Any, batch: Any, shared: bool = Fal
     return optax.apply_updates(params, updates), state, value
 
 
-def run(
-    work: Work, steps: int, warmup: int = 2, seed: int = 0, shared: bool = False
-) -> dict[str, Any]:
+def run(work: Work, steps: int, warmup: int = 2, seed: int = 0) -> dict[str, Any]:
     """Times ``steps`` synchronous steps after ``warmup`` untimed ones (compilation)."""
     key = jax.random.key(seed)
     params = jax.jit(init, static_argnums=0)(work, key)
@@ -245,7 +194,7 @@ def run(
         advantage = advantages(np.asarray(tokens))
         drawn = time.perf_counter()
         batch = (prompts, tokens, logprobs, advantage)
-        params, state, value = train(work, params, state, batch, shared)
+        params, state, value = train(work, params, state, batch)
         jax.block_until_ready((params, value))
         end = time.perf_counter()
         if i >= warmup:
@@ -263,12 +212,9 @@ def main() -> None:
     parser.add_argument("--work", choices=sorted(WORKS), default="w1")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shared-prompts", action="store_true", help="one row for each prompt")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
-    result = {"work": args.work} | run(
-        WORKS[args.work], args.steps, seed=args.seed, shared=args.shared_prompts
-    )
+    result = {"work": args.work} | run(WORKS[args.work], args.steps, seed=args.seed)
     for name in ("generate_ms", "train_ms", "step_ms"):
         print(f"{name:12s} median {result[name]['median']:9.2f}  min {result[name]['min']:9.2f}")
     if args.json:
