@@ -2,155 +2,63 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
-import os
 import posixpath
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from google.protobuf.message import DecodeError
 
-from rlax_plugin.config import INT32_MAX
 from rlax_plugin.errors import (
     ConfigError,
+    RlaxError,
     WeightsError,
     WeightsUnreadableError,
     WeightsUnwritableError,
 )
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import (
-    BASE,
-    Canary,
-    TensorSpec,
-    VersionPart,
-    WeightVersion,
-)
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 
 log = logging.getLogger("rlax.parameter_server")
 
 _LIST = "versions.json"
-# Of texts that others have edited: numbers may be infinite, and lists nested without end.
-_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+# Of texts that others have edited: lists may be nested without end.
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DecodeError)
 
 
 def versions_to_json(versions: Iterable[WeightVersion], retired: Iterable[str] = ()) -> str:
-    """The JSON text of an index.
+    """The JSON text of an index: for each version its number, and its message in base64.
 
     Args:
       retired: paths of parts that have no readers any more and must be deleted.
     """
-
-    document = {"versions": [_plain(v) for v in versions], "retired": list(retired)}
-    return json.dumps(document)
-
-
-def _plain(version: WeightVersion) -> dict[str, Any]:
-    # Not by ``asdict``, which copies everything: a version may have thousands of tensors.
-    canary = version.canary
-    return {
-        "version": int(version.version),  # which a plug-in may have given as a scalar of numpy
-        "step": int(version.step),
-        "parts": [_plain_part(part) for part in version.parts],
-        "canary": canary
-        and {
-            "tokens": np.asarray(canary.tokens).tolist(),
-            "logprobs": np.asarray(canary.logprobs).tolist(),
-            "tolerance": float(canary.tolerance),
-        },
-    }
+    entries = [
+        {"version": int(version.version), "message": base64.b64encode(sent).decode()}
+        for version in versions
+        for sent in [version_to_proto(version).SerializeToString()]
+    ]
+    return json.dumps({"versions": entries, "retired": list(retired)})
 
 
-def _plain_part(part: VersionPart) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "path": part.path,
-        "tensors": {
-            name: {"shape": spec.shape, "dtype": spec.dtype, "fingerprint": spec.fingerprint}
-            for name, spec in part.tensors.items()
-        },
-        "format": part.format,
-    }
-
-
-def versions_from_json(text: str, source: str) -> list[WeightVersion]:
-    """The versions of an index.
+def versions_from_json(text: str, source: str) -> Listed:
+    """The content of an index.
 
     Raises:
       WeightsError: the text is not an index; the message names ``source``.
     """
     try:
-        return [
-            WeightVersion(
-                version=_count(entry["version"]),
-                step=_count(entry["step"]),
-                parts=_parts(entry["parts"]),
-                canary=_canary_from_json(entry["canary"]),
-            )
-            for entry in json.loads(text)["versions"]
-        ]
-    except _WRONG as error:
+        document = json.loads(text)
+        sent = [base64.b64decode(entry["message"]) for entry in document["versions"]]
+        versions = [version_from_proto(pb.Version.FromString(message)) for message in sent]
+        return Listed(versions, [str(path) for path in document["retired"]])
+    except (*_WRONG, WeightsError) as error:
         raise WeightsError(f"{source} is not an index of weight versions: {error!r}") from error
-
-
-def retired_from_json(text: str, source: str) -> list[str]:
-    """The paths of an index that must be deleted.
-
-    Raises:
-      WeightsError: the text is not an index; the message names ``source``.
-    """
-    try:
-        return [str(path) for path in json.loads(text).get("retired", ())]
-    except _WRONG as error:
-        raise WeightsError(f"{source} is not an index of weight versions: {error!r}") from error
-
-
-def _count(number: Any) -> int:
-    """Returns the number of a version or step, if it fits into a message.
-
-    Raises:
-      ValueError: it is negative or too large.
-    """
-    if not 0 <= (count := int(number)) <= INT32_MAX:
-        raise ValueError(f"a weight version or its step is {count}")
-    return count
-
-
-def _parts(entries: Sequence[dict[str, Any]]) -> tuple[VersionPart, ...]:
-    """The parts of a version.
-
-    Raises:
-      ValueError: none of them is ``base``, which every version has.
-    """
-    parts = tuple(map(_part_from_json, entries))
-    if BASE not in (names := [part.name for part in parts]):
-        raise ValueError(f"a weight version has the parts {names}, and no {BASE!r}")
-    return parts
-
-
-def _part_from_json(entry: dict[str, Any]) -> VersionPart:
-    return VersionPart(
-        name=str(entry["name"]),
-        path=str(entry["path"]),
-        tensors={
-            name: TensorSpec(tuple(t["shape"]), str(t["dtype"]), int(t["fingerprint"]))
-            for name, t in entry["tensors"].items()
-        },
-        format=str(entry["format"]),
-    )
-
-
-def _canary_from_json(entry: dict[str, Any] | None) -> Canary | None:
-    if entry is None:
-        return None
-    return Canary(
-        tokens=np.array(entry["tokens"], np.int32),
-        logprobs=np.array(entry["logprobs"], np.float32),
-        tolerance=float(entry["tolerance"]),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +74,20 @@ class Listed:
     retired: Sequence[str] = ()
 
 
-def record_versions(files: RunFiles, index: str) -> None:
-    """Writes a run's list: the text of ``versions_to_json``, and the run it belongs to."""
+def record_versions(files: RunFiles, index: str, name: str = _LIST) -> None:
+    """Writes a run's list: the text of ``versions_to_json``, and the run it belongs to.
+
+    Args:
+      name: of the file, below ``files``; a parameter server of its own has another one.
+
+    Raises:
+      WeightsUnwritableError: it cannot be written.
+    """
     document = json.loads(index) | {"run": files.location()}
-    files.put(_LIST, json.dumps(document).encode())
+    try:
+        files.put(name, json.dumps(document).encode())
+    except RlaxError as error:
+        raise WeightsUnwritableError(str(error)) from error
 
 
 def listed_versions(files: RunFiles, directory: str) -> Listed:
@@ -185,7 +103,8 @@ def listed_versions(files: RunFiles, directory: str) -> Listed:
     source = files.location(_LIST)
     try:
         text = files.get(_LIST).decode(errors="replace")
-        versions, retired = versions_from_json(text, source), retired_from_json(text, source)
+        listed = versions_from_json(text, source)
+        versions, retired = listed.versions, listed.retired
         if json.loads(text).get("run") != files.location():
             versions = [_placed(v, [_inside(files, path) for path in v.paths]) for v in versions]
             retired = [_inside(files, path) for path in retired]
@@ -213,27 +132,11 @@ def listed_in_index(index: Path, directory: str) -> Listed:
     """
     if not index.exists():
         return Listed()
-    text, places = index.read_text(), {directory}
-    versions, retired = versions_from_json(text, str(index)), retired_from_json(text, str(index))
+    listed, places = versions_from_json(index.read_text(), str(index)), {directory}
     return Listed(
-        [v for v in versions if all(is_in(places, path) for path in v.paths)],
-        [path for path in retired if is_in(places, path)],
+        [v for v in listed.versions if all(is_in(places, path) for path in v.paths)],
+        [path for path in listed.retired if is_in(places, path)],
     )
-
-
-def write_index(path: Path, text: str) -> None:
-    """Replaces the file of a parameter server of its own.
-
-    Raises:
-      WeightsUnwritableError: it cannot be written.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise WeightsUnwritableError(f"cannot write {path}: {error}") from error
 
 
 def is_in(places: Collection[str], path: str) -> bool:
@@ -263,9 +166,11 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
       WeightsUnreadableError: the weights no longer exist.
       WeightsError: the run's list of them is damaged.
     """
-    there = files.exists(_LIST)
-    text = files.get(_LIST).decode(errors="replace") if there else '{"versions": []}'
-    kept = {version.version: version for version in versions_from_json(text, files.location(_LIST))}
+    kept: dict[int, WeightVersion] = {}
+    if there := files.exists(_LIST):
+        text = files.get(_LIST).decode(errors="replace")
+        listed = versions_from_json(text, files.location(_LIST))
+        kept = {version.version: version for version in listed.versions}
     if not kept:
         left = " left" if there else ""
         reason = f"has no weight versions{left}: name a checkpoint, RUN/checkpoints/NAME"

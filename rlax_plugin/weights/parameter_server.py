@@ -18,6 +18,7 @@ from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import RlaxError, WeightsError, WeightsUnwritableError
 from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.files import file_at
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
@@ -27,8 +28,8 @@ from rlax_plugin.weights.kept_versions import (
     Listed,
     is_in,
     listed_in_index,
+    record_versions,
     versions_to_json,
-    write_index,
 )
 from rlax_plugin.weights.leased_versions import TooManyLeasesError, VersionTable
 from rlax_plugin.weights.memory_copies import this_machine
@@ -376,11 +377,15 @@ async def serve_parameter_server(
       ConfigError: the port is taken.
       WeightsError: ``index`` cannot be read.
     """
+    record = None
+    if index is not None:
+        files, name = file_at(str(index))
+        record = functools.partial(record_versions, files, name=name)
     service = ParameterServer(
         store,
         keep=keep,
         lease_s=lease_s,
-        record=index and functools.partial(write_index, index),
+        record=record,
         listed=Listed() if index is None else listed_in_index(index, published_in),
         published_in=published_in,
         streams=streams,

@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 import doors
 from runs import free_port
 
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import TensorSpec
 from rlax_plugin.weights.client import ParameterServerClient
-from rlax_plugin.weights.kept_versions import listed_in_index, write_index
+from rlax_plugin.weights.kept_versions import listed_in_index, record_versions
 from rlax_plugin.weights.parameter_server import ParameterServer
 
 LIMIT_S = 60.0  # for one wait; a whole test may have three times as long
@@ -79,7 +80,8 @@ async def serving(
     # As a server of its own, to which trainers elsewhere publish; see ``version``.
     kwargs = {"published_in": "/w"} | kwargs
     if index is not None:
-        kwargs["record"] = functools.partial(write_index, index)
+        files = RunFiles(index.parent)
+        kwargs["record"] = functools.partial(record_versions, files, name=index.name)
         kwargs["listed"] = listed_in_index(index, kwargs["published_in"])
     service = kind(store, keep=keep, lease_s=lease_s, **kwargs)
     server, address = doors.server(port or free_port())

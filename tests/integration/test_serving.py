@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import doors
@@ -41,10 +41,16 @@ from served_runs import (
 from streamed import wholes
 from waiting import wait_until
 
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.key_ring import token_path
 from rlax_plugin.testing.task import STOP, decode, encode
+from rlax_plugin.weights.kept_versions import (
+    record_versions,
+    versions_from_json,
+    versions_to_json,
+)
 
 PLUGINS = "rlax.plugins=[rlax_plugin.testing, bigram_slots]"
 GREEDY = (
@@ -367,10 +373,11 @@ def test_weights_that_are_not_what_was_published_are_not_served(
     trained: Trained, tmp_path: Path
 ) -> None:
     run = shutil.copytree(trained.dir, tmp_path / "runs/copy")
-    index = run / "versions.json"
-    index.write_text(index.read_text().replace(str(trained.dir), str(run)))
-    versions = json.loads(index.read_text())["versions"]
-    *_, older, newest = (Path(v["parts"][0]["path"]) for v in versions)
+    files = RunFiles(run)
+    *_, before, last = versions_from_json((run / "versions.json").read_text(), "").versions
+    older, newest = (run / "weights" / Path(one.paths[0]).name for one in (before, last))
+    part = replace(last.parts[0], path=str(newest))
+    record_versions(files, versions_to_json([replace(last, parts=(part,))]))
     shutil.copytree(older, newest, dirs_exist_ok=True)
     with Server(run, "rlax.rollouts.engine={name: scripted}") as server:
         status, errors = server.wait()

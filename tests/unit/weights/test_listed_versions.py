@@ -26,7 +26,6 @@ from rlax_plugin.weights.kept_versions import (
     listed_versions,
     record_versions,
     versions_to_json,
-    write_index,
 )
 from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.parameter_server import ParameterServer
@@ -215,7 +214,7 @@ def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> Non
             store,
             keep=1,
             lease_s=30,
-            record=functools.partial(write_index, index),
+            record=functools.partial(record_versions, RunFiles(tmp_path), name=index.name),
             listed=listed_in_index(index, str(tmp_path)),
             published_in=str(tmp_path),
         )

@@ -1,4 +1,4 @@
-"""Parts of versions on the wire and in the index: nothing is lost, and nothing that cannot be."""
+"""Parts of versions on the wire: nothing is lost, and nothing that cannot be."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import pytest
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import MOST_PARTS, TensorSpec, VersionPart, WeightVersion
-from rlax_plugin.weights.kept_versions import versions_from_json, versions_to_json
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 
 TENSORS = {"w": TensorSpec((2, 3), "bfloat16", 7)}
 
 
-def test_messages_and_the_index_keep_every_field_of_a_part() -> None:
+def test_messages_keep_every_field_of_a_part() -> None:
     parts = (
         VersionPart("base", "/w/1", TENSORS),
         VersionPart("adapter", "/w/2", {"a": TensorSpec((), "float32", 8)}, format="hf"),
     )
     sent = WeightVersion(3, 3, parts)
     assert version_from_proto(version_to_proto(sent)) == sent
-    assert versions_from_json(versions_to_json([sent]), "x") == [sent]
 
 
 @pytest.mark.parametrize(
