@@ -60,7 +60,7 @@ from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept_versions import listed_versions, record_versions
 from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.weights.publisher import PartWriter, Publisher, Shortcut, by_one_host
+from rlax_plugin.weights.publisher import PartWriter, Publisher, by_one_host
 from rlax_plugin.weights.shared_writes import SharedWrites, shared_writer
 
 
@@ -210,9 +210,9 @@ class _Assembly:
             start.lead(leader)
         start.show(self._observed)
         await self._start(start)
-        shortcut: Shortcut | None = None
+        memory: MemoryCopies | None = None
         if leader is None and isinstance(parameters, ParameterServer):
-            shortcut = MemoryCopies(s.weights.memory_mib << 20, parameters)
+            memory = MemoryCopies(s.weights.memory_mib << 20, parameters)
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
             write=by_one_host(store) if leader is None else self._by_all_hosts(store, leader),
@@ -221,7 +221,7 @@ class _Assembly:
             failures=self._supervision,
             deadline_s=s.deadlines.weights_s,
             pace=generation.pace,
-            shortcut=shortcut,
+            memory=memory,
             on_visible=controller.visible,
             on_published=controller.published,
         )

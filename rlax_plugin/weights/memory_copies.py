@@ -9,7 +9,6 @@ have no checksum: they passed no disk and no network, and the fingerprints cover
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import mmap
 import os
@@ -17,14 +16,16 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlax_plugin.errors import WeightsUnreadableError
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.types import MemoryCopy, TensorSpec, VersionPart, WeightVersion
-from rlax_plugin.weights.publisher import Shortcut
+from rlax_plugin.types import MemoryCopy, TensorSpec
+
+if TYPE_CHECKING:
+    from rlax_plugin.weights.parameter_server import ParameterServer
 
 _ALIGNED = 64  # bytes; JAX uses arrays that lie like this without copying them
 _SEALS = "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE"
@@ -47,38 +48,17 @@ def this_machine() -> str:
         return ""
 
 
-class NearReaders(Protocol):
-    """The parameter server in this process, which knows the workers of this machine."""
-
-    @property
-    def watched_here(self) -> int:
-        """The number of readers on this machine that can read copies in memory; any thread."""
-        ...
-
-    async def offer(self, version: WeightVersion) -> None:
-        """Shows an unwritten version, of which there is a copy, to these readers."""
-        ...
-
-
-class MemoryCopies(Shortcut):
+class MemoryCopies:
     """The copy of the newest version, held by the process that wrote it.
 
     Args:
       most_bytes: larger versions are not copied.
-      readers: learn of the copies.
+      readers: the parameter server in this process, which knows the workers of this machine.
     """
 
-    def __init__(self, most_bytes: int, readers: NearReaders):
-        self._most_bytes, self._readers = most_bytes, readers
+    def __init__(self, most_bytes: int, readers: ParameterServer):
+        self._most_bytes, self.readers = most_bytes, readers
         self._newest: int | None = None
-
-    def take(self, part: VersionPart, arrays: Arrays) -> VersionPart | None:
-        if not self._readers.watched_here or (copy := self.add(arrays)) is None:
-            return None
-        return dataclasses.replace(part, memory=copy)
-
-    async def offer(self, version: WeightVersion) -> None:
-        await self._readers.offer(version)
 
     def add(self, arrays: Arrays) -> MemoryCopy | None:
         """Copies arrays, in place of those before; copies from devices.
@@ -89,11 +69,12 @@ class MemoryCopies(Shortcut):
           arrays: name -> array of this process's host or devices.
 
         Returns:
-          The way to the copy; None: they are too large, partly on another host, or the system
-          offers no such memory.
+          The way to the copy; None: nobody here reads it, they are too large or partly on another
+          host, or the system offers no such memory.
         """
         self.close()
-        if not this_machine() or sum(int(a.nbytes) for a in arrays.values()) > self._most_bytes:
+        size = sum(int(array.nbytes) for array in arrays.values())
+        if not self.readers.watched_here or size > self._most_bytes:
             return None
         if not all(getattr(array, "is_fully_addressable", True) for array in arrays.values()):
             return None

@@ -1,8 +1,8 @@
 """Turns fresh device buffers into a version that workers can pull, off the training thread.
 
-A version goes two ways. A ``Shortcut`` may hand it to some workers at once, such as in the memory
-of this machine (``memory_copies``). A ``PartWriter`` writes its files meanwhile, and once all are
-there the parameter server announces them. Every worker can load a version from its files: at their
+A version goes two ways. Workers of this machine may get a copy in memory at once
+(``memory_copies``). A ``PartWriter`` writes its files meanwhile, and once all are there the
+parameter server announces them. Every worker can load a version from its files: at their
 path, or received from the parameter server (``streams``).
 """
 
@@ -33,6 +33,7 @@ from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
+from rlax_plugin.weights.memory_copies import MemoryCopies
 
 log = logging.getLogger("rlax.controller")
 
@@ -87,28 +88,6 @@ class Announcer(Protocol):
         ...
 
 
-class Shortcut:
-    """A way to some workers on which a version need not be written first; on this one are none.
-
-    The methods are called on the publisher's thread, except ``offer``.
-    """
-
-    def take(self, part: VersionPart, arrays: Arrays) -> VersionPart | None:
-        """Makes a version's only part ready for these workers, in place of the one before.
-
-        Returns:
-          The part as they find it; None: this one cannot go this way, or no worker waits for it.
-        """
-        del part, arrays
-        return None
-
-    async def offer(self, version: WeightVersion) -> None:
-        """Shows a version with such a part to the workers; called on the event loop."""
-
-    def close(self) -> None:
-        """Gives up what was made ready last, if anything was."""
-
-
 class Publisher:
     """Writes versions, one after another, beside the training thread.
 
@@ -126,7 +105,7 @@ class Publisher:
         it.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
-      shortcut: hands versions to some workers before they are written.
+      memory: makes the copies for workers of this machine; None: there are none.
 
     Attributes:
       last_s: seconds that writing the last version took.
@@ -146,7 +125,7 @@ class Publisher:
         failures: Supervision,
         deadline_s: float,
         pace: Pace | None = None,
-        shortcut: Shortcut | None = None,
+        memory: MemoryCopies | None = None,
         on_visible: Callable[[WeightVersion], None] = lambda version: None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
@@ -154,7 +133,7 @@ class Publisher:
         self._announcer, self._failures = announcer, failures
         self._on_visible, self._on_published = on_visible, on_published
         self._deadline_s, self._pace = deadline_s, pace
-        self._shortcut = shortcut or Shortcut()
+        self._memory = memory
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
         self._slow = 0.0, 0.0  # beginning of the publication, seconds until it is said to be slow
@@ -269,18 +248,21 @@ class Publisher:
 
         The first one of a process is not: it takes the place of versions of an earlier process.
         """
-        self._shortcut.close()  # of the version before
+        if (memory := self._memory) is None:
+            return False
+        memory.close()  # the copy of the version before
         part = version.parts[0]
         if self._restart or len(version.parts) > 1 or part.name not in fresh:
             return False
-        if (ready := self._shortcut.take(part, fresh[part.name])) is None:
+        if (copy := memory.add(fresh[part.name])) is None:
             return False
         self._asks(version.step, f"offering version {version.step} in memory")
-        self._on_loop(self._offered(dataclasses.replace(version, parts=(ready,))))
+        offered = dataclasses.replace(version, parts=(dataclasses.replace(part, memory=copy),))
+        self._on_loop(self._offered(memory, offered))
         return True
 
-    async def _offered(self, version: WeightVersion) -> None:
-        await self._shortcut.offer(version)
+    async def _offered(self, memory: MemoryCopies, version: WeightVersion) -> None:
+        await memory.readers.offer(version)
         self._on_visible(version)
 
     def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:
@@ -405,8 +387,8 @@ class Publisher:
         self._closed.set()
         self.forget()
         ended = self._worker.end(0.0 if self._hung else self._deadline_s)
-        if ended:  # else its thread may be making a copy
-            self._shortcut.close()
+        if ended and self._memory is not None:  # else its thread may be making a copy
+            self._memory.close()
 
 
 def _nbytes(arrays: Arrays) -> int:

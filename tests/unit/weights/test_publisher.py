@@ -94,7 +94,7 @@ def make(loop):
             on_published=seen.append,
             failures=failures,
             deadline_s=deadline_s,
-            shortcut=MemoryCopies(most_copied, announcer),
+            memory=MemoryCopies(most_copied, announcer),
         )
         made.append(publisher)
         return publisher, seen, failures.errors, failures.told
