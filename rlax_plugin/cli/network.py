@@ -58,13 +58,11 @@ def make(
     """
     with exit_status():
         from rlax_plugin.rpc.authority import CA, make_certificates
-        from rlax_plugin.rpc.role_secret import role_secret
         from rlax_plugin.rpc.run_secrets import run_secrets
 
         made = make_certificates(directory, name or (), days)
         if tokens:
-            secrets = run_secrets(directory, (directory / CA).read_text())
-            role_secret(directory, secrets, "host")
+            run_secrets(directory, (directory / CA).read_text()).share("host")
         if made.new_authority:
             typer.echo(f"made a new authority: {directory / 'ca.pem'}")
         names = ", ".join(made.names)

@@ -341,8 +341,7 @@ def parameter_server(
         from rlax_plugin.records.private import check_private
         from rlax_plugin.rpc.doors import Door
         from rlax_plugin.rpc.operator_certificate import authority_of, served_identity
-        from rlax_plugin.rpc.run_secrets import run_secrets
-        from rlax_plugin.rpc.upkeep import Upkeep
+        from rlax_plugin.rpc.run_secrets import Upkeep, run_secrets
         from rlax_plugin.start.run_directory import (
             make_directories,
             run_directory,
@@ -364,7 +363,7 @@ def parameter_server(
         secrets = run_secrets(state_dir, authority_of(tls))
         callers = secrets.callers()
         identity = served_identity(tls, secrets.identity, place.reached_at)
-        upkeep = Upkeep(state_dir, secrets, callers, identity, note=typer.echo)
+        upkeep = Upkeep(secrets, callers, identity, note=typer.echo)
         asyncio.run(
             serve_parameter_server(
                 host,

@@ -14,7 +14,6 @@ from rlax_plugin.hosts.leading import HostsService, Leader
 from rlax_plugin.records.endpoints import Endpoints, remove_endpoints, write_endpoints
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
-from rlax_plugin.rpc.role_secret import role_secret
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.start.leading import led, wait_for_hosts
 from rlax_plugin.types import HostPlace
@@ -45,7 +44,7 @@ def led_hosts(
     section = config.section
     secrets = run_secrets(directory)
     callers = secrets.callers()
-    callers.admit(role_secret(directory, secrets, "host").token, "host")
+    callers.admit(secrets.share("host"), "host")
     thread = LoopThread()
     digest, versions = host_hash(config.content), PackageVersions(own_versions(section.plugins))
 

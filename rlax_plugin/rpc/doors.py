@@ -21,9 +21,8 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.callers import Callers, Guard, with_token
 from rlax_plugin.rpc.certificate import NAME, Identity
 from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS, most_connections
-from rlax_plugin.rpc.operator_certificate import OperatorIdentity
+from rlax_plugin.rpc.operator_certificate import OperatorIdentity, tls_problem
 from rlax_plugin.rpc.secret import Access, read_secret
-from rlax_plugin.rpc.tls_problem import tls_problem
 
 _TARGET = (("grpc.ssl_target_name_override", NAME),)
 _DIAGNOSE_EVERY_S = 5.0

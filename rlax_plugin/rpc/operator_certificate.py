@@ -2,24 +2,26 @@
 
 ``rlax.network.tls`` names its files. Clients verify it with the authority's certificate, and check
 the name by which they connect. A file that changes is used for new connections; what cannot be
-used is left alone, and the log says why.
+used is left alone, and the log says why. The same words say why a client does not accept the
+certificate of a server, which gRPC does not always say.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-import ipaddress
 import logging
 import os
+import ssl
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlax_plugin.config.addresses import bare
+from rlax_plugin.config.addresses import bare, host_of
 from rlax_plugin.config.network import Tls
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.rpc.authority import names_in
 from rlax_plugin.rpc.certificate import Identity
 from rlax_plugin.rpc.private_files import (
     PrivacyError,
@@ -38,6 +40,10 @@ log = logging.getLogger("rlax.rpc")
 TLS = "rlax.network.tls"
 _WARN_DAYS = 7
 _MOST_CHAIN = 8  # certificates of a file
+_WITHIN_S = 3.0
+# Numbers of OpenSSL, which Python hands out as ``verify_code``.
+_EXPIRED, _NOT_YET = 10, 9
+_OTHER_NAME, _OTHER_ADDRESS = 62, 64
 
 
 def read_authority(key: str, path: str | os.PathLike[str]) -> str:
@@ -179,11 +185,33 @@ class OperatorIdentity:
         identity = Identity(_text(f"{TLS}.key", tls.key, private=True), text)
         if why := identity.problem:
             raise ConfigError(f"{TLS}.key", tls.key, f"cannot be used with {one_line(path)}: {why}")
-        _check_time(key, path, chain[0])
-        _check_names(key, path, chain[0], self._hosts)
-        authorities = _certificates(f"{TLS}.ca", tls.ca, authority_of(tls))
-        issuer = _check_signed(key, path, chain, authorities, tls.ca)
-        return identity, min(one.not_valid_after_utc for one in (*chain, issuer))
+        authority = authority_of(tls)
+        for host in self._hosts:
+            if why := _refusal(tls, authority, host):
+                reason = f"is not accepted by clients with {TLS}.ca = {one_line(tls.ca)}: {why}"
+                raise ConfigError(key, path, reason)
+        authorities = _certificates(f"{TLS}.ca", tls.ca, authority)
+        issuers = {certificate.issuer for certificate in chain}
+        used = (*chain, *(one for one in authorities if one.subject in issuers))
+        return identity, min(certificate.not_valid_after_utc for certificate in used)
+
+
+def _refusal(tls: Tls, authority: str, host: str) -> str | None:
+    """Has a TLS client verify the files for a host, in memory; returns why it does not accept."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = _context("", authority).wrap_bio(back, there, server_hostname=bare(host))
+    try:
+        server.load_cert_chain(tls.certificate, tls.key)
+        served = server.wrap_bio(there, back, server_side=True)
+        for side in (client, served, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return _of_certificate(error, host, authority)
+    except OSError as error:  # such as a key that is too short for this machine's policy
+        return one_line(str(error), 200)
+    return None
 
 
 def _text(key: str, path: str | os.PathLike[str], *, private: bool) -> str:
@@ -218,74 +246,69 @@ def _is_authority(certificate: x509.Certificate) -> bool:
     return found.ca
 
 
-def _check_time(key: str, path: str, certificate: x509.Certificate) -> None:
-    now = datetime.datetime.now(datetime.UTC)
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if now > end:
-        reason = f"has expired at {end:%Y-%m-%d %H:%M} UTC: renew it (rlax certs make DIR)"
-        raise ConfigError(key, path, reason)
-    if now < begin:
-        reason = (
-            f"is not valid before {begin:%Y-%m-%d %H:%M} UTC: is the clock of this machine right?"
-        )
-        raise ConfigError(key, path, reason)
+async def tls_problem(address: str, certificate: str, authority: str) -> str | None:
+    """Connects once, and returns one sentence with what is wrong with a server's certificate.
 
+    Nothing is sent but the handshake.
 
-def _check_names(key: str, path: str, certificate: x509.Certificate, hosts: Sequence[str]) -> None:
-    names = names_in(certificate)
-    if missing := [host for host in hosts if not any(_is_for(name, host) for name in names)]:
-        known = one_line(", ".join(names), 300) or "no name"
-        reason = (
-            f"is not for {missing[0]}, by which workers reach the run "
-            f"(rlax.network.advertised_host or host); it is for {known}. Make one with "
-            f"rlax certs make DIR --name {missing[0]}"
-        )
-        raise ConfigError(key, path, reason)
+    Args:
+      address: host:port.
+      certificate: PEM of the only server that is accepted, unless there is an authority.
+      authority: PEM, see ``Secret``.
 
-
-def _is_for(name: str, host: str) -> bool:
-    """True if a name of a certificate covers a host; ``*`` stands for one label."""
+    Returns:
+      None if the certificate is accepted, or the server cannot be reached.
+    """
+    host, port = host_of(address), address.rpartition(":")[2]
     try:
-        return ipaddress.ip_address(name) == ipaddress.ip_address(bare(host))
-    except ValueError:
-        pass
-    name, host = name.lower().rstrip("."), host.lower().rstrip(".")
-    if name.startswith("*."):
-        return host.partition(".")[2] == name[2:] != ""
-    return name == host
+        context = _context(certificate, authority)
+        async with asyncio.timeout(_WITHIN_S):
+            connecting = asyncio.open_connection(host, int(port), ssl=context, server_hostname=host)
+            _, writer = await connecting
+            writer.transport.abort()
+    except ssl.SSLCertVerificationError as error:
+        return _of_certificate(error, host, authority)
+    except ssl.SSLError as error:
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE"):
+            return (
+                f"the process at {address} does not use TLS, so it is none of this run's: is the "
+                "address right?"
+            )
+        return f"the TLS handshake with {address} failed: {one_line(str(error), 200)}"
+    except (OSError, ValueError):  # also TimeoutError: gRPC's own words say enough
+        return None
+    return None
 
 
-def _check_signed(
-    key: str,
-    path: str,
-    chain: Sequence[x509.Certificate],
-    authorities: Sequence[x509.Certificate],
-    ca: str,
-) -> x509.Certificate:
-    """Returns the authority that has signed the last certificate on the way to it."""
-    now = datetime.datetime.now(datetime.UTC)
-    current = chain[0]
-    for _ in chain:
-        issuer = next((one for one in authorities if _issued(current, one)), None)
-        if issuer is not None:
-            if now > (end := issuer.not_valid_after_utc):
-                reason = f"holds an authority that has expired at {end:%Y-%m-%d %H:%M} UTC"
-                raise ConfigError(f"{TLS}.ca", ca, reason)
-            return issuer
-        between = next((one for one in chain[1:] if _issued(current, one)), None)
-        if between is None:
-            break
-        _check_time(key, path, between)
-        current = between
-    reason = f"is not signed by the authority in {TLS}.ca = {one_line(ca)}"
-    raise ConfigError(key, path, reason)
+def _context(certificate: str, authority: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = bool(authority)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC does
+    context.load_verify_locations(cadata=authority or certificate)
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
-def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-        return False
-    return _is_authority(issuer)
+def _of_certificate(error: ssl.SSLCertVerificationError, host: str, authority: str) -> str:
+    if error.verify_code == _EXPIRED:
+        return (
+            f"the certificate of {host} has expired: renew it on that machine (rlax certs make "
+            "DIR), or set the clock of this one"
+        )
+    if error.verify_code == _NOT_YET:
+        return f"the certificate of {host} is not valid yet: one of the two clocks is wrong"
+    if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
+        return (
+            f"the certificate is not for {host}: connect by a name that it has, or make one for "
+            f"this name (rlax certs make DIR --name {host})"
+        )
+    if authority:
+        return (
+            f"the certificate of {host} is not signed by the expected authority: give the run's "
+            "own ca.pem (--ca), or a newer token file"
+        )
+    return (
+        "the process that listens there has another certificate than the expected one: it does not "
+        "belong to the run, or the run has new secrets (copy its worker-token.json again), or it "
+        "has certificates of an authority (--ca)"
+    )

@@ -6,16 +6,23 @@ are already secured: never in arguments or environment variables, which others s
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.rpc.private_files import PrivacyError, read_private_json, write_private_json
+from rlax_plugin.rpc.private_files import (
+    PrivacyError,
+    read_private_json,
+    signature,
+    write_private_json,
+)
+
+log = logging.getLogger("rlax.rpc")
 
 _TOKEN = re.compile("[0-9a-f]{64}")
 _LONGEST_CERTIFICATE = 1 << 14  # characters; those made here have 500
@@ -34,25 +41,6 @@ def authority_problem(text: str) -> str | None:
     if "PRIVATE KEY" in text:
         return "holds a private key, which clients must not get: name the file ca.pem"
     return None
-
-
-class Access(Protocol):
-    """A client's access to one server, such as a ``Secret``."""
-
-    @property
-    def token(self) -> str:
-        """The token to show, as it is now."""
-        ...
-
-    @property
-    def certificate(self) -> str:
-        """The server's own certificate in PEM, unless there is an authority."""
-        ...
-
-    @property
-    def authority(self) -> str:
-        """Certificates in PEM that verify the server and its name; "": ``certificate`` does."""
-        ...
 
 
 def new_token() -> str:
@@ -130,3 +118,55 @@ def read_secret(path: str | os.PathLike[str], key: str) -> Secret:
         if found.problem is None:
             return found
     raise ConfigError(key, text, "is no token file; name the file that rlax train printed")
+
+
+class FollowedSecret:
+    """The secret in a token file; each call shows the token that the file has at that time.
+
+    A file that is missing or cannot be used changes nothing; the log says why. The certificate and
+    the authority stay those of the first reading, because open connections have them.
+
+    Args:
+      path: the token file.
+      key: the setting with the path, for messages.
+      authority: replaces that of the file; "": the file's.
+
+    Attributes:
+      certificate: see ``Secret``.
+      authority: see ``Secret``.
+
+    Raises:
+      MissingSecretError: the file does not exist.
+      ConfigError: it is no token file.
+    """
+
+    def __init__(self, path: Path, key: str, authority: str = ""):
+        self._path, self._key = path, key
+        self._signature = signature(path)
+        self._secret = read_secret(path, key)
+        self.certificate = self._secret.certificate
+        self.authority = authority or self._secret.authority
+
+    @property
+    def token(self) -> str:
+        """The token that the file has now."""
+        if (found := signature(self._path)) not in (None, self._signature):
+            self._signature = found
+            self._reread()
+        return self._secret.token
+
+    def _reread(self) -> None:
+        try:
+            found = read_secret(self._path, self._key)
+        except ConfigError as error:
+            log.warning("the token before stays in use: %s", error)
+            return
+        if found.certificate != self.certificate:
+            log.warning("%s is of another run now: the token before stays in use", self._path)
+        elif found.token != self._secret.token:
+            log.info("%s has a new token, which is used from now on", self._path)
+            self._secret = found
+
+
+Access = Secret | FollowedSecret
+"""A client's access to one server."""

@@ -22,7 +22,7 @@ from rlax_plugin.liveness.watchdog import Watchdog
 from rlax_plugin.ports.training import HostTrainer
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rpc.role_secret import token_file as file_of_role
+from rlax_plugin.rpc.run_secrets import token_file as file_of_role
 from rlax_plugin.rpc.secret import MissingSecretError, read_secret
 from rlax_plugin.start import descent
 from rlax_plugin.start.holder import holder

@@ -37,9 +37,7 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.rpc.key_ring import on_ring
 from rlax_plugin.rpc.operator_certificate import authority_of, served_identity
-from rlax_plugin.rpc.role_secret import role_secret
-from rlax_plugin.rpc.run_secrets import RunSecrets, run_secrets
-from rlax_plugin.rpc.upkeep import Upkeep
+from rlax_plugin.rpc.run_secrets import RunSecrets, Upkeep, run_secrets
 from rlax_plugin.start.observed import ObservedRun, StatusService
 from rlax_plugin.start.running import Running
 from rlax_plugin.text.harmless import one_line
@@ -112,7 +110,6 @@ class GenerationStart:
         self._callers = callers
         identity = served_identity(network.tls, self.secrets.identity, network.place.reached_at)
         self._upkeep = Upkeep(
-            self._run_dir,
             self.secrets,
             callers,
             identity,
@@ -186,12 +183,12 @@ class GenerationStart:
 
     def lead(self, leader: Leader) -> None:
         """Lets the other hosts of the trainer in; to be called before ``start``."""
-        self._callers.admit(role_secret(self._run_dir, self.secrets, "host").token, "host")
+        self._callers.admit(self.secrets.share("host"), "host")
         rpc.add_HostsServicer_to_server(HostsService(leader), self._server)
 
     def show(self, observed: ObservedRun) -> None:
         """Lets the user's commands ask for the status; to be called before ``start``."""
-        self._callers.admit(role_secret(self._run_dir, self.secrets, "client").token, "client")
+        self._callers.admit(self.secrets.share("client"), "client")
         rpc.add_RunServicer_to_server(StatusService(observed), self._server)
 
     async def start(self) -> None:

@@ -24,9 +24,8 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
-from rlax_plugin.rpc.followed_secret import FollowedSecret
 from rlax_plugin.rpc.key_ring import token_path
-from rlax_plugin.rpc.secret import Access, MissingSecretError, Secret
+from rlax_plugin.rpc.secret import Access, FollowedSecret, MissingSecretError, Secret
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.weights.verification import Reading
 

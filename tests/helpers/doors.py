@@ -14,7 +14,7 @@ from rlax_plugin.rpc.run_secrets import RunSecrets
 from rlax_plugin.rpc.secret import Secret, new_token
 from rlax_plugin.weights.verification import Reading
 
-SECRETS = RunSecrets(new_token(), new_token(), new_identity(), Path("worker-token.json"))
+SECRETS = RunSecrets(*(new_token() for _ in range(4)), new_identity(), Path())
 
 
 def server(port: int = 0, callers: Callers | None = None) -> tuple[grpc.aio.Server, str]:

@@ -32,8 +32,7 @@ from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
-from rlax_plugin.rpc.role_secret import role_secret, token_file
-from rlax_plugin.rpc.run_secrets import run_secrets
+from rlax_plugin.rpc.run_secrets import run_secrets, token_file
 from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.types import HostPlace, TrainBatch
 from rlax_plugin.weights.publisher import fingerprints
@@ -186,7 +185,7 @@ def led(place: HostPlace, thread: LoopThread, directory: Path) -> Leader:
         await server.start()
         return leader, address, server
 
-    callers.admit(role_secret(directory, secrets, "host").token, "host")
+    callers.admit(secrets.share("host"), "host")
     leader, address, led.server = thread.run(served(), 60)
     (directory / "address").write_text(address)
     return leader

@@ -234,7 +234,7 @@ def test_certificates_are_made_and_what_is_wrong_with_them_is_told(folder: Path)
     options = [f"rlax.network.tls.{key}={certs / name}" for key, name in keys.items()]
     assert rlax("check", "--fast", str(folder / "run.yml"), *options).exit_code == 0
     other = rlax("check", "--fast", str(folder / "run.yml"), *options, "rlax.network.host=::1")
-    assert other.exit_code == 2 and "is not for ::1, by which workers reach" in other.stderr
+    assert other.exit_code == 2 and "is not for ::1" in other.stderr
     (certs / "server-key.pem").chmod(0o644)
     opened = rlax("check", "--fast", str(folder / "run.yml"), *options)
     assert opened.exit_code == 2 and "rlax.network.tls.key" in opened.stderr

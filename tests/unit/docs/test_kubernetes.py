@@ -22,7 +22,6 @@ from documents import ROOT, fences, read, sections
 from rlax_plugin.cli import app
 from rlax_plugin.config import Deadlines
 from rlax_plugin.config.loading import ResolvedConfig, resolve
-from rlax_plugin.rpc.role_secret import role_secret
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.start.places import Places
@@ -332,7 +331,7 @@ def test_the_page_makes_every_secret(tmp_path: Path, run: Manifests, heading: st
             before = {name: (certs / name).read_text() for name in TOKENS}
             found = run_secrets(state, (certs / "ca.pem").read_text())
             token = read_secret(certs / "host-token.json", "").token
-            assert role_secret(state, found, "host").token == token
+            assert found.share("host") == token
             assert {name: (state / name).read_text() for name in TOKENS} == before
     assert needed == set(made)
 
