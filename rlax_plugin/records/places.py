@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,10 +12,9 @@ from pathlib import Path
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.private import intrusion
+from rlax_plugin.records.private import intrusion, own_directory
 
 _RPC_S = "rlax.deadlines.rpc_s"
-_LOCK, _FILLED = "rlax.lock", "filled"  # in a directory beside the one that is being made
 
 
 def check_readable(key: str, path: str, deadline_s: float) -> None:
@@ -133,19 +129,12 @@ def new_directory(key: str, path: str | os.PathLike[str]) -> Iterator[Path]:
     check_new_directory(key, path)
     target = Path(path).absolute()
     try:
-        with _parents(target):
-            _remove_leftovers(target)
-            with (
-                tempfile.TemporaryDirectory(prefix=_hidden(target), dir=target.parent) as beside,
-                Path(beside, _LOCK).open("w") as lock,
-            ):
-                with suppress(OSError):  # a file system without locks: then nothing is removed
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                filled = Path(beside, _FILLED)
-                filled.mkdir()
-                yield filled
-                check_new_directory(key, path)
-                filled.rename(target)
+        with _parents(target), own_directory(target.parent, f".{target.name}.") as beside:
+            filled = beside / "filled"  # with the mode that the umask gives
+            filled.mkdir()
+            yield filled
+            check_new_directory(key, path)
+            filled.rename(target)
     except OSError as error:
         raise RlaxError(f"{path} cannot be written: {error}") from error
 
@@ -162,40 +151,6 @@ def _parents(target: Path) -> Iterator[None]:
             for place in made:
                 place.rmdir()
         raise
-
-
-def _hidden(target: Path) -> str:
-    """Returns the prefix of the hidden directories that are filled to become this one."""
-    return f".{target.name}."
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Removes hidden directories that killed processes have left.
-
-    The lock of such a directory is free if and only if the process that fills it has ended.
-    """
-    name = re.compile(re.escape(_hidden(target)) + r"[a-z0-9_]{8}")  # as tempfile makes it
-    for beside in target.parent.iterdir():
-        if name.fullmatch(beside.name) and not beside.is_symlink():
-            with suppress(OSError):  # it is somebody else's, or in use
-                _remove_leftover(beside)
-
-
-def _remove_leftover(beside: Path) -> None:
-    """Removes one hidden directory.
-
-    Raises:
-      OSError: a process is filling it, or it cannot be removed.
-    """
-    if beside.stat().st_uid != os.getuid():
-        return
-    inside = {place.name for place in beside.iterdir()}
-    if not inside:
-        beside.rmdir()
-    elif _LOCK in inside and inside <= {_LOCK, _FILLED}:  # else it is something else
-        with (beside / _LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(beside)
 
 
 def _reject(key: str, path: str, deadline_s: float, look: Callable[[], str | None]) -> None:

@@ -6,16 +6,21 @@ cannot enter. Directories above it have the modes that their owner chose, see ``
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
+import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles
 
 _OTHERS_WRITE = 0o022
+_LOCK = ".lock"
 
 
 def make_private(directory: Path) -> None:
@@ -137,3 +142,45 @@ def _assigned(directory: Path, owner: int) -> bool:
             return os.fstat(file.fileno()).st_uid == owner
     except OSError:
         return False
+
+
+@contextmanager
+def own_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yields a new private directory of this process, which is deleted at the end.
+
+    Those with the same prefix whose processes were killed are deleted first: the lock of each
+    living one is taken.
+
+    Raises:
+      OSError: it cannot be created.
+    """
+    for left in parent.iterdir():
+        if left.name.startswith(prefix) and left.name.endswith(_LOCK):
+            with suppress(OSError):  # it is in use, or another process deletes it
+                _delete_left(left)
+    descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=_LOCK, dir=parent)
+    own = Path(name.removesuffix(_LOCK))
+    with open(descriptor, "w") as lock:
+        with suppress(OSError):  # a file system without locks: then nothing is ever left over
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            own.mkdir(0o700)
+            yield own
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+            Path(name).unlink(missing_ok=True)
+
+
+def _delete_left(path: Path) -> None:
+    """Deletes the directory of a killed process, and its lock.
+
+    Raises:
+      OSError: its process is alive, or it belongs to another user.
+    """
+    own = path.with_name(path.name.removesuffix(_LOCK))
+    with path.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock.fileno()).st_uid == os.geteuid():
+            if own.exists():
+                shutil.rmtree(own)
+            path.unlink()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import logging
 import os
 import random
 import shutil
-import stat
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.user_directories import cache_home
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError, WeightsUnreadableError
-from rlax_plugin.records.private import check_private, make_private
+from rlax_plugin.records.private import check_private, make_private, own_directory
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.text.amounts import in_bytes
@@ -35,7 +32,6 @@ from rlax_plugin.weights.verification import Reading
 log = logging.getLogger("rlax.worker")
 
 _KEY = "rlax.weights.stream_dir"
-_PREFIX, _LOCK = "worker-", ".lock"
 _JITTER_S = 0.1  # all workers hear of a version at the same moment
 _MOST_WORK = 1000  # pieces of work on files that may wait
 _END_S = 10.0  # for a write that is under way when the worker ends
@@ -370,12 +366,11 @@ class LocalCopies:
         await self._delete_all_but(self._parts.keys() - set(version.paths))
 
     def close(self) -> None:
-        """Deletes everything. Blocking; a write that hangs is waited for with a limit."""
+        """Ends all work on files. Blocking; a write that hangs is waited for with a limit."""
         if not self._disk.end(_END_S):
             log.warning("a write into %s hangs", self._directory)
         for download in self._parts.values():
             download.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _delete_all_but(self, paths: Collection[str]) -> None:
         loop = asyncio.get_running_loop()
@@ -406,48 +401,13 @@ def local_copies(section: RlaxSection) -> Iterator[LocalCopies | None]:
         return
     given, deadlines = section.weights.stream_dir, section.deadlines
     place = Path(given).absolute() if given else cache_home() / "rlax" / "weights"
+    stack = ExitStack()
     try:
         make_private(place)
         check_private(_KEY, given or str(place), place)
-        delete_leftovers(place)
-        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_LOCK, dir=place)
+        own = stack.enter_context(own_directory(place, "worker-"))
     except OSError as error:
         reason = f"cannot be written: {error.filename or place}: {error.strerror}"
         raise ConfigError(_KEY, given or str(place), reason) from error
-    own = Path(name.removesuffix(_LOCK))
-    with open(descriptor, "w") as lock:
-        with suppress(OSError):  # a file system without locks: then nothing is ever left over
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        own.mkdir(0o700)  # after the lock, so that one with a free lock is left over
-        copies = LocalCopies(own, deadlines.weights_s, deadlines.rpc_s)
-        try:
-            yield copies
-        finally:
-            copies.close()
-            Path(name).unlink(missing_ok=True)
-
-
-def delete_leftovers(place: Path) -> None:
-    """Deletes the directories of workers that were killed. The lock of each living one is taken.
-
-    Raises:
-      OSError: the directory cannot be listed.
-    """
-    for own in place.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is in use, or another worker deletes it
-            status = own.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                _delete_left(own)
-
-
-def _delete_left(own: Path) -> None:
-    """Deletes one directory.
-
-    Raises:
-      OSError: its worker is alive.
-    """
-    path = own.with_name(own.name + _LOCK)
-    with path.open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(own)
-        path.unlink()
+    with stack, closing(LocalCopies(own, deadlines.weights_s, deadlines.rpc_s)) as copies:
+        yield copies

@@ -41,21 +41,21 @@ def test_what_a_killed_process_left_is_removed_and_what_another_one_fills_is_not
     command = [sys.executable, "-c", FILLING, str(out)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"filling\n"
-        (beside,) = set(tmp_path.iterdir()) - {other}
+        beside, lock = sorted(set(tmp_path.iterdir()) - {other})
         fill(out)  # while the other one lives
-        assert names(tmp_path) == sorted([".out.12345678", beside.name, "out"])
+        assert names(tmp_path) == sorted([".out.12345678", beside.name, lock.name, "out"])
         process.kill()
     (out / "whole").unlink()
     out.rmdir()
     fill(tmp_path / "another")  # of another name: it removes nothing
     assert names(beside / "filled") == ["half"]
     with monkeypatch.context() as patch:
-        patch.setattr(os, "getuid", lambda: 12345)  # to whom it does not belong
+        patch.setattr(os, "geteuid", lambda: 12345)  # to whom it does not belong
         fill(out)
     assert names(beside / "filled") == ["half"]
     (out / "whole").unlink()
     out.rmdir()
-    (tmp_path / ".out.abcdefgh").mkdir()  # killed before anything was in it
+    (tmp_path / ".out.abcdefgh.lock").touch()  # killed before the directory was made
     fill(out)
     assert names(tmp_path) == [".out.12345678", "another", "out"]
     assert names(out) == ["whole"] and names(other) == ["mine"]

@@ -12,7 +12,7 @@ from sections import section_with
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.weights.local_copies import delete_leftovers, local_copies, unseen
+from rlax_plugin.weights.local_copies import local_copies, unseen
 
 KILLED = """
 import os, signal, sys
@@ -50,7 +50,6 @@ def test_what_a_killed_worker_has_left_is_deleted_and_nothing_of_living_ones(
         (place / "worker-foreign").write_text("a file of somebody else's")
         with local_copies(settings(place)):
             assert not left.exists() and living < set(place.iterdir())
-        delete_leftovers(place)
         assert set(place.iterdir()) == living | {place / "worker-foreign"}
 
 
