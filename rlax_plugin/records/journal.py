@@ -110,14 +110,6 @@ def samples_name(number: int) -> str:
     return f"{SAMPLES}/{_thousand(number)}/{number:08d}.parquet"
 
 
-def sample_sizes(files: RunFiles) -> dict[int, int]:
-    """Returns segment -> bytes of its file of samples, for all existing files."""
-    thousands = [name for name in files.names(SAMPLES) if name.isdecimal()]
-    found = (files.sizes(f"{SAMPLES}/{thousand}").items() for thousand in thousands)
-    parts = ((name.partition(".")[0], size) for sizes in found for name, size in sizes)
-    return {int(stem): size for stem, size in parts if stem.isdecimal()}
-
-
 def sample_files(files: RunFiles) -> list[str]:
     """Returns the names of all files of samples, including those that no segment names."""
     return [samples_name(number) for number in numbers(files, SAMPLES)]

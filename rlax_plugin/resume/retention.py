@@ -67,10 +67,11 @@ class Retaining:
             return False
         oldest = saved[-2] if len(saved) > 1 else saved[-1]
         bases = [step for step in snapshots if step >= oldest]
-        if self._retention.keeps_all_samples or not self._remove_samples(bases):
-            self._remove_snapshots(snapshots, saved)
-            return False
-        return True
+        steps = self._retention.samples_steps
+        if steps is not None and self._remove_samples(bases, steps):
+            return True
+        self._remove_snapshots(snapshots, saved)
+        return False
 
     def _remove_snapshots(self, snapshots: list[int], saved: list[int]) -> None:
         # The newest one's checkpoint may be on its way.
@@ -79,11 +80,12 @@ class Retaining:
                 if step < saved[-1] and step not in saved:
                     remove_snapshot(self._files, step)
 
-    def _remove_samples(self, bases: list[int]) -> bool:
+    def _remove_samples(self, bases: list[int], steps: int) -> bool:
         """Removes samples; returns True if there were any to remove.
 
         Args:
           bases: steps of the snapshots that a resume may start from.
+          steps: number of newest steps whose samples are kept.
         """
         found = [read_document(self._files, step) for step in bases]
         documents = [document for document in found if document is not None]
@@ -96,7 +98,7 @@ class Retaining:
         before = read_pruned(self._files)
         there = journal.numbers(self._files, journal.SAMPLES)
         goes = [number for number in there if number not in needed]
-        until, step = self._until(goes, limit, max(bases), before)
+        until, step = self._until(limit, max(bases) - steps, before)
         kept = frozenset(n for n in there if n <= until and n in needed)
         if (pruned := Pruned(until, step, kept)) != before:
             write_pruned(self._files, pruned)
@@ -105,33 +107,21 @@ class Retaining:
             self._files.delete(journal.samples_name(number))
         return until > before.until or len(due) > 0
 
-    def _until(
-        self, goes: list[int], limit: int, last_step: int, before: Pruned
-    ) -> tuple[int, int]:
+    def _until(self, limit: int, last_step: int, before: Pruned) -> tuple[int, int]:
         """Returns the last segment and the last step whose samples are to be removed now.
 
         Args:
-          goes: segments with samples that no resume needs.
           limit: the last segment whose samples may be removed.
-          last_step: the last step that has a snapshot.
+          last_step: the last step whose samples are not kept.
         """
-        until, step, over = before.until, before.step, 0
-        steps, most = self._retention.samples_steps, self._retention.samples_bytes
-        sizes: dict[int, int] = {}
-        if most is not None:
-            sizes = journal.sample_sizes(self._files)
-            over = sum(sizes.values()) - most
-            over -= sum(sizes.get(number, 0) for number in goes if number <= until)
+        until, step = before.until, before.step
         for number in range(until + 1, limit + 1):
             its_step = journal.read_one(self._files, number).step
             if its_step is None:
                 continue  # its samples go with those of the next batch
-            if over <= 0 and (steps is None or its_step > last_step - steps):
+            if its_step > last_step or until - before.until >= _AT_ONCE:
                 break
-            over -= sum(sizes.get(n, 0) for n in goes if until < n <= number)
             until, step = number, its_step
-            if until - before.until >= _AT_ONCE:
-                break
         return until, step
 
 
@@ -152,11 +142,10 @@ def retaining(section: RlaxSection, files: RunFiles, trainer: Trainer) -> Retain
     retention = section.retention
     if isinstance(trainer, CheckpointReader | CheckpointStarter):
         return Retaining(retention, files, trainer.checkpoints)
-    for key in ("samples_steps", "samples_bytes"):
-        if (value := getattr(retention, key)) is not None:
-            reason = (
-                f"trainer {section.trainer.name} has no method checkpoints, so that nothing tells "
-                "which samples a resume needs: leave this out"
-            )
-            raise ConfigError(f"rlax.retention.{key}", value, reason)
+    if retention.samples_steps is not None:
+        reason = (
+            f"trainer {section.trainer.name} has no method checkpoints, so that nothing tells "
+            "which samples a resume needs: leave this out"
+        )
+        raise ConfigError("rlax.retention.samples_steps", retention.samples_steps, reason)
     return Retaining(retention, files, None)

@@ -159,34 +159,6 @@ def test_samples_of_groups_that_were_ready_are_kept(run: RecordedSteps) -> None:
     assert read_pruned(run.files) == Pruned(until=11, step=8)
 
 
-def test_a_size_is_kept_to(run: RecordedSteps) -> None:
-    run.train(10)
-    run.checkpoints = {2, 4, 6, 8}
-    sizes = journal.sample_sizes(run.files)
-    names = [journal.samples_name(number) for number in sorted(sizes)]
-    assert [sizes[n] for n in sorted(sizes)] == [len(run.files.get(name)) for name in names]
-    numbers = sorted(sizes)
-    of_last = {count: sum(sizes[n] for n in numbers[-count:]) for count in range(1, 11)}
-    run.remove(samples_bytes=sum(sizes.values()))
-    assert len(run.steps) == 10
-    run.remove(samples_bytes=of_last[7])
-    assert run.steps == [4, 5, 6, 7, 8, 9, 10]
-    run.remove(samples_bytes=of_last[7] - 1)
-    assert run.steps == [5, 6, 7, 8, 9, 10]
-    run.remove(samples_bytes=1)  # what a resume needs is more than that
-    assert run.steps == [7, 8, 9, 10]
-
-
-def test_whichever_of_both_limits_is_the_stricter_counts(run: RecordedSteps) -> None:
-    run.train(10)
-    run.checkpoints = {2, 4, 6, 8}
-    of_last_6 = sum(sorted(journal.sample_sizes(run.files).items())[n][1] for n in range(4, 10))
-    run.remove(samples_steps=8, samples_bytes=of_last_6)
-    assert run.steps == [5, 6, 7, 8, 9, 10]
-    run.remove(samples_steps=5, samples_bytes=of_last_6)
-    assert run.steps == [6, 7, 8, 9, 10]
-
-
 def test_snapshots_go_with_their_checkpoints(run: RecordedSteps) -> None:
     run.train(10)
     run.checkpoints = {4, 6}
@@ -296,11 +268,8 @@ def test_only_a_trainer_that_tells_its_checkpoints_can_have_samples_removed(
     run: RecordedSteps,
 ) -> None:
     run.train(8)
-    for key in ("samples_steps", "samples_bytes"):
-        with pytest.raises(
-            ConfigError, match=rf"rlax\.retention\.{key} = 3: trainer silent has no"
-        ):
-            retaining(section(**{key: 3}), run.files, Silent())
+    with pytest.raises(ConfigError, match=r"samples_steps = 3: trainer silent has no"):
+        retaining(section(samples_steps=3), run.files, Silent())
     work = retaining(section(), run.files, Silent())
     work.note_checkpoints()
     assert not work.remove_some()
