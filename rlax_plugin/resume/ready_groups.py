@@ -1,8 +1,7 @@
 """The accepted groups that wait for a batch, with the sums by which batches are chosen.
 
-What a decision needs of a group is computed once, when it is accepted. The sums over the first
-groups in issue order are kept in Fenwick trees (https://doi.org/10.1002/spe.4380240306): each group
-that comes or goes, and each question, takes time in the logarithm of their number.
+What a decision needs of a group is computed once, when it is accepted. It is a row of a numpy array
+in issue order, so that a question takes microseconds for thousands of groups.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from rlax_plugin.objective.batches import sizes
 from rlax_plugin.types import ScoredGroup
 
 UNLIMITED = sys.maxsize
-_SMALLEST = 64  # groups for which trees have room
+_SMALLEST = 64  # groups for which the array has room
 
 
 class Sums(NamedTuple):
@@ -58,8 +59,8 @@ class ReadyGroups(Mapping[int, ScoredGroup]):
         self._facts: dict[int, _Facts] = {}
         self._of_version: dict[int, set[int]] = {}  # oldest version of a group -> groups
         self.total = Sums()
-        self._first, self._room = 0, 0  # trees have groups ``_first`` to ``_first + _room - 1``
-        self._trees: tuple[list[int], ...] = ([], [], [], [])
+        self._first = 0  # the group of the first row
+        self._rows = np.zeros((0, len(Sums._fields)), np.int64)  # 0 where there is no such group
         for group in groups:
             self.add(group)
 
@@ -81,10 +82,9 @@ class ReadyGroups(Mapping[int, ScoredGroup]):
         self._groups[group.id] = group
         self._of_version.setdefault(facts.oldest_version, set()).add(group.id)
         self.total = self.total.plus(own)
-        if self._first <= group.id < self._first + self._room:
-            self._count(group.id, own)
-        else:
+        if not self._first <= group.id < self._first + len(self._rows):
             self._make_room()
+        self._rows[group.id - self._first] = own
 
     def remove(self, group_id: int) -> None:
         """Forgets a group, which is in a batch or dropped.
@@ -99,7 +99,7 @@ class ReadyGroups(Mapping[int, ScoredGroup]):
         if not of_version:
             del self._of_version[facts.oldest_version]
         self.total = self.total.minus(facts.own)
-        self._count(group_id, Sums().minus(facts.own))
+        self._rows[group_id - self._first] = 0
 
     def in_order(self) -> list[ScoredGroup]:
         """Returns all groups in issue order."""
@@ -124,40 +124,16 @@ class ReadyGroups(Mapping[int, ScoredGroup]):
         Returns:
           Its id, and the sums up to and with this group; None if no sum reaches its limit.
         """
-        groups_n, tokens_n, sequences_n, positions_n = self._trees
-        most_groups, most_tokens, most_sequences, most_positions = limits
-        place = groups = tokens = sequences = positions = 0
-        step = self._room
-        while step:
-            if (
-                (there := place + step) <= self._room
-                and groups + groups_n[there] < most_groups
-                and tokens + tokens_n[there] < most_tokens
-                and sequences + sequences_n[there] < most_sequences
-                and positions + positions_n[there] < most_positions
-            ):
-                place = there
-                groups += groups_n[place]
-                tokens += tokens_n[place]
-                sequences += sequences_n[place]
-                positions += positions_n[place]
-            step //= 2
-        if place == self._room:
+        if all(total < limit for total, limit in zip(self.total, limits, strict=True)):
             return None
-        group_id = self._first + place
-        return group_id, Sums(groups, tokens, sequences, positions).plus(self._facts[group_id].own)
-
-    def _count(self, group_id: int, change: Sums) -> None:
-        for tree, amount in zip(self._trees, change, strict=True):
-            place = group_id - self._first + 1
-            while place <= self._room:
-                tree[place] += amount
-                place += place & -place
+        sums = self._rows.cumsum(axis=0)
+        place = int((sums >= limits).any(axis=1).argmax())
+        return self._first + place, Sums(*sums[place].tolist())
 
     def _make_room(self) -> None:
-        """Makes trees for the groups that are there, and for as many later ones."""
+        """Makes rows for the groups that are there, and for as many later ones."""
         self._first = min(self._groups)
-        self._room = max(_SMALLEST, 1 << (2 * (max(self._groups) - self._first)).bit_length())
-        self._trees = tuple([0] * (self._room + 1) for _ in Sums._fields)
+        room = max(_SMALLEST, 2 * (max(self._groups) - self._first))
+        self._rows = np.zeros((room, len(Sums._fields)), np.int64)
         for group_id, facts in self._facts.items():
-            self._count(group_id, facts.own)
+            self._rows[group_id - self._first] = facts.own
