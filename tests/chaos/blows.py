@@ -17,19 +17,16 @@ from typing import Literal
 from rlax_plugin.liveness.marks import Role
 from rlax_plugin.records.faults import FaultPoint
 
-Fault = Literal["network", "disk", "clock", "store"]
-Target = Role | Fault | Literal["node"]
-OfNodes = Literal["kill", "freeze", "drain"]
+Fault = Literal["network", "store"]
+Target = Role | Fault
+OfProcesses = Literal["kill", "freeze"]
 OfNetwork = Literal["delay", "stall", "reset", "half-open"]
 OfStore = Literal["slow", "faulty", "slow and faulty", "hang"]
-Kind = OfNodes | OfNetwork | OfStore | Literal["full", "ahead", "behind"]
+Kind = OfProcesses | OfNetwork | OfStore
 
 KINDS: dict[Target, tuple[Kind, ...]] = {
     "network": ("delay", "stall", "reset", "half-open"),
-    "disk": ("full",),
-    "clock": ("ahead", "behind"),
     "store": ("slow", "faulty", "slow and faulty", "hang"),
-    "node": ("kill", "freeze", "drain"),
 }
 AT_ONCE: tuple[Kind, ...] = ("kill", "reset")
 """Kinds that do not last."""
@@ -41,14 +38,10 @@ _WORDS: dict[Kind, str] = {
     "stall": "no byte passes for {:.1f} s",
     "reset": "all connections are reset",
     "half-open": "all connections are half-open",
-    "full": "full for {:.1f} s",
-    "ahead": "90 s ahead for {:.1f} s",
-    "behind": "90 s behind for {:.1f} s",
     "slow": "each call takes 200 ms longer for {:.1f} s",
     "faulty": "one call in twenty fails for {:.1f} s",
     "slow and faulty": "each call takes 200 ms longer and one in twenty fails for {:.1f} s",
     "hang": "no writing and no reading returns for {:.1f} s",
-    "drain": "drained, and killed after {:.1f} s",
 }
 
 AT_A_RESTORE = (FaultPoint.METRICS_CUT, FaultPoint.RECOVERED)
@@ -85,9 +78,7 @@ STEP_ENDED = FaultPoint.METRICS_WRITTEN
 
 _LOOK_S = 0.005
 _MOST_TIMES = 3
-LONGEST_S = 6.0
-_FOR_S, _LONG_FOR_S = (0.5, 4.0), (2.5, LONGEST_S)
-_LONG: tuple[Target, ...] = ("clock", "store", "node")  # a clock moves within a second
+_FOR_S, _OF_STORE_S = (0.5, 4.0), (2.5, 6.0)
 _FROZEN = 0.3  # share of the blows on processes
 
 
@@ -143,7 +134,7 @@ def blows(
                 event=chance.choice(events[moment]),
                 times=1 if moment == "at a restore" else chance.randint(1, _MOST_TIMES),
                 choice=chance.random(),
-                for_s=chance.uniform(*(_LONG_FOR_S if target in _LONG else _FOR_S)),
+                for_s=chance.uniform(*(_OF_STORE_S if target == "store" else _FOR_S)),
             )
         )
     return drawn

@@ -6,9 +6,7 @@ decides which processes (trainer, workers, reward processes, and with ``--parame
 server) get SIGKILL or SIGSTOP, and at which events: in a commit, in a publication, in a snapshot,
 at a restore, between turns, in an evaluation. A trainer or a separate parameter server that a
 signal has ended is started again, as a supervisor would; workers and reward processes are the run's
-own to restart. ``--fault`` lets the network, the disk, the clocks and the weight store fail as well
-(see ``faults``), and ``--ray-nodes`` runs the workers on nodes of a Ray cluster, which are lost,
-frozen and drained (see ``nodes``).
+own to restart. ``--fault`` lets the network and the weight store fail as well (see ``faults``).
 
 A run has survived if it is complete, ``rlax audit`` finds nothing, no process is left over or has
 ended in a way that no blow explains, and with ``rlax.deterministic`` the weights are those of an
@@ -92,7 +90,6 @@ class Verdict:
 
     Attributes:
       findings: all that is wrong; empty: the run has survived.
-      explained: sentences of a trainer that a fault has ended.
       restarts: name of a part -> how often the supervisor has started it again.
     """
 
@@ -100,7 +97,6 @@ class Verdict:
     fallen: list[Fallen] = field(default_factory=list)
     restarts: dict[str, int] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
-    explained: list[str] = field(default_factory=list)
     wall_s: float = 0.0
 
     def __str__(self) -> str:
@@ -114,7 +110,6 @@ class Verdict:
                 f"{self.wall_s:.0f} s; {len(reached)} of {len(self.fallen)} blows fell "
                 f"({moments}); the next step ended at most {slowest_s:.1f} s after one; started "
                 f"again by the supervisor: {restarts}",
-                *(f"a fault ended the trainer, which said: {words}" for words in self.explained),
                 *self.findings,
             ]
         )
@@ -131,7 +126,6 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--parameter-server", action="store_true", help="run one as a process")
     parser.add_argument("--spare-trainer", action="store_true", help="never hit the trainer")
     parser.add_argument("--fault", action="append", choices=get_args(Fault), default=[])
-    parser.add_argument("--ray-nodes", type=int, default=0, help="nodes that run the workers")
     parser.add_argument("--patience-s", type=float, default=60.0, help="wait for an event")
     parser.add_argument("--out", type=Path, help="folder for the output of the processes")
     choices = parser.parse_intermixed_args(words)
@@ -143,7 +137,6 @@ def main(words: Sequence[str]) -> int:
         own_server=choices.parameter_server,
         trainer=not choices.spare_trainer,
         faults=tuple(dict.fromkeys(choices.fault)),
-        ray_nodes=choices.ray_nodes,
         out=choices.out or Path(tempfile.mkdtemp(prefix="rlax-chaos-")),
     )
     try:
@@ -179,7 +172,7 @@ def _verdicts(settings: Settings, seeds: Sequence[int]) -> Iterator[Verdict]:
 
 
 def _undisturbed(settings: Settings, name: str, signals: Signals) -> dict[int, str]:
-    with prepared(replace(settings, faults=(), ray_nodes=0), name) as made:
+    with prepared(replace(settings, faults=()), name) as made:
         try:
             made.run.start()
             status = made.run.wait(_WITHIN_S)
@@ -233,7 +226,7 @@ def _disturbed(
             run.start()
             log = EventLog(run.events)
             for blow in planned:
-                if run.status is not None and run.status >= 0 and not run.excused:
+                if run.status is not None and run.status >= 0:
                     verdict.fallen.append(Fallen(blow))  # nothing more can be reached
                     continue
                 verdict.fallen.append(_strike(made, log, blow, settings.patience_s))
@@ -248,7 +241,6 @@ def _disturbed(
     if status is None:
         left_over = []  # all is left of a run that has not ended in time
     verdict.findings = examine(files, status, output, left_over, expected) + run.crashes
-    verdict.explained = run.explained
     if not (verdict.findings or any(fallen.who for fallen in verdict.fallen)):
         verdict.findings.append(SHOWS_NOTHING)
     return verdict
@@ -301,7 +293,6 @@ def _fault(made: Prepared, blow: Blow, goes_on: Callable[[], bool]) -> str:
             time.sleep(blow.for_s)
     finally:
         trouble.end()
-    made.run.excused |= blow.target == "disk"  # the trainer may end, and is to say why
     return who
 
 

@@ -1,6 +1,6 @@
 """The network between processes of a test: a TCP proxy whose faults change while it runs.
 
-It owns faults of connections: delay, limited throughput, stalls, resets, and connections whose
+It owns faults of connections: delay, stalls, resets, and connections whose
 other end is gone although nothing says so. The proxy passes bytes unchanged and interprets none
 of them, so both ends encrypt and verify certificates as if it were not there.
 """
@@ -21,7 +21,6 @@ End = Literal["caller", "target"]
 
 _OTHER: dict[End, End] = {"caller": "target", "target": "caller"}
 _CHUNK, _CHUNKS = 1 << 16, 64  # bytes of one, and how many in a direction before the sender waits
-_SLOW_S = 0.01  # duration of a chunk at a limited throughput, so that a change holds soon
 _CLOSE_S = 5.0  # for all connections to end with the proxy
 _LIMIT_S = 30.0  # for a call on the loop of a proxy in a thread of its own
 
@@ -33,14 +32,12 @@ class Conditions:
     Attributes:
       delay_s: time from one end to the other, for each byte.
       jitter_s: upper limit of a further delay, which differs between chunks; the order stays.
-      bytes_per_s: throughput of each direction; 0: unlimited.
       stalled: True to hold all bytes back; new connections are accepted and go no further.
       resets_s: shortest and longest age at which a connection is reset; None: never.
     """
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
-    bytes_per_s: float = 0.0
     stalled: bool = False
     resets_s: tuple[float, float] | None = None
 
@@ -53,15 +50,12 @@ class Pace:
 
     def __init__(self, chance: random.Random):
         self._chance = chance
-        self._free_s = self._last_s = 0.0
+        self._last_s = 0.0
 
-    def due_s(self, now_s: float, size: int, conditions: Conditions) -> float:
+    def due_s(self, now_s: float, conditions: Conditions) -> float:
         """Returns the time at which a chunk arrives, which is never before the previous chunk."""
-        self._free_s = max(now_s, self._free_s)
-        if rate := conditions.bytes_per_s:
-            self._free_s += size / rate
         jitter_s = self._chance.uniform(0, conditions.jitter_s) if conditions.jitter_s else 0.0
-        self._last_s = max(self._last_s, self._free_s + conditions.delay_s + jitter_s)
+        self._last_s = max(self._last_s, now_s + conditions.delay_s + jitter_s)
         return self._last_s
 
 
@@ -91,12 +85,10 @@ class Connection:
         """Resets both ends, which they see as ECONNRESET; bytes on their way are lost."""
         self.task.cancel()
 
-    def half_open(self, gone: End | None = None) -> None:
-        """Loses all bytes from now on, without a sign to either end; a ``gone`` one is reset."""
+    def half_open(self) -> None:
+        """Loses all bytes from now on, without a sign to either end."""
         self._lost = True
         self._flows.set()
-        if gone in self._ends:
-            _reset(self._ends[gone][1])
 
     async def run(self, caller: tuple[asyncio.StreamReader, Any], target: str) -> None:
         """Passes bytes until both ends have closed their side, or one of them is reset."""
@@ -123,16 +115,14 @@ class Connection:
     async def _collect(self, end: End, chunks: asyncio.Queue[tuple[float, bytes]]) -> None:
         pace, chunk = Pace(random.Random(f"{self._seed}/{end}")), b"-"
         while chunk:  # the last one is empty: this end has closed its side
-            rate = self.conditions.bytes_per_s
-            size = max(1, min(_CHUNK, int(rate * _SLOW_S))) if rate else _CHUNK
             try:
-                chunk = await self._ends[end][0].read(size)
-            except OSError:
+                chunk = await self._ends[end][0].read(_CHUNK)
+            except OSError:  # an end of a half-open connection has given up
                 if not self._lost:
                     raise
                 chunk = b""
             now_s = asyncio.get_running_loop().time()
-            await chunks.put((pace.due_s(now_s, len(chunk), self.conditions), chunk))
+            await chunks.put((pace.due_s(now_s, self.conditions), chunk))
 
     async def _deliver(self, end: End, chunks: asyncio.Queue[tuple[float, bytes]]) -> None:
         writer, chunk = self._ends[_OTHER[end]][1], b"-"

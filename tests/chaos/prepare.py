@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos.blows import Fault, Target
-from chaos.faults import (
-    ClockTrouble,
-    DiskTrouble,
-    NetworkTrouble,
-    StoreTrouble,
-    Trouble,
-)
+from chaos.faults import NetworkTrouble, StoreTrouble, Trouble
 from chaos.network import ThreadedProxy, threaded
-from chaos.nodes import RayNodes, check_nodes
 from chaos.supervised import SupervisedRun
-from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.liveness.marks import STATE_DIR
@@ -44,8 +35,6 @@ class Settings:
       own_server: True to run the parameter server as a process of its own.
       trainer: False if the trainer is never hit.
       faults: kinds of faults besides those of processes.
-      ray_nodes: number of nodes of a Ray cluster that runs the workers; 0: the config's launcher
-        runs them.
       out: folder for the logs.
     """
 
@@ -56,7 +45,6 @@ class Settings:
     own_server: bool
     trainer: bool
     faults: tuple[Fault, ...]
-    ray_nodes: int
     out: Path
 
 
@@ -82,8 +70,6 @@ def targets(settings: Settings) -> list[Target]:
         hit.extend(("trainer", "trainer"))
     if settings.own_server:
         hit.append("parameter server")
-    if settings.ray_nodes:
-        hit.extend(("node", "node"))
     for fault in settings.faults:
         hit.extend((fault, fault))
     return hit
@@ -100,8 +86,6 @@ def prepared(settings: Settings, name: str) -> Iterator[Prepared]:
         made = _Preparation(settings, name, stack)
         if "store" in settings.faults:
             made.wrap_store()
-        if settings.ray_nodes:
-            made.add_nodes()
         if settings.own_server:
             made.add_server()
         if "network" in settings.faults:
@@ -131,17 +115,8 @@ class _Preparation:
         self.run = SupervisedRun(directory, state_dir)
         self.troubles: dict[Target, Trouble] = {}
         self._proxies: dict[str, ThreadedProxy] = {}
-        self._of_trainer: dict[str, str] = {}  # variables
-        self._clocks: ClockTrouble | None = None
-        if "clock" in settings.faults:
-            self.troubles["clock"] = self._clocks = ClockTrouble(directory)
-        if "disk" in settings.faults:
-            self.troubles["disk"] = _disk(self.files, directory)
         if "network" in settings.faults:
             self.troubles["network"] = NetworkTrouble(self._proxies)
-
-    def _clock(self, part: str) -> dict[str, str]:
-        return self._clocks.environment(part) if self._clocks is not None else {}
 
     def _proxy(self, way: str, target: str, host: str = "127.0.0.1", port: int = 0) -> str:
         """Returns the address by which a target is called: that of a proxy, if networks fail."""
@@ -162,24 +137,13 @@ class _Preparation:
         self._overrides.append(f"rlax.weights.store={json.dumps(options)}")
         self.troubles["store"] = StoreTrouble(switch, self.run.events)
 
-    def add_nodes(self) -> None:
-        """Starts a Ray cluster, in which the run has its workers."""
-        section = resolve(self._settings.config, self._overrides).section
-        count = self._settings.ray_nodes
-        workers = check_nodes(count, registry_for(section).workers(section))
-        nodes = RayNodes(self.run, count, self._stack)
-        nodes.start({STATE_DIR: str(self.run.state_dir)})
-        self._overrides.append(nodes.launcher(workers))
-        self._of_trainer |= nodes.environment
-        self.troubles["node"] = nodes
-
     def add_server(self) -> None:
         """Adds a separate parameter server."""
         part, port = "parameter server", free_port()
         index = self.run.directory.absolute() / "index"
         arguments = ("parameter-server", self._settings.config, *self._overrides)
         arguments += ("--port", str(port), "--index", str(index))
-        self.run.add(part, *arguments, environment=self._clock(part))
+        self.run.add(part, *arguments)
         address = self._proxy("to the parameter server", f"127.0.0.1:{port}")
         self._overrides.append(f"rlax.weights.parameter_server={address}")
 
@@ -193,14 +157,13 @@ class _Preparation:
         arguments = ("serve", "--controller", way, "--token-file", str(token), "--name", "far")
         arguments += ("--with-parent",)
         arguments += ("--host", _FAR, "--advertised-host", _SEEN, "--port", str(called))
-        environment = self._clock(part) | {STATE_DIR: str(self.run.state_dir)}
+        environment = {STATE_DIR: str(self.run.state_dir)}
         self.run.add(part, *arguments, environment=environment, after=token, always=True)
 
     def add_trainer(self) -> None:
         """Adds the trainer, after all that has changed its config."""
         arguments = ("train", self._settings.config, *self._overrides, "--with-parent")
-        environment = self._of_trainer | self._clock("trainer")
-        self.run.add("trainer", *arguments, environment=environment)
+        self.run.add("trainer", *arguments)
 
 
 def check(settings: Settings, name: str) -> tuple[RunFiles, Path, float]:
@@ -210,30 +173,12 @@ def check(settings: Settings, name: str) -> tuple[RunFiles, Path, float]:
       ConfigError: a setting or the config is wrong, or the run exists already.
     """
     config = resolve(settings.config, [*settings.overrides, f"run_name={name}"])
-    if settings.ray_nodes:
-        check_nodes(settings.ray_nodes, registry_for(config.section).workers(config.section))
     if config.section.state_dir:
         reason = "must not be set: the runs of all seeds, and your own, would share it"
         raise ConfigError("rlax.state_dir", config.section.state_dir, reason)
-    if "clock" in settings.faults and config.section.trainer.plain_name == "maxtext":
-        reason = "is for trainers without MaxText, such as that of rlax_plugin.testing"
-        raise ConfigError("--fault", "clock", reason)
     files = RunFiles(run_directory(config.maxtext))
     if files.exists("config.yml"):
         reason = "is a run already: remove it, or choose another seed"
         raise ConfigError("run_name", files.url, reason)
     end_s = config.section.deadlines.drain_s + _END_S
     return files, state_directory(config.section, files), end_s
-
-
-def _disk(files: RunFiles, out: Path) -> DiskTrouble:
-    if not files.is_local:
-        reason = "fills the disk of base_output_directory, so that must be local"
-        raise ConfigError("--fault", "disk", reason)
-    place = Path(files.location()).absolute()
-    while not place.exists():
-        place = place.parent
-    if os.stat(place).st_dev == os.stat(out).st_dev:
-        reason = "is on the disk that --fault disk fills: name a folder on another one"
-        raise ConfigError("--out", str(out), reason)
-    return DiskTrouble(place)

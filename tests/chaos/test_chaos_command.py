@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 
@@ -37,10 +36,6 @@ CONTINUED = (
     "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
     "rlax.objective.old_policy=proximal",
 )
-CLOCKS = pytest.mark.skipif(
-    importlib.util.find_spec("libfaketime") is None, reason="needs pip install libfaketime"
-)
-NODES = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
 
 
 @pytest.mark.timeout(600)
@@ -53,18 +48,8 @@ NODES = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="need
             ("--seed", "124", "--parameter-server", "--fault", "network", "--fault", "store"),
             marks=pytest.mark.ci,
         ),
-        pytest.param(
-            (*DETERMINISTIC, "steps=12"),
-            ("--seed", "3", "--fault", "clock", "--spare-trainer"),
-            marks=[pytest.mark.long, CLOCKS],
-        ),
-        pytest.param(
-            ("rlax.deadlines.startup_s=300",),
-            ("--seed", "41", "--ray-nodes", "2", "--spare-trainer", "--patience-s", "120"),
-            marks=[pytest.mark.long, NODES],
-        ),
     ],
-    ids=["deterministic", "continued", "clocks", "nodes"],
+    ids=["deterministic", "continued"],
 )
 def test_a_run_survives(more, options, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
