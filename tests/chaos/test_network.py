@@ -114,7 +114,7 @@ def test_jitter_is_of_the_seed_and_keeps_the_order() -> None:
     seed=st.integers(0, 100),
 )
 def test_all_bytes_arrive_in_order_and_so_does_the_end(
-    chunks: list[bytes], jitter_s: float, bytes_per_s: float, seed: int
+    chunks: list[bytes], jitter_s: float, seed: int
 ) -> None:
     async def main() -> None:
         conditions = Conditions(jitter_s=jitter_s)

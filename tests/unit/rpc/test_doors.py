@@ -85,20 +85,6 @@ def test_a_process_that_takes_over_a_port_is_told_nothing(proves: str) -> None:
     asyncio.run(asyncio.wait_for(main(), 2 * LIMIT_S))
 
 
-def test_a_server_is_not_talked_to_without_encryption() -> None:
-    async def main() -> None:
-        server, address = doors.server()
-        server.add_generic_rpc_handlers((collector := Collector(),))
-        await server.start()
-        async with grpc.aio.insecure_channel(address) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await rpc.FleetStub(channel).Config(pb.ConfigRequest(), timeout=LIMIT_S)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE and collector.heard == []
-        await server.stop(None)
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
-
-
 def test_a_connection_that_never_says_anything_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     key = "grpc.server_handshake_timeout_ms"
     sooner = [(name, 300 if name == key else value) for name, value in SERVER_OPTIONS]

@@ -147,11 +147,10 @@ def test_half_a_request_gets_nothing() -> None:
         assert told(server, b"") == b""
 
 
-@pytest.mark.parametrize("clients", [50, 3 * CONNECTIONS])
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nHost: "])
-def test_silent_clients_do_not_stop_others(clients: int, sent: bytes) -> None:
+def test_silent_clients_do_not_stop_others(sent: bytes) -> None:
     with ExitStack() as stack, served() as server:
-        for _ in range(clients):
+        for _ in range(3 * CONNECTIONS):
             stack.enter_context(connected(server)).sendall(sent)
         assert asked(server)[0] == 200
         server.close()  # with all of them open
@@ -221,11 +220,3 @@ def test_close_does_not_wait_for_an_app_that_hangs() -> None:
         waited_s = time.monotonic() - began_s
         go.set()
     assert waited_s < LIMIT_S / 2
-
-
-def test_the_end_leaves_no_thread() -> None:
-    with served() as server, connected(server) as silent:
-        assert asked(server)[0] == 200
-        server.close()
-        assert silent.recv(1) == b""
-        assert f"http {server.port}" not in [thread.name for thread in threading.enumerate()]
