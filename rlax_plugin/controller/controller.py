@@ -35,8 +35,6 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.resume.past_steps import past_steps
-from rlax_plugin.resume.past_steps import saved as saved_steps
 from rlax_plugin.resume.recovery import Recovery
 from rlax_plugin.resume.retention import Retaining
 from rlax_plugin.resume.snapshots import snapshot, write_snapshot
@@ -416,7 +414,6 @@ class Controller(FleetListener):
         """Saves the controller's state, before the trainer's checkpoint of a step."""
         await self._steps_ended()  # the step itself may have: a signal ends a run after a step
         observers = self._observers.state()  # of the same moment as the run state
-        earlier = saved_steps(self.stats, self._metrics)
         commit, saved = await self._flow.commit()
         metrics = await self._figures.so_far(unfinished)
         step = unfinished.step
@@ -426,7 +423,7 @@ class Controller(FleetListener):
                 f"{saved.document['next_step'] - 1} was the last: no run could be resumed from it"
             )
         where = (step, commit.number, commit.checksum)
-        document = snapshot(*where, saved.document, metrics, observers, earlier)
+        document = snapshot(*where, saved.document, metrics, observers)
         reached(FaultPoint.SNAPSHOT_BEGUN)
         await self._recorder.call(self._save, document, saved.rates)
         self._supervision.spawn(self._remove_what_is_not_kept())
@@ -457,6 +454,16 @@ class Controller(FleetListener):
         await self._recorder.call(self._spans.upload)
         reached(FaultPoint.RUN_FINISHED)
 
+    def _past_steps(
+        self, step: int, last: Mapping[str, float]
+    ) -> tuple[RunStats, Mapping[str, float]]:
+        """Returns the sums over the steps up to a checkpoint's, and the metrics of the last one."""
+        stats, metrics = RunStats(self._kept), {}
+        for line in self._metrics.rewind(step, last):
+            metrics = {name: value for name, value in line.items() if name != "step"}
+            stats.add(metrics)
+        return stats, metrics
+
     async def _recover(self, step: int) -> Recovery:
         """Returns to the trainer's checkpoint of ``step``; recorded later steps train again."""
         recovery = await self._recorder.call(
@@ -469,18 +476,11 @@ class Controller(FleetListener):
             checkpoints=self._checkpoints,
             found_damaged=self.found_damaged,
         )
-        past = await self._recorder.call(
-            past_steps,
-            step,
-            recovery.earlier_steps,
-            self._metrics,
-            self._kept,
-            recovery.metrics,
-        )
-        self.stats.begin_after(past.stats)
+        past, last = await self._recorder.call(self._past_steps, step, recovery.metrics)
+        self.stats.begin_after(past)
         self._observers.restore(recovery.observers)
         if self._observers.last_step < step:  # its end was told, if at all, after the snapshot
-            self._observers.notify_again("step_end", step=step, metrics=past.last)
+            self._observers.notify_again("step_end", step=step, metrics=last)
         if recovery.anything:
             self.dashboard.message(f"resuming after step {step}")
         if recovery.last_step is not None:

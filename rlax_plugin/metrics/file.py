@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.seals import checksum
+from rlax_plugin.types import EMPTY
 
 NAME = "metrics.jsonl"
 _SHOWN = 5  # numbers of lines in a message
@@ -72,11 +72,6 @@ def _line(metrics: Mapping[str, float]) -> bytes:
     return json.dumps(metrics).encode() + b"\n"
 
 
-def _step_of(line: bytes) -> int:
-    """The step of a line that was written here; -1 for no line."""
-    return int(json.loads(line)["step"]) if line else -1
-
-
 class MetricsFile:
     """Appends to a local file; if the run is on an object store, ``upload`` copies it there.
 
@@ -89,13 +84,6 @@ class MetricsFile:
         self._files = files
         self._path = Path(files.location(NAME)) if files.is_local else local / NAME
         self._file: IO[bytes] | None = None
-        self._bytes, self._last_line = 0, b""  # of the file
-
-    @property
-    def end(self) -> dict[str, Any]:
-        """The present end of the file, JSON-able, for ``rewind_to``."""
-        last = self._last_line
-        return {"bytes": self._bytes, "last_line": len(last), "crc32c": checksum(last)}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -104,8 +92,12 @@ class MetricsFile:
         except OSError as error:
             raise RlaxError(f"{self._path} cannot be written: {error.strerror}") from error
 
-    def rewind(self, step: int) -> list[dict[str, float]]:
+    def rewind(self, step: int, last: Mapping[str, float] = EMPTY) -> list[dict[str, float]]:
         """Truncates the file after ``step`` and opens it; returns the remaining lines.
+
+        Args:
+          last: metrics of ``step``, which count if the file lacks them: the process was killed
+            between the checkpoint and the end of its step.
 
         Raises:
           RlaxError: it cannot be written.
@@ -114,46 +106,14 @@ class MetricsFile:
         # The line of the step itself may have been about to be written.
         if gaps := lacking(kept, step - 1):
             log.warning("%s", gaps)
+        if step and last:
+            kept.setdefault(step, {"step": step, **last})
         lines = [_line(metrics) for metrics in kept.values()]
         temporary = self._path.with_suffix(".tmp")
         with self._writing():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(b"".join(lines))
             os.replace(temporary, self._path)
-            self._file = self._path.open("ab")
-        self._bytes, self._last_line = sum(map(len, lines)), lines[-1] if lines else b""
-        reached(FaultPoint.METRICS_CUT)
-        return list(kept.values())
-
-    def rewind_to(self, end: Mapping[str, Any], step: int) -> list[dict[str, float]] | None:
-        """As ``rewind``, but reads only what was written after an end that the file has had.
-
-        Returns:
-          The metrics of the steps after that end, up to ``step``. None, with nothing changed, if
-          the local file has never had this end, is damaged, if it had the line of ``step`` at
-          this end already, or if a copy of it may know more.
-
-        Raises:
-          RlaxError: it cannot be written.
-        """
-        if not self._path.exists() or self._path.stat().st_size < end["bytes"]:
-            return None
-        with self._path.open("rb") as file:
-            file.seek(end["bytes"] - end["last_line"])
-            last_line, tail = file.read(end["last_line"]), file.read()
-        if checksum(last_line) != end["crc32c"] or _step_of(last_line) >= step:
-            return None
-        recorded = read(tail)
-        kept = {n: metrics for n, metrics in sorted(recorded.by_step.items()) if n <= step}
-        if recorded.damaged or (step not in kept and not self._files.is_local):
-            return None
-        lines = [_line(metrics) for metrics in kept.values()]
-        with self._writing():
-            if not tail.startswith(b"".join(lines)):
-                return None
-            self._bytes = end["bytes"] + sum(map(len, lines))
-            self._last_line = lines[-1] if lines else last_line
-            os.truncate(self._path, self._bytes)
             self._file = self._path.open("ab")
         reached(FaultPoint.METRICS_CUT)
         return list(kept.values())
@@ -183,11 +143,9 @@ class MetricsFile:
         assert self._file is not None, "rewind opens the file"
         if self._files.is_local:  # then it is a file of the run, to which the other one appends
             self._files.before_write(0.0)
-        line = _line({"step": step, **metrics})
         with self._writing():
-            self._file.write(line)
+            self._file.write(_line({"step": step, **metrics}))
             self._file.flush()
-        self._bytes, self._last_line = self._bytes + len(line), line
         reached(FaultPoint.METRICS_WRITTEN)
 
     def upload(self) -> None:

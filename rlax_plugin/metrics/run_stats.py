@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 KEPT = 20
 """Number of first and of newest values of a metric that are kept."""
@@ -20,23 +19,6 @@ class _Column:
         self.count, self.total, self.largest = 0, 0.0, float("-inf")
         self.first: list[float] = []
         self.newest: deque[float] = deque(maxlen=kept)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "count": self.count,
-            "total": self.total,
-            "largest": self.largest,
-            "first": list(self.first),
-            "newest": list(self.newest),
-        }
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any], kept: int) -> _Column:
-        column = cls(kept)
-        column.count, column.total = state["count"], state["total"]
-        column.largest, column.first = state["largest"], list(state["first"])
-        column.newest.extend(state["newest"])
-        return column
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -80,29 +62,6 @@ class RunStats:
                 kept = max(KEPT, self._kept.get(name, 0))
                 column = self._columns[name] = _Column(kept)
             column.add(value)
-
-    def state(self) -> dict[str, Any]:
-        """Returns what ``restored`` needs; JSON-able, and its size does not grow with steps."""
-        return {
-            "steps": self.steps,
-            "kept": dict(self._kept),
-            "recent": [dict(metrics) for metrics in self.recent],
-            "columns": {name: column.state() for name, column in self._columns.items()},
-        }
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any], kept: Mapping[str, int]) -> RunStats | None:
-        """Returns the sums of a saved state; None if it has too few values."""
-        if any(number > max(KEPT, state["kept"].get(name, 0)) for name, number in kept.items()):
-            return None
-        stats = cls(kept)
-        stats.steps = state["steps"]
-        stats.recent.extend(state["recent"])
-        stats._columns = {
-            name: _Column.restored(column, max(KEPT, kept.get(name, 0)))
-            for name, column in state["columns"].items()
-        }
-        return stats
 
     def begin_after(self, earlier: RunStats) -> None:
         """Takes over the sums of the steps of earlier processes, before the first own step."""

@@ -76,7 +76,6 @@ class Recovery:
       segment, checksum: the journal segment at whose end the checkpoint's state holds.
       metrics: those of the checkpoint's step that the snapshot has.
       observers: the states of the observers in the snapshot.
-      earlier_steps: the sums over the steps before the checkpoint's; {}: the snapshot has none.
       turns: of episodes that were not over.
       anything: True if the run had begun before.
 
@@ -107,7 +106,6 @@ class Recovery:
         self.segment, self.checksum = 0, journal.START
         self.metrics: dict[str, float] = {}
         self.observers: dict[str, Any] = {}
-        self.earlier_steps: dict[str, Any] = {}
         if step:
             try:
                 document = _restore_snapshot(step, run_state, files)
@@ -117,7 +115,6 @@ class Recovery:
             self.segment, self.checksum = document["segment"], document["checksum"]
             self.metrics = document["metrics"]
             self.observers = document["observers"]
-            self.earlier_steps = document["earlier_steps"]
         found = _segments(files, self.segment, self.checksum, found_damaged)
         self._stretches: dict[int, list[tuple[Segment, str]]] = {}
         self._rest: list[tuple[Segment, str]] = []

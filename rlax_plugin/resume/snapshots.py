@@ -53,7 +53,6 @@ def snapshot(
     run_state: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
     observers: Mapping[str, Any] | None = None,
-    earlier_steps: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the document for ``read_snapshot``: a run state, and its place in the journal.
 
@@ -61,10 +60,9 @@ def snapshot(
       metrics: those of the step that are known before its checkpoint, in case the process ends
         before the rest arrives.
       observers: their states, see ``controller.observers``.
-      earlier_steps: of ``past_steps.saved``.
     """
     where = {"step": step, "segment": segment, "checksum": checksum}
-    more = {"metrics": metrics, "observers": observers, "earlier_steps": earlier_steps}
+    more = {"metrics": metrics, "observers": observers}
     contents = {name: dict(content or {}) for name, content in more.items()}
     return {**where, **contents, "run_state": dict(run_state)}
 
