@@ -15,7 +15,6 @@ import os
 import shlex
 import sqlite3
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -80,7 +79,6 @@ _LOCKED_S = 300.0
 
 Nothing is lost meanwhile, as the recorder's queue is longer.
 """
-_ORPHANS = "DELETE FROM turns WHERE event_id NOT IN (SELECT id FROM events)"
 
 
 class Ledger:
@@ -195,63 +193,26 @@ class Ledger:
                 "INSERT INTO samples VALUES (?, ?)",
                 [(i, samples.to_arrow(table)) for i, table in rows if table.num_rows],
             )
-            self._db.execute(_ORPHANS)
+            self._db.execute("DELETE FROM turns WHERE event_id NOT IN (SELECT id FROM events)")
         return events, [table for _, table in rows if table.num_rows]
 
-    def rewind(self, segment: int, crc32c: str) -> bool:
-        """Removes all events after a segment.
-
-        Returns:
-          True; or False if the ledger does not know the segment, and everything was removed.
-        """
+    def rebuild(self, segments: Iterable[tuple[Segment, str]]) -> None:
+        """Replaces everything by the events of segments of the journal, which has no turns."""
         with self._transaction():
-            found = self._db.execute(
-                "SELECT crc32c, last_event FROM commits WHERE segment = ?", (segment,)
-            ).fetchone()
-            known, last = found or (None, 0)
-            if segment and known != crc32c:
-                self._empty()
-                return False
-            self._db.execute("DELETE FROM events WHERE id > ?", (last,))
-            self._db.execute("DELETE FROM commits WHERE segment > ?", (segment,))
-            self._db.execute("DELETE FROM samples")
-            self._db.execute(_ORPHANS)
-            return True
-
-    def append(self, segments: Iterable[tuple[Segment, str]]) -> None:
-        """Appends the events of segments of the journal."""
-        with self._transaction():
+            self._empty()
             for segment, crc32c in segments:
                 last = self._insert([(e, ev.encode(e)) for e in segment.events])
-                for event in segment.events:
-                    self._forget_turns(event)
                 self._db.execute(
                     "INSERT INTO commits VALUES (?, ?, ?, ?)",
                     (segment.number, crc32c, segment.step, last),
                 )
 
     def turns(self) -> list[RecordedTurn]:
-        """Returns turns of groups that are not scored, in the order in which they were generated.
-
-        A group has all turns that its events describe, or none: if some are missing, because the
-        run continued without this ledger, the others are removed.
-        """
-        with self._transaction():
-            query = "SELECT group_id, sample, trajectory, turn FROM turns"
-            found: defaultdict[int, list[unfinished_turns.Place]] = defaultdict(list)
-            for group, *place in self._db.execute(query):
-                found[group].append((place[0], place[1], place[2]))
-            for group, places in found.items():
-                if sorted(places) != sorted(unfinished_turns.places(self._events_of(group))):
-                    self._db.execute("DELETE FROM turns WHERE group_id = ?", (group,))
+        """Returns turns of groups that are not scored, in the order of their events."""
         rows = self._db.execute(
             "SELECT group_id, sample, trajectory, turn, body FROM turns ORDER BY id"
         )
         return [unfinished_turns.from_bytes(Key("train", *where), body) for *where, body in rows]
-
-    def _events_of(self, group: int) -> list[ev.Event]:
-        rows = self._db.execute("SELECT body FROM events WHERE group_id = ? ORDER BY id", (group,))
-        return [ev.decode(json.loads(body)) for (body,) in rows]
 
     def _keep_turns(self, event: int, recorded: Iterable[RecordedTurn]) -> None:
         self._db.executemany(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from rlax_plugin.records import events as ev
 from rlax_plugin.records import samples
 from rlax_plugin.records.read_samples import from_table
 from rlax_plugin.types import Episode, Key, Prompt, ScoredGroup, Trajectory, Turn, Unscored
 
 _NO_PROMPT = Prompt("", np.zeros(0, np.int32), "", "")
-
-Place = tuple[int, int, int]
-"""The place of a turn: sample, trajectory and turn."""
 
 
 class RecordedTurn(NamedTuple):
@@ -37,20 +32,3 @@ def from_bytes(key: Key, data: bytes) -> RecordedTurn:
     """Reads the bytes that ``to_bytes`` returned."""
     (recorded,) = from_table(samples.from_arrow(data))
     return RecordedTurn(key, recorded.group.episodes[0].trajectories[0].turns[0])
-
-
-def places(events: Iterable[ev.Event]) -> list[Place]:
-    """Returns the turns that a group's events leave valid, until the group is scored."""
-    found: list[Place] = []
-    for event in events:
-        match event:
-            case ev.Generated(sample=None):
-                found += [(index, 0, 0) for index in range(event.samples)]
-            case ev.Generated(sample=int(sample)):
-                found.append((sample, event.trajectory, event.turn))
-            case ev.Discarded():
-                place = event.sample, event.trajectory, event.turn
-                found = [one for one in found if one != place]
-            case ev.Scored() | ev.Reissued():
-                found.clear()
-    return found

@@ -138,19 +138,16 @@ class Recovery:
     ) -> tuple[list[ev.Event], list[pa.Table]]:
         """Returns events not yet in the journal.
 
-        A ledger with a different history is rewritten from the journal.
+        A ledger with a different history is rewritten from the journal, without turns.
         """
         tail = ledger.tail(number, checksum)
         if tail is not None:
             return tail
-        if ledger.rewind(self.segment, self.checksum):
-            ledger.append(found)
-            return [], []
         try:
-            ledger.append(journal.read(self._files, until=number))
+            ledger.rebuild(journal.read(self._files, until=number))
         except JournalError as error:  # of a segment that only queries of the ledger need
             self._found_damaged(f"the ledger has no events up to segment {self.segment}: {error}")
-            ledger.append(found)
+            ledger.rebuild(found)
         return [], []
 
     def holds(self, step: int) -> bool:
