@@ -86,7 +86,6 @@ class ParameterServerClient:
         self._holder = holder or f"{socket.gethostname()}:{os.getpid()}"
         self._connection = connect(address, secret)
         self._stub = rpc.ParameterServerStub(self._connection)
-        self._closed = asyncio.Event()
 
     async def latest(self) -> WeightVersion | None:
         """The newest version; None before the first.
@@ -197,55 +196,30 @@ class ParameterServerClient:
             return await self._renew_once(held)
 
     async def watch(self, after: int = -1, machine: str = "") -> AsyncIterator[WeightVersion]:
-        """Yields versions newer than ``after``, in order, until ``close``.
+        """Yields versions newer than ``after``, in order, until it is closed or cancelled.
 
         With ``machine``, of ``this_machine``, a version of which there is a copy in memory comes
         twice: first with the copy, and without it once it can be leased.
 
         After a restart of the trainer the next one may have a lower number, or the same one again.
-        A slow consumer gets the newest version next and skips those between. A broken connection is
-        opened again, with a growing pause.
+        The server skips what a slow reader has missed. A broken connection is opened again, with a
+        growing pause.
+
+        Raises:
+          WeightsError: the server rejects the call.
         """
-        newest: asyncio.Queue[WeightVersion] = asyncio.Queue(1)
-        reader = asyncio.ensure_future(self._read_versions(after, machine, newest))
-        closed = asyncio.ensure_future(self._closed.wait())
-        taken = asyncio.ensure_future(newest.get())
-        try:
-            while True:
-                await asyncio.wait({reader, closed, taken}, return_when=asyncio.FIRST_COMPLETED)
-                if closed.done():
-                    return
-                if taken.done():
-                    version = taken.result()
-                    yield version
-                    taken = asyncio.ensure_future(newest.get())
-                else:
-                    reader.result()  # raises: the reader ends for no other reason
-        finally:
-            for task in (reader, closed, taken):
-                task.cancel()
-
-    async def close(self) -> None:
-        """Ends watches and the connection."""
-        self._closed.set()
-        await self._connection.close()
-
-    async def _read_versions(
-        self, after: int, machine: str, newest: asyncio.Queue[WeightVersion]
-    ) -> None:
         pause_s = _BACKOFF_S[0]
-        while not self._closed.is_set():
+        while True:
+            # Not wait_for_ready: a refused connection is reported, and the pause grows.
+            request = pb.WatchRequest(after=after, machine=machine)
+            call = self._stub.Watch(request, timeout=_WATCH_S)
             try:
-                # Not wait_for_ready: a refused connection is reported, and the pause grows.
-                request = pb.WatchRequest(after=after, machine=machine)
-                async for message in self._stub.Watch(request, timeout=_WATCH_S):
+                async for message in call:
                     pause_s = _BACKOFF_S[0]
                     version = version_from_proto(message)
                     if not version.in_memory:
                         after = version.version
-                    if newest.full():
-                        newest.get_nowait()
-                    newest.put_nowait(version)
+                    yield version
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     continue
@@ -255,9 +229,14 @@ class ParameterServerClient:
                     ) from error
                 await self._connection.diagnose(error)
                 log.info("the parameter server cannot be reached: %s", describe(error))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), pause_s)
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
+
+    async def close(self) -> None:
+        """Ends the connection; watches must have ended."""
+        await self._connection.close()
 
     async def _renew(self, held: Held) -> None:
         renewed_s, pause_s = time.monotonic(), held.lease_s / 3

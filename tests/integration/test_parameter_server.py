@@ -18,7 +18,6 @@ from waiting import eventually
 
 from rlax_plugin.errors import DeadlineError, WeightsError
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.weights.messages import version_from_proto
 
 
 def test_latest_is_what_was_published_with_every_field():
@@ -159,43 +158,6 @@ def test_watchers_see_versions_in_order_from_where_they_stand():
             for watcher in watchers:
                 watcher.cancel()
             await asyncio.wait(watchers)
-
-    run(main())
-
-
-def test_a_slow_watcher_skips_to_the_newest(monkeypatch):
-    arrived: list[int] = []
-
-    def noted(message):
-        found = version_from_proto(message)
-        arrived.append(found.version)
-        return found
-
-    monkeypatch.setattr("rlax_plugin.weights.client.version_from_proto", noted)
-
-    async def main():
-        async with (
-            serving(Deleted()) as (service, address),
-            client_of(address) as slow,
-            client_of(address) as quick,
-        ):
-            await service.publish(version(0))
-            slowly, quickly = slow.watch(), quick.watch()
-            assert (await anext(slowly)).version == (await anext(quickly)).version == 0
-            for number in range(1, 6):
-                await service.publish(version(number))
-                assert (await anext(quickly)).version == number
-            # Both streams run in this process: the slow one's messages are here as well, and
-            # one more published version arrives behind them.
-            await service.publish(version(6))
-            assert (await anext(quickly)).version == 6
-            await eventually(lambda: arrived.count(6) == 2)
-            rest = [(await anext(slowly)).version]
-            while rest[-1] < 6:
-                rest.append((await anext(slowly)).version)
-            assert rest == sorted(rest) and len(rest) < 6
-            await slowly.aclose()
-            await quickly.aclose()
 
     run(main())
 
