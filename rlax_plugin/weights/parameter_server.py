@@ -157,7 +157,6 @@ class ParameterServer(rpc.ParameterServerServicer):
         else:
             self._note_versions()  # nobody waits for that: workers pull meanwhile
         self._wake()
-        self.streams.expect(version)
         self._delete(list(self._doomed))
         self._arm()
 

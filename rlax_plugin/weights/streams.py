@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import math
 import os
 import stat
@@ -27,7 +26,7 @@ from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.types import TensorSpec, VersionPart
 from rlax_plugin.weights.leased_versions import VersionTable
 
 CHUNK_BYTES = 1 << 20
@@ -42,7 +41,7 @@ MOST_OF_ONE = 2
 """Maximum number of streams of one lease: a reader has two while a broken one is given up."""
 
 _LONGEST_TURN_S = 2 * TURN_S  # deadline of a call, as its server counts it
-_LIST_S = 5.0  # wait of one call for a list, which may take longer: its files are digested
+_LIST_S = 5.0  # wait of one call for a list, which takes longer where the disk hangs
 _LONGEST_NAME = 1024  # bytes
 _LONGEST_SEGMENT = 255  # bytes, of most file systems
 _MOST_SEGMENTS = 32
@@ -62,12 +61,10 @@ class ListedFile:
     Attributes:
       name: relative to the part's directory, with slashes.
       size: bytes.
-      sha256: digest of its content.
     """
 
     name: str
     size: int
-    sha256: bytes
 
 
 def crc32c(data: bytes) -> int:
@@ -106,8 +103,8 @@ def check_files(part: VersionPart, files: Sequence[ListedFile]) -> None:
         shown = one_line(repr(file.name), _SHOWN)
         if (problem := name_problem(file.name)) is not None:
             raise ValueError(f"part {part.name} has a file {shown}, {problem}")
-        if file.size < 0 or len(file.sha256) != hashlib.sha256().digest_size:
-            raise ValueError(f"part {part.name} has a file {shown} of impossible size or digest")
+        if file.size < 0:
+            raise ValueError(f"part {part.name} has a file {shown} of impossible size")
         if file.name in names:
             raise ValueError(f"part {part.name} has the file {shown} twice")
         names.add(file.name)
@@ -138,7 +135,7 @@ def name_problem(name: str) -> str | None:
 
 
 def list_files(directory: str) -> tuple[ListedFile, ...]:
-    """The files of a part that is on a disk, with their digests, in the order of names. Blocking.
+    """The files of a part that is on a disk, in the order of names. Blocking.
 
     Raises:
       WeightsError: they cannot be sent: one is a link or no ordinary file, or has a name that no
@@ -174,11 +171,10 @@ def _raise(error: OSError) -> None:
 
 
 def _examined(inside: int, name: str, relative: str, place: str) -> ListedFile:
-    if not stat.S_ISREG(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
+    status = os.stat(name, dir_fd=inside, follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode):
         raise WeightsError(f"{place}/{name} is a link or no ordinary file, and is not sent")
-    with open(os.open(name, _FILE, dir_fd=inside), "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").digest()
-        return ListedFile(relative, os.fstat(file.fileno()).st_size, digest)
+    return ListedFile(relative, status.st_size)
 
 
 def chunks_of(
@@ -245,14 +241,13 @@ class FileStreams:
         self._table, self._most = table, most
         self._listings: dict[str, _Listing] = {}  # by path
         self._open: Counter[str] = Counter()  # streams, by lease
-        self._asked = False
         self.sent_bytes = 0
 
     async def files(self, request: pb.FilesRequest, context: Context) -> pb.FilesReply:
         """Answers a ``Files`` call."""
         part = await self._part(request.lease, request.part, context)
         found = await self._listed(part, context)
-        files = (pb.File(name=file.name, size=file.size, sha256=file.sha256) for file in found)
+        files = (pb.File(name=file.name, size=file.size) for file in found)
         return pb.FilesReply(files=files)
 
     async def fetch(self, request: pb.FetchRequest, context: Context) -> AsyncGenerator[pb.Chunk]:
@@ -319,42 +314,22 @@ class FileStreams:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         return part
 
-    def expect(self, version: WeightVersion) -> None:
-        """Begins to list the files of a new version, if those of earlier ones were asked for."""
-        if self._asked:
-            for part in version.parts:
-                self._listing(part)
-
-    def _listing(self, part: VersionPart) -> _Listing:
+    async def _listed(self, part: VersionPart, context: Context) -> tuple[ListedFile, ...]:
         for path in self._listings.keys() - self._table.paths:
             del self._listings[path]
         listing = self._listings.get(part.path)
         if listing is None:
             work = on_daemon(functools.partial(list_files, part.path), "a list of weights")
             listing = self._listings[part.path] = asyncio.wrap_future(work)
-            # The error belongs to those who wait, of whom there may be none any more.
-            listing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return listing
-
-    async def _listed(self, part: VersionPart, context: Context) -> tuple[ListedFile, ...]:
-        self._asked = True
-        listing = self._listing(part)
         await asyncio.wait({listing}, timeout=_LIST_S)
         if not listing.done():
-            reason = f"the files of part {part.name} are still being read"
+            reason = f"the files of part {part.name} are still being listed"
             await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
         try:
             return listing.result()
-        except OSError as error:
-            self._forget(part, listing)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, one_line(str(error)))
+        except (OSError, WeightsError) as error:
+            self._listings.pop(part.path, None)  # the next call looks again
+            away = isinstance(error, OSError)
+            code = grpc.StatusCode.UNAVAILABLE if away else grpc.StatusCode.FAILED_PRECONDITION
+            await context.abort(code, one_line(str(error)))
             raise AssertionError from error  # abort raises
-        except WeightsError as error:
-            self._forget(part, listing)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, one_line(str(error)))
-            raise AssertionError from error  # abort raises
-
-    def _forget(self, part: VersionPart, listing: _Listing) -> None:
-        """Lets the next call look again."""
-        if self._listings.get(part.path) is listing:
-            del self._listings[part.path]
