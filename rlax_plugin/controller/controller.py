@@ -19,7 +19,7 @@ from rlax_plugin.controller.step_figures import StepFigures
 from rlax_plugin.controller.timeline import Timeline
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
-from rlax_plugin.evaluation.result import Evaluated, Results
+from rlax_plugin.evaluation.result import Evaluated, record, recorded
 from rlax_plugin.fleet.fleet import FleetListener, Worker
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
@@ -135,7 +135,6 @@ class Controller(FleetListener):
         self._retaining, self._about_rates = records.retaining, records.about_rates
         self._spans, self._checkpoints = records.spans, records.checkpoints
         self._timeline = Timeline(generation.fleet, records.spans)
-        self._results = Results(records.recorder, setup.files)
         self._figures = StepFigures(self.section, generation, setup.schedules)
         self._gaps = WorkerGaps(self.fleet, setup.dashboard.message)
         self._kept = {GAP: self.section.objective.max_gap_steps}
@@ -240,7 +239,7 @@ class Controller(FleetListener):
         self._observers.notify(
             "run_start", run_dir=self.files.url, config_hash=self._setup.config_hash
         )
-        self.before = await self._results.known("before")
+        self.before = await self._recorder.call(recorded, self.files, "before")
         if self.before is None:
             self.before = await self.evaluate("before", step)
         self.stats.training_begins()
@@ -372,7 +371,7 @@ class Controller(FleetListener):
         deadline_s = self.section.deadlines.weights_s
         try:
             async with asyncio.timeout(deadline_s):
-                await self._results.add(name, found)
+                await self._recorder.call(record, self.files, name, found)
         except TimeoutError:
             what = "writing an evaluation"
             raise DeadlineError(what, deadline_s, "rlax.deadlines.weights_s") from None

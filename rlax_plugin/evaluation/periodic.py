@@ -9,8 +9,10 @@ from typing import Protocol
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.evaluation.evaluator import Evaluator
-from rlax_plugin.evaluation.result import Evaluated, Results, step_name
+from rlax_plugin.evaluation.result import Evaluated, record, recorded, step_name
 from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.weights.client import ParameterServerClient
 
 log = logging.getLogger("rlax.controller")
@@ -48,12 +50,14 @@ class PeriodicEvaluation:
         evaluator: Evaluator,
         fleet: Fleet,
         client: ParameterServerClient,
-        results: Results,
+        recorder: Recorder,
+        files: RunFiles,
         supervision: Supervision,
         display: Display,
     ):
         self._every, self._last_step, self._evaluator = every, last_step, evaluator
-        self._fleet, self._client, self._results = fleet, client, results
+        self._fleet, self._client = fleet, client
+        self._recorder, self._files = recorder, files
         self._supervision, self._display = supervision, display
         self._running: asyncio.Task[None] | None = None
         self._version = -1  # of the running one
@@ -83,10 +87,10 @@ class PeriodicEvaluation:
         try:
             name = step_name(version)
             # It may have ended before the run was interrupted and went back to a checkpoint.
-            found = await self._results.known(name, version)
+            found = await self._recorder.call(recorded, self._files, name, version)
             if found is None:
                 found = await self._measured(version)
-                await self._results.add(name, found)
+                await self._recorder.call(record, self._files, name, found)
         except Exception as error:
             log.exception("evaluation of step %d failed", version)
             self._skip(version, str(error) if isinstance(error, RlaxError) else repr(error))

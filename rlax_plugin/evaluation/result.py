@@ -9,7 +9,6 @@ from typing import Any
 from rlax_plugin.evaluation.statistics import Estimate
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +99,3 @@ def recorded(files: RunFiles, name: str, version: int | None = None) -> Evaluate
     if document is None or version not in (None, document["version"]):
         return None
     return Evaluated.from_json(document)
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """Reads and writes the evaluations of a run, after everything that the recorder has queued."""
-
-    recorder: Recorder
-    files: RunFiles
-
-    async def known(self, name: str, version: int | None = None) -> Evaluated | None:
-        """See ``recorded``."""
-        return await self.recorder.call(recorded, self.files, name, version)
-
-    async def add(self, name: str, found: Evaluated) -> None:
-        """See ``record``."""
-        await self.recorder.call(record, self.files, name, found)

@@ -23,7 +23,6 @@ from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Judges, Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
-from rlax_plugin.evaluation.result import Results
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.fleet.requests import sampling_params
@@ -185,7 +184,8 @@ class _Assembly:
             evaluator=generation.evaluator,
             fleet=generation.fleet,
             client=reader,
-            results=Results(records.recorder, setup.files),
+            recorder=records.recorder,
+            files=setup.files,
             supervision=self._supervision,
             display=setup.dashboard,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
-from rlax_plugin.evaluation.result import Evaluated, Results
+from rlax_plugin.evaluation.result import Evaluated
 
 
 class Parts:
@@ -63,7 +63,8 @@ def make() -> tuple[PeriodicEvaluation, Parts]:
         evaluator=parts,
         fleet=parts,
         client=parts,
-        results=Results(parts, parts),
+        recorder=parts,
+        files=parts,
         supervision=parts,
         display=parts,
     )
