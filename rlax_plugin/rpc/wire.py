@@ -313,24 +313,3 @@ def continued(
         return tuple(_continued(one, news) for one, news in zip(known, told, strict=False))
     except ValueError as error:
         raise WorkerError(f"{worker}: {request.key} is garbled: {error}") from error
-
-
-def reply_from_proto(
-    reply: pb.Reply,
-    request: Request,
-    worker: str,
-    *,
-    told: Sequence[Sampled],
-    workers: Sequence[tuple[str, ...]],
-    declared: Mapping[str, SideSpec] = EMPTY,
-    earlier: Sequence[pb.Reply] = (),
-) -> tuple[Sampled, ...]:
-    """Whole samples of one reply, see ``told_by_reply`` and ``continued``.
-
-    Args:
-      told: samples that the worker has sent before, or was given to continue.
-    """
-    found = told_by_reply(
-        reply, request, worker, workers=workers, declared=declared, earlier=earlier
-    )
-    return continued(told, found, request, worker)

@@ -17,10 +17,10 @@ from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
 from prometheus_client.parser import text_string_to_metric_families
 from runs import DEADLINE_S
 from streamed import wholes
+from wired import reply_from_proto
 
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.pieces import request_messages
-from rlax_plugin.rpc.wire import reply_from_proto
 from rlax_plugin.testing.task import STOP
 from rlax_plugin.types import Key, Request, SamplingParams
 

@@ -11,6 +11,7 @@ from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 from streamed import wholes
 from tiny_engine import NEW, PROMPT, SLOTS, prompts_of
+from wired import reply_from_proto
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.network import Place
@@ -18,7 +19,6 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.pieces import request_messages
 from rlax_plugin.rpc.secret import read_secret
-from rlax_plugin.rpc.wire import reply_from_proto
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.device_fingerprint import fingerprint

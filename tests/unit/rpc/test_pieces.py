@@ -10,6 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wired import reply_from_proto
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rpc import pieces, wire
@@ -68,7 +69,7 @@ def arrived(
         earlier = arriving.take(message, asked, "w", SIDE)
         assert (earlier is None) == message.more
     names = [("w",)] * len(asked.seeds)
-    return wire.reply_from_proto(
+    return reply_from_proto(
         message, asked, "w", told=told, workers=names, declared=SIDE, earlier=earlier
     )
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from counted_work import counted
+from wired import reply_from_proto
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import reply_from_proto, reply_to_proto
+from rlax_plugin.rpc.wire import reply_to_proto
 from rlax_plugin.testing import make_request, make_sampled
 from rlax_plugin.types import Key, Sampled, SideSpec
 

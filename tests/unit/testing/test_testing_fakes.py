@@ -8,13 +8,13 @@ import dataclasses
 import grpc
 import numpy as np
 import pytest
+from wired import reply_from_proto
 
 from rlax_plugin.errors import TrainingError, WeightsError, WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.pieces import request_messages
 from rlax_plugin.rpc.rlax_pb2_grpc import RolloutStub
-from rlax_plugin.rpc.wire import reply_from_proto
 from rlax_plugin.testing import (
     FakeEngine,
     FakeTrainerPort,

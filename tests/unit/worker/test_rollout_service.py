@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from sections import section_with
+from wired import reply_from_proto
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.fleet.replies import check_reply
@@ -19,7 +20,7 @@ from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.pieces import request_messages
-from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto
+from rlax_plugin.rpc.wire import key_from_proto
 from rlax_plugin.testing import make_request, make_sampled
 from rlax_plugin.types import Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.rollout_service import RolloutService
