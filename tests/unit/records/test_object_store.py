@@ -1,10 +1,9 @@
-"""The stand-in for ``gs://``: what it allows and rejects; ``RunFiles`` and a store on it."""
+"""``RunFiles`` and a store on the stand-in for ``gs://``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import object_store
 import pytest
@@ -24,68 +23,6 @@ def counted(tmp_path: Path, monkeypatch) -> Path:
     log = tmp_path.with_suffix(".calls")
     monkeypatch.setenv(object_store.CALLS, str(log))
     return log
-
-
-def test_an_object_appears_whole_when_it_is_closed(url: str, tmp_path: Path) -> None:
-    fs = fsspec.filesystem("objects")
-    writer = fs.open(f"{url}/a/one", "wb")
-    writer.write(b"first")
-    assert not fs.exists(f"{url}/a/one") and not fs.exists(f"{url}/a")
-    writer.close()
-    assert fs.ls(f"{url}/a", detail=False) == [f"{tmp_path}/a/one"[1:]]
-    reader = fs.open(f"{url}/a/one", "rb")
-    with fs.open(f"{url}/a/one", "wb") as writer:
-        writer.write(b"the second")
-        assert fs.cat_file(f"{url}/a/one") == b"first"
-    assert fs.cat_file(f"{url}/a/one") == b"the second"
-    assert reader.read() == b"first"  # an open reader keeps the object it opened
-
-
-@pytest.mark.parametrize("mode", ["ab", "r+b", "w+b", "xb"])
-def test_nothing_but_whole_reads_and_writes(url: str, counted: Path, mode: str) -> None:
-    fs = fsspec.filesystem("objects")
-    fs.pipe_file(f"{url}/one", b"1")
-    with pytest.raises(NotImplementedError, match=mode.replace("+", r"\+")):
-        fs.open(f"{url}/one", mode)
-    assert fs.cat_file(f"{url}/one") == b"1"
-    assert object_store.calls(counted) == {"put": 1, "rejected": 1, "get": 1}
-
-
-@pytest.mark.parametrize("method", ["mv", "rename", "move"])
-def test_no_rename(url: str, counted: Path, method: str) -> None:
-    fs = fsspec.filesystem("objects")
-    fs.pipe_file(f"{url}/one", b"1")
-    with pytest.raises(NotImplementedError, match="rename"):
-        getattr(fs, method)(f"{url}/one", f"{url}/two")
-    assert fs.exists(f"{url}/one") and not fs.exists(f"{url}/two")
-    assert object_store.calls(counted)["rejected"] == 1
-
-
-def test_directories_are_prefixes(url: str) -> None:
-    fs = fsspec.filesystem("objects")
-    fs.makedirs(f"{url}/empty")
-    assert not fs.exists(f"{url}/empty")
-    with pytest.raises(FileNotFoundError):
-        fs.ls(f"{url}/empty")
-    fs.pipe_file(f"{url}/a/b/c", b"1")
-    assert fs.isdir(f"{url}/a/b") and fs.isfile(f"{url}/a/b/c")
-    assert [Path(p).name for p in fs.find(url)] == ["c"]
-    fs.rm(f"{url}/a/b/c")
-    assert not fs.exists(f"{url}/a/b") and not fs.exists(f"{url}/a")  # with the last object
-    with pytest.raises(FileNotFoundError):
-        fs.rm(f"{url}/a", recursive=True)
-
-
-def test_copies_and_text(url: str) -> None:
-    fs = fsspec.filesystem("objects")
-    with fs.open(f"{url}/one", "w") as writer:
-        writer.write("é")
-    fs.cp(f"{url}/one", f"{url}/two")
-    with fs.open(f"{url}/two", "r") as reader:
-        assert reader.read() == "é"
-    assert fs.info(f"{url}/two")["size"] == 2
-    with pytest.raises(FileNotFoundError):
-        fs.cat_file(f"{url}/three")
 
 
 def test_run_files_need_no_more_than_that(url: str, tmp_path: Path, counted: Path) -> None:
