@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING
 
 from rlax_plugin.config.addresses import HOST_FORMS, bare, is_host, is_wildcard
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.rpc.certificate import (
+    builder,
+    certificate_pem,
+    common_name,
+    key_pem,
+    new_key,
+    signed,
+)
 from rlax_plugin.rpc.private_files import (
     PrivacyError,
     read_ordinary,
@@ -127,20 +135,19 @@ def _read_authority(directory: Path) -> _Authority:
 
 def _new_authority(directory: Path) -> _Authority:
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"rlax authority {x509.random_serial_number():x}"[:40])
+    key = new_key()
+    name = common_name(f"rlax authority {x509.random_serial_number():x}"[:40])
     until = _now() + datetime.timedelta(days=AUTHORITY_DAYS)
     usage = _usage(key_cert_sign=True, crl_sign=True)
     certificate = (
-        _builder(name, name, key, until)
+        builder(name, name, key, _now() - _EARLIER, until)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
-    made = _Authority(key, _signed(certificate, key))
-    _write_key(directory / CA_KEY, key)
-    _write_certificate(directory / CA, made.certificate)
+    made = _Authority(key, signed(certificate, key))
+    write_whole(directory / CA_KEY, key_pem(key))
+    write_whole(directory / CA, certificate_pem(made.certificate), mode=_PUBLIC)
     return made
 
 
@@ -148,29 +155,29 @@ def _server(
     directory: Path, authority: _Authority, names: tuple[str, ...], days: int, *, new: bool
 ) -> Made:
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     until = _now() + datetime.timedelta(days=days)
     if until > (end := authority.certificate.not_valid_after_utc):
         reason = f"would end after the authority itself, which is valid until {end:%Y-%m-%d}"
         raise ConfigError("--days", days, reason)
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = new_key()
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     # The hosts of a trainer also show it as clients of jax.distributed's coordinator.
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     alternatives = x509.SubjectAlternativeName([general_name(name) for name in names])
+    subject, issuer = common_name(names[0][:64]), authority.certificate.subject
     certificate = (
-        _builder(_name(names[0][:64]), authority.certificate.subject, key, until)
+        builder(subject, issuer, key, _now() - _EARLIER, until)
         .add_extension(alternatives, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         .add_extension(issuer_key, critical=False)
     )
-    made = _signed(certificate, authority.key)
-    _write_key(directory / SERVER_KEY, key)
-    _write_certificate(directory / SERVER, made)
+    made = signed(certificate, authority.key)
+    write_whole(directory / SERVER_KEY, key_pem(key))
+    write_whole(directory / SERVER, certificate_pem(made), mode=_PUBLIC)
     return Made(names, made.not_valid_after_utc, new)
 
 
@@ -212,12 +219,6 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
 
-def _name(text: str) -> x509.Name:
-    from cryptography import x509
-
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
-
-
 def _usage(
     *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
 ) -> x509.KeyUsage:
@@ -234,41 +235,3 @@ def _usage(
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _builder(
-    name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime.datetime
-) -> x509.CertificateBuilder:
-    from cryptography import x509
-
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_now() - _EARLIER)
-        .not_valid_after(until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-
-
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    from cryptography.hazmat.primitives import hashes
-
-    return builder.sign(key, hashes.SHA256())
-
-
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    from cryptography.hazmat.primitives import serialization
-
-    form = serialization.PrivateFormat.PKCS8
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    write_whole(path, key.private_bytes(pem, form, plain))
-
-
-def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    from cryptography.hazmat.primitives import serialization
-
-    pem = certificate.public_bytes(serialization.Encoding.PEM)
-    write_whole(path, pem, mode=_PUBLIC)

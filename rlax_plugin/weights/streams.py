@@ -138,29 +138,20 @@ def list_files(directory: str) -> tuple[ListedFile, ...]:
     """The files of a part that is on a disk, in the order of names. Blocking.
 
     Raises:
-      WeightsError: they cannot be sent: one is a link or no ordinary file, or has a name that no
-        reader takes, or there are too many or none.
+      WeightsError: they cannot be sent: one is a link or no ordinary file, or there are none.
       OSError: they cannot be read.
     """
     found: list[ListedFile] = []
-    named = 0
     top = len(directory.rstrip("/")) + 1
     for place, folders, names, inside in os.fwalk(directory.rstrip("/"), onerror=_raise):
         for name in folders:
             if stat.S_ISLNK(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
                 raise WeightsError(f"{place}/{name} is a link, which is not followed")
         for name in names:
-            relative = f"{place}/{name}"[top:]
-            if (problem := name_problem(relative)) is not None:
-                shown = one_line(repr(relative), _SHOWN)
-                raise WeightsError(f"{directory} has a file {shown}, {problem}")
-            named += len(relative.encode())
-            if len(found) == MOST_FILES or named > MOST_NAME_BYTES:
-                raise WeightsError(
-                    f"{directory} has more than {MOST_FILES:,} files, or their names take more "
-                    f"than {in_bytes(MOST_NAME_BYTES)}"
-                )
-            found.append(_examined(inside, name, relative, place))
+            status = os.stat(name, dir_fd=inside, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                raise WeightsError(f"{place}/{name} is a link or no ordinary file, and is not sent")
+            found.append(ListedFile(f"{place}/{name}"[top:], status.st_size))
     if not found:
         raise WeightsError(f"{directory} has no files")
     return tuple(sorted(found, key=lambda file: file.name))
@@ -168,13 +159,6 @@ def list_files(directory: str) -> tuple[ListedFile, ...]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _examined(inside: int, name: str, relative: str, place: str) -> ListedFile:
-    status = os.stat(name, dir_fd=inside, follow_symlinks=False)
-    if not stat.S_ISREG(status.st_mode):
-        raise WeightsError(f"{place}/{name} is a link or no ordinary file, and is not sent")
-    return ListedFile(relative, status.st_size)
 
 
 def chunks_of(

@@ -102,7 +102,7 @@ def test_files_are_listed_and_read_from_any_byte(tmp_path: Path) -> None:
     assert not list(chunks_of(str(tmp_path), files, 2, 3))
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "pipe", "name"])
+@pytest.mark.parametrize("kind", ["file", "folder", "pipe"])
 def test_a_part_with_anything_but_files_is_not_sent(tmp_path: Path, kind: str) -> None:
     secret = tmp_path / "secret"
     write(secret, "key", b"key")
@@ -112,11 +112,9 @@ def test_a_part_with_anything_but_files_is_not_sent(tmp_path: Path, kind: str) -
         (part / "a/link").symlink_to(secret / "key")
     elif kind == "folder":
         (part / "a/link").symlink_to(secret)
-    elif kind == "pipe":
-        os.mkfifo(part / "a/link")
     else:
-        (part / "a/li\nnk").touch()
-    with pytest.raises(WeightsError, match=r"is a link|which is not of 1 to 1024 bytes"):
+        os.mkfifo(part / "a/link")
+    with pytest.raises(WeightsError, match="is a link"):
         list_files(str(part))
 
 
