@@ -1,20 +1,15 @@
 """Arrays as pieces that are moved separately: what a process reads and writes of each.
 
-A process reads no chunk twice: TensorStore reads a chunk as a whole, even for a slice of it,
-because its checksum is that of the whole chunk. So a block consists of whole chunks, unless the
-process needs nothing of the rest. A block that lies in one piece of the process is read directly
-into the buffer of that piece. A chunk that lies in several pieces is a block of its own, which is
-copied to each of them.
+TensorStore reads a chunk as a whole, even for a slice of it, because its checksum is that of the
+whole chunk. Where a chunk lies in several pieces of the process, a cache keeps it until all of them
+have their part, so that it is read once.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,204 +27,30 @@ OwnPieces = Mapping[str, list[tuple[Slices, Any]]]  # of each array, see ``own_p
 _ALIGNMENT = 64  # bytes; XLA's CPU client takes over host buffers that are aligned so
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A region of an array that is read at once.
-
-    Attributes:
-      bounds: its place in the array.
-      pieces: the pieces of which it contains elements. If there is only one, it contains all of
-        the block.
-    """
-
-    bounds: Bounds
-    pieces: tuple[Bounds, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return size_of(self.bounds)
-
-
-def size_of(bounds: Bounds) -> int:
-    """Number of elements."""
-    return math.prod(stop - start for start, stop in bounds)
-
-
-def blocks_of(
-    pieces: Sequence[Bounds], shape: tuple[int, ...], chunk: tuple[int, ...]
-) -> list[Block]:
-    """Blocks that cover the given pieces of an array, in the order of their bounds.
-
-    Args:
-      pieces: bounds of the pieces; no two of them have an element in common.
-      chunk: shape of the chunks.
-    """
-    if len(pieces) == 1:
-        return [Block(pieces[0], tuple(pieces))]
-    segments = [
-        _segments([piece[axis] for piece in pieces], length, chunk[axis])
-        for axis, length in enumerate(shape)
-    ]
-    blocks = []
-    for bounds in itertools.product(*segments):
-        found = tuple(piece for piece in pieces if _common(bounds, piece) is not None)
-        if len(found) == 1 and _common(bounds, found[0]) == bounds:
-            blocks.append(Block(bounds, found))
-        elif found:
-            blocks += _chunks(bounds, found, chunk)
-    return blocks
-
-
-def inside(part: Bounds, whole: Bounds) -> tuple[Slices, Slices]:
-    """Indices of the elements that two bounds have in common: in the first, and in the second."""
-    first, second = (
-        tuple(
-            slice(max(a, c) - start, min(b, d) - start)
-            for (a, b), (c, d), (start, _) in zip(part, whole, one, strict=True)
-        )
-        for one in (part, whole)
-    )
-    return first, second
-
-
-def _segments(intervals: list[tuple[int, int]], length: int, chunk: int) -> list[tuple[int, int]]:
-    """Cuts an axis at the ends of all pieces, or around the chunk in which such an end lies."""
-    cuts = {0, length}
-    for end in itertools.chain.from_iterable(intervals):
-        start = end // chunk * chunk
-        cuts |= {start, min(length, start + chunk)} if start < end < length else {end}
-    return list(itertools.pairwise(sorted(cuts)))
-
-
-def _chunks(bounds: Bounds, pieces: Sequence[Bounds], chunk: tuple[int, ...]) -> Iterator[Block]:
-    """The chunks of a region, without what belongs to no piece."""
-    axes = [
-        [(start, min(stop, start + c)) for start in range(first, stop, c)]
-        for (first, stop), c in zip(bounds, chunk, strict=True)
-    ]
-    for cell in itertools.product(*axes):
-        parts = {piece: common for piece in pieces if (common := _common(cell, piece)) is not None}
-        if not parts:
-            continue
-        needed = tuple(
-            (min(start for start, _ in along), max(stop for _, stop in along))
-            for along in zip(*parts.values(), strict=True)
-        )
-        yield Block(needed, tuple(parts))
-
-
-def _common(one: Bounds, other: Bounds) -> Bounds | None:
-    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return both if all(start < stop for start, stop in both) else None
-
-
-class SharedChunk:
-    """One read. It begins once there is memory for it."""
-
-    def __init__(self, source: Any):
-        self._source, self._dtype = source, source.dtype.numpy_dtype
-        self.nbytes = int(np.prod(source.shape)) * self._dtype.itemsize
-        self.memory = np.empty(0, np.uint8)
-        self._pending: Any = None
-
-    def begin(self, memory: np.ndarray) -> None:
-        """Begins to read into memory, uint8 and at least ``nbytes`` long."""
-        self.memory = memory
-        values = memory[: self.nbytes].view(self._dtype).reshape(self._source.shape)
-        self._pending = ts.array(values).write(self._source)
-        self._values = values
-
-    def values(self, clock: Clock) -> np.ndarray:
-        """The elements that were read; waits for them."""
-        self._pending.result(clock.left_s())
-        return self._values
-
-
-class SharedChunks:
-    """Such reads of all arrays of a version, in order, a few at a time.
-
-    The memory is used again, because the first access to fresh memory is slow.
-
-    Attributes:
-      held_bytes: the memory that is in use, or is kept for the next reads.
-
-    Args:
-      limit_bytes: largest amount of memory, unless a single chunk needs more.
-    """
-
-    def __init__(self, limit_bytes: int):
-        self._limit_bytes, self.held_bytes = limit_bytes, 0
-        self._used_bytes = 0
-        self._free: list[np.ndarray] = []
-        self._waiting: deque[SharedChunk] = deque()
-
-    def read(self, source: Any) -> SharedChunk:
-        """Reads a part of an array, now or after those before it."""
-        chunk = SharedChunk(source)
-        self._waiting.append(chunk)
-        self._begin()
-        return chunk
-
-    def release(self, chunk: SharedChunk) -> None:
-        """Takes back the memory of a read whose values are no longer needed."""
-        self._used_bytes -= chunk.memory.nbytes
-        self._free.append(chunk.memory)
-        self._begin()
-
-    def _begin(self) -> None:
-        while self._waiting:
-            nbytes = self._waiting[0].nbytes
-            fitting = [memory for memory in self._free if memory.nbytes >= nbytes]
-            if fitting:
-                memory = min(fitting, key=lambda one: one.nbytes)
-                self._free = [one for one in self._free if one is not memory]
-            else:
-                while self._free and self.held_bytes + nbytes > self._limit_bytes:
-                    self.held_bytes -= self._free.pop().nbytes
-                if self._used_bytes and self.held_bytes + nbytes > self._limit_bytes:
-                    return
-                memory = np.empty(nbytes, np.uint8)
-                self.held_bytes += nbytes
-            self._used_bytes += memory.nbytes
-            self._waiting.popleft().begin(memory)
-
-
 class Pieces:
     """An array that is being read: a host buffer per distinct shard of this process.
 
-    Each chunk is read once. Those that belong to several shards are read beside the buffers and
-    copied. Buffers are aligned so that XLA's CPU client keeps them instead of copying.
+    All reads begin at once, so that TensorStore reads a chunk that belongs to several shards once,
+    and copies it from its cache. Buffers are aligned so that XLA's CPU client keeps them instead of
+    copying.
 
     Args:
       source: the array in the store.
       wanted: shape, dtype and perhaps sharding.
-      chunk: shape of the chunks.
-      shared: reads the chunks that belong to several shards.
     """
 
-    def __init__(self, source: Any, wanted: Any, chunk: tuple[int, ...], shared: SharedChunks):
-        self._source = source
+    def __init__(self, source: Any, wanted: Any):
         self._shape, self._dtype = tuple(wanted.shape), np.dtype(wanted.dtype)
         self._sharding = getattr(wanted, "sharding", None)
-        self._devices: dict[Bounds, list[Any]] = {}
-        if self._sharding is None:
-            self._devices[_bounds((slice(None),) * len(self._shape), self._shape)] = []
-        else:
-            indices = self._sharding.addressable_devices_indices_map(self._shape)
-            for device, index in indices.items():
-                self._devices.setdefault(_bounds(index, self._shape), []).append(device)
+        self._devices = _devices_of(wanted)
         self._buffers = {
             bounds: _aligned(tuple(stop - start for start, stop in bounds), self._dtype)
             for bounds in self._devices
         }
-        self._pending: list[Any] = []
-        self._shared, self._chunks = shared, deque[tuple[Block, SharedChunk]]()
-        for block in blocks_of(tuple(self._buffers), self._shape, chunk):
-            if len(block.pieces) > 1:
-                self._chunks.append((block, shared.read(self._at(block))))
-            else:
-                self._pending.append(self._read_into_buffer(block))
+        self._pending = [
+            ts.array(buffer).write(_at_origin(source, bounds))
+            for bounds, buffer in self._buffers.items()
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -237,17 +58,9 @@ class Pieces:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def wait(self, clock: Clock) -> None:
-        """Returns once the buffers are complete; those of earlier arrays have to be."""
+        """Returns once the buffers are complete."""
         for pending in self._pending:
             pending.result(clock.left_s())
-        bits = f"u{self._dtype.itemsize}"  # NumPy copies dtypes that it does not know slowly
-        while self._chunks:
-            block, chunk = self._chunks.popleft()
-            values = chunk.values(clock).view(bits)
-            for piece in block.pieces:
-                here, there = inside(block.bounds, piece)
-                self._buffers[piece].view(bits)[there] = values[here]
-            self._shared.release(chunk)
 
     def array(self) -> Any:
         """The finished array, which takes over the host buffers."""
@@ -268,19 +81,34 @@ class Pieces:
         ]
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, shards)
 
-    def _read_into_buffer(self, block: Block) -> Any:
-        (piece,) = block.pieces
-        buffer = self._buffers[piece]
-        if block.bounds != piece:
-            buffer = buffer[inside(block.bounds, piece)[1]]
-        return ts.array(buffer).write(self._at(block))
 
-    def _at(self, block: Block) -> Any:
-        """The block in the store, moved to the origin."""
-        if not block.bounds:
-            return self._source
-        index = tuple(slice(start, stop) for start, stop in block.bounds)
-        return self._source[index].translate_to[(0,) * len(index)]
+def shares_chunks(wanted: Any, chunk: tuple[int, ...]) -> bool:
+    """True if a chunk of an array may belong to several shards of this process."""
+    devices = _devices_of(wanted)
+    return len(devices) > 1 and any(
+        start % size or (stop % size and stop != length)
+        for bounds in devices
+        for (start, stop), size, length in zip(bounds, chunk, wanted.shape, strict=True)
+    )
+
+
+def _devices_of(wanted: Any) -> dict[Bounds, list[Any]]:
+    """The distinct shards of this process, with the devices that have each."""
+    shape, sharding = tuple(wanted.shape), getattr(wanted, "sharding", None)
+    if sharding is None:
+        return {_bounds((slice(None),) * len(shape), shape): []}
+    devices: dict[Bounds, list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        devices.setdefault(_bounds(index, shape), []).append(device)
+    return devices
+
+
+def _at_origin(source: Any, bounds: Bounds) -> Any:
+    """A part of an array in the store, moved to the origin."""
+    if not bounds:
+        return source
+    index = tuple(slice(start, stop) for start, stop in bounds)
+    return source[index].translate_to[(0,) * len(index)]
 
 
 def own_pieces(array: Any) -> list[tuple[Slices, Any]]:

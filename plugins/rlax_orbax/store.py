@@ -25,7 +25,7 @@ from etils import epath
 from orbax import checkpoint as ocp
 
 from rlax_orbax.layout import ARRAY_FILE, METADATA_FILE, Layout, array_spec, decode, encode
-from rlax_orbax.pieces import Pieces, SharedChunks, Writing, layouts_of, nbytes_of, own_pieces
+from rlax_orbax.pieces import Pieces, Writing, layouts_of, nbytes_of, own_pieces, shares_chunks
 from rlax_orbax.time_left import IO_ERRORS, Clock, read_error, write_error
 from rlax_plugin.api import (
     Arrays,
@@ -64,9 +64,16 @@ class OrbaxStore(WeightStore):
         self._chunk_bytes, self._in_flight_bytes = chunk_bytes, in_flight_bytes
         # The directory becomes visible as a whole, so its files need neither a rename each nor
         # fsync: after a machine's crash a version is published anew, and checksums find a torn one.
-        self._context = ts.Context(
-            {"file_io_sync": False, "file_io_locking": {"mode": "non_atomic"}} | dict(context)
-        )
+        settings = {"file_io_sync": False, "file_io_locking": {"mode": "non_atomic"}}
+        settings |= dict(context)
+        self._context = ts.Context(settings)
+        # Chunks that several shards share are cached until all of these have their part.
+        cache_bytes = max(in_flight_bytes // 4, chunk_bytes)
+        self._caching = {
+            **settings,
+            "cache_pool": {"total_bytes_limit": cache_bytes},
+            "file_io_concurrency": {"limit": min(32, cache_bytes // chunk_bytes)},
+        }
         # Orbax's commit is a coroutine. One loop for all: a new one costs more than the commit.
         self._loop = asyncio.new_event_loop()
         self._loop_lock = threading.Lock()
@@ -172,18 +179,20 @@ class OrbaxStore(WeightStore):
         opened: dict[str, Any] = {}
         loaded: dict[str, Any] = {}
         reads: deque[tuple[str, Pieces]] = deque()
-        in_flight, shared = 0, SharedChunks(self._in_flight_bytes // 4)
-        for name in like:
+        in_flight, caching = 0, ts.Context(self._caching)  # nothing stays in it after this load
+        for name, wanted in like.items():
             with clock.errors(f"{path}: {name}", read_error):
                 spec = array_spec(path, name, layouts[name])
-                opened[name] = ts.open(spec, open=True, assume_metadata=True, context=self._context)
+                shares = shares_chunks(wanted, layouts[name].chunk)
+                context = caching if shares else self._context
+                opened[name] = ts.open(spec, open=True, assume_metadata=True, context=context)
         for name, wanted in like.items():
             with clock.errors(f"{path}: {name}", read_error):
                 source = opened.pop(name).result(clock.left_s())
-                pieces = Pieces(source, wanted, layouts[name].chunk, shared)
+                pieces = Pieces(source, wanted)
             reads.append((name, pieces))
             in_flight += pieces.nbytes
-            while in_flight + shared.held_bytes > self._in_flight_bytes and len(reads) > 1:
+            while in_flight > self._in_flight_bytes and len(reads) > 1:
                 in_flight -= _finish(path, *reads.popleft(), clock, loaded)
         while reads:
             _finish(path, *reads.popleft(), clock, loaded)

@@ -42,7 +42,8 @@ for i in range(len(shardings)):
 
 print("loaded")
 
-# Each chunk is read once, also if several shards of this process need parts of it.
+# Each chunk is read once, also if several shards of this process need parts of it: the cache has
+# room for one chunk at least.
 def bytes_read():
     (metric,) = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/file/bytes_read")
     return sum(one["value"] for one in metric["values"])
