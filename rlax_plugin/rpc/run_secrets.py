@@ -189,7 +189,8 @@ def rotate(state_dir: Path, old_s: float) -> RunSecrets:
 
 
 def _new(state_dir: Path) -> RunSecrets:
-    return RunSecrets(*(new_token() for _ in _TOKENS), new_identity(), state_dir)
+    trainer, worker, host, client = (new_token() for _ in _TOKENS)
+    return RunSecrets(trainer, worker, host, client, new_identity(), state_dir)
 
 
 def _read(state_dir: Path) -> RunSecrets | None:
@@ -204,11 +205,11 @@ def _read(state_dir: Path) -> RunSecrets | None:
     earlier, until = said.get("earlier", ""), said.get("earlier_until", 0.0)
     if not isinstance(earlier, str) or not isinstance(until, int | float):
         raise PrivacyError("is damaged: earlier must be a token, and earlier_until a number")
-    tokens = [said[name] for name in _TOKENS]
+    tokens = trainer, worker, host, client = [said[name] for name in _TOKENS]
     for token in tokens:
         if why := Secret(token, identity.certificate).problem or identity.problem:
             raise PrivacyError(f"is damaged: {why}")
-    return RunSecrets(*tokens, identity, state_dir, earlier, until)
+    return RunSecrets(trainer, worker, host, client, identity, state_dir, earlier, until)
 
 
 class Upkeep:
