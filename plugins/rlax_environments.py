@@ -14,7 +14,6 @@ from rlax_plugin.api import (
     Environment,
     EpisodeLimit,
     Extension,
-    MessageEncoder,
     NoOptions,
     Outcome,
     PositiveInt,
@@ -119,9 +118,6 @@ def _check(config: CalculatorConfig, context: BuildContext) -> None:
         return
     key, choice = "rlax.prompt_source", context.section.prompt_source
     source = context.part("prompt_source", choice, key)
-    if not isinstance(source, MessageEncoder):
-        reason = f"must be empty: the prompt source {choice.name!r} has no encode_messages"
-        raise ConfigError("rlax.environment.role", config.role, reason)
     try:
         messages = [{"role": config.role, "content": "0"}]
         source.encode_messages(messages, np.array(source.stop_ids[:1], np.int32))

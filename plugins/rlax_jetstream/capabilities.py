@@ -23,5 +23,6 @@ def capabilities(rollouts: Rollouts, vocabulary: int, max_context: int) -> Capab
         seeded=True,
         logprobs=True,
         resumes=True,
+        scores=True,
         stop_strings=True,
     )

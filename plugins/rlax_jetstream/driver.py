@@ -28,10 +28,8 @@ from rlax_plugin.api import (
     RlaxError,
     Rollouts,
     SamplingParams,
-    TextEncoder,
     one_line,
     stop_strings_of,
-    tokenizer_of,
 )
 
 log = logging.getLogger("rlax.jetstream")
@@ -183,12 +181,7 @@ class JetStreamDriver:
 
     def _encode(self, text: str) -> list[int]:
         source = self._engine.prompt_source()
-        if not isinstance(source, TextEncoder):
-            raise RequestError(
-                "text_content needs a prompt source with encode(); send token_content instead"
-            )
-        tokenizer = tokenizer_of(source)
-        longest = tokenizer.longest_token if tokenizer else _LONGEST_TOKEN
+        longest = source.tokenizer.longest_token if source.tokenizer else _LONGEST_TOKEN
         most = self._engine.rollouts.max_prompt_tokens
         if len(text) > most * longest:
             raise RequestError(

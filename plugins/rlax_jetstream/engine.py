@@ -86,7 +86,6 @@ class JetstreamEngine(RolloutEngine):
         self._deterministic, self._fingerprint = deterministic, fingerprint
         self._max_context = max_context or rollouts.max_prompt_tokens
         self._waited_for, self._changed = AllWaitedFor(), threading.Condition()
-        self.unfinished = self._waited_for.unfinished  # see ``SampleCounter``
         # Guarded by _changed:
         self._waiting: list[Job] = []
         self._swaps, self._closing = Swaps(), False
@@ -132,6 +131,10 @@ class JetstreamEngine(RolloutEngine):
             found = self._waited_for.give_up(unwanted, oldest, in_slots)
             self._changed.notify()
         return found
+
+    def unfinished(self) -> Mapping[Attempt, int]:
+        """See ``RolloutEngine``."""
+        return self._waited_for.unfinished()
 
     async def prepare(self) -> None:
         """Returns once the slots are built and, with ``warm_up``, all their programs compiled.
@@ -256,12 +259,11 @@ class JetstreamEngine(RolloutEngine):
 
     services, reads_memory = (SERVICE,), True
 
-    @staticmethod
-    def add_services(server: Any, engine: JetstreamEngine) -> Future[None]:
+    def add_services(self, server: Any) -> Future[None]:
         """Adds JetStream's own service; done once it answers."""
         from rlax_jetstream.servicer import add_jetstream_service
 
-        return add_jetstream_service(server, engine)
+        return add_jetstream_service(server, self)
 
     def client_example(self, address: str, token_file: Path | None) -> str:
         """A shell command that requests a completion, with JetStream's own client."""

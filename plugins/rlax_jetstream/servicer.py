@@ -23,7 +23,7 @@ from rlax_jetstream.capabilities import SERVICE
 from rlax_jetstream.driver import DrivenEngine, DriverOfOne, JetStreamDriver
 from rlax_jetstream.later_fields import samples_asked
 from rlax_jetstream.replies import RequestError
-from rlax_plugin.api import DatasetSource, PromptSource, TextEncoder, WorkerError, python_command
+from rlax_plugin.api import DatasetSource, PromptSource, WorkerError, python_command
 
 log = logging.getLogger("rlax.jetstream")
 
@@ -148,12 +148,14 @@ def client_example(
     Args:
       token_file: token file of the server; None: it requires no token.
     """
-    known = isinstance(source, DatasetSource)
-    if isinstance(source, TextEncoder):
-        text = _EXAMPLE if known else source.prompts("train")[0].text
+    text, ids = _EXAMPLE, []
+    if not isinstance(source, DatasetSource):
+        prompt = source.prompts("train")[0]
+        text, ids = prompt.text, prompt.tokens.tolist()
+    try:
+        source.encode(text)
         content = f"text_content=pb.DecodeRequest.TextContent(text={json.dumps(text)})"
-    else:
-        ids = source.prompts("train")[0].tokens.tolist()
+    except ValueError:  # it encodes no texts
         content = f"token_content=pb.DecodeRequest.TokenContent(token_ids={ids})"
     where = json.dumps(address)
     if token_file is not None:

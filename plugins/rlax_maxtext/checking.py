@@ -21,7 +21,6 @@ from rlax_plugin.api import (
     in_bytes,
     own_terms,
     resolve,
-    tokenizer_of,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def check_vocabulary(config: Config, context: BuildContext) -> None:
     """
     choice, key = context.section.prompt_source, "rlax.prompt_source"
     source = context.part("prompt_source", choice, key)
-    if (tokenizer := tokenizer_of(source)) is not None:
+    if (tokenizer := source.tokenizer) is not None:
         _check_tokenizer(config, tokenizer, choice.name)
         return
     ids = [int(prompt.tokens.max()) for prompt in source.prompts("train") if len(prompt.tokens)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlax_plugin.api import AnsweredPrompts, BuildContext, ConfigError, ResolvedConfig, RlaxSection
+from rlax_plugin.api import BuildContext, ConfigError, PromptSource, ResolvedConfig, RlaxSection
 
 
 def given_config(context: BuildContext) -> ResolvedConfig:
@@ -18,18 +18,17 @@ def given_config(context: BuildContext) -> ResolvedConfig:
     return context.config
 
 
-def answered_prompts(context: BuildContext) -> Any:
+def answered_prompts(context: BuildContext) -> PromptSource:
     """The run's prompt source, if it has correct answers.
 
     Raises:
       ConfigError: it has none.
     """
     choice = context.section.prompt_source
-    source = context.part("prompt_source", choice, "rlax.prompt_source")
-    if not isinstance(source, AnsweredPrompts):
+    source: PromptSource = context.part("prompt_source", choice, "rlax.prompt_source")
+    if source.pad_id is None:
         lacks = (
-            f"prompt source {choice.name!r} gives no right answers to train on (it has no method "
-            "answer_tokens, or no attribute pad_id)"
+            f"prompt source {choice.name!r} gives no right answers to train on (it has no pad_id)"
         )
         raise ConfigError("rlax.trainer.warm_start.enabled", True, f"must be false: {lacks}")
     return source

@@ -21,7 +21,7 @@ def export_model(
     dtype: str,
     most_bytes: int,
 ) -> Exported:
-    """See ``ModelExporter.export_model``."""
+    """See ``Trainer.export_model``."""
     from maxtext_overrides.config.loading import load_to_check, passed_on
     from maxtext_overrides.models import export
     from maxtext_overrides.models.reading import opened

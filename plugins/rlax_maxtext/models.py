@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlax_plugin.api import ConvertibleModel, VerifiableModel
+from rlax_plugin.api import ConvertibleModel
 
 if TYPE_CHECKING:
     from maxtext_overrides.models.convert import Convertible
 
 
 def examine_model(source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
-    """See ``ModelConverter.examine_model``."""
+    """See ``Trainer.examine_model``."""
     from maxtext_overrides.models.convert import examine
 
     found = examine(source, dtype, scan_layers)
@@ -24,7 +24,7 @@ def examine_model(source: Path, dtype: str, scan_layers: bool) -> ConvertibleMod
     return _Model(found)
 
 
-class _Model(ConvertibleModel, VerifiableModel):
+class _Model(ConvertibleModel):
     """A model that was examined."""
 
     def __init__(self, found: Convertible):

@@ -7,7 +7,7 @@ the rollouts' temperature, from one teacher-forced forward pass. Nothing is samp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,6 @@ from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, Loop, r
 from rlax_maxtext.options import WarmStart
 from rlax_plugin.api import (
     PREPARED,
-    AnsweredPrompts,
-    AnsweredTurns,
     ConfigError,
     Prompt,
     PromptSource,
@@ -35,11 +33,7 @@ _RECORD = "warm_start.json"
 _LOGITS_AT_ONCE = 2**28  # bytes, float32
 
 
-class AnsweredSource(PromptSource, AnsweredPrompts, Protocol):
-    """A prompt source that knows correct completions; of several turns if ``AnsweredTurns``."""
-
-
-def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dict[str, np.ndarray]:
+def rows(source: PromptSource, prompts: Sequence[Prompt], length: int) -> dict[str, np.ndarray]:
     """MaxText's arrays, one problem per row; ``targets_segmentation`` is 1 on answer tokens only.
 
     Returns:
@@ -68,7 +62,7 @@ def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dic
     return arrays
 
 
-def answered(source: AnsweredPrompts, prompts: Sequence[Prompt], most: int) -> list[Prompt]:
+def answered(source: PromptSource, prompts: Sequence[Prompt], most: int) -> list[Prompt]:
     """The prompts that have an answer, of at most ``most`` tokens in each turn.
 
     Raises:
@@ -86,10 +80,8 @@ def answered(source: AnsweredPrompts, prompts: Sequence[Prompt], most: int) -> l
     return found
 
 
-def _answer_turns(source: AnsweredPrompts, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
+def _answer_turns(source: PromptSource, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each turn of the correct answer the input before it, the prompt first, and the answer."""
-    if not isinstance(source, AnsweredTurns):
-        return [(prompt.tokens, source.answer_tokens(prompt))]
     (nothing, first), *later = source.answer_turns(prompt)
     return [(np.concatenate((prompt.tokens, nothing)), first), *later]
 
@@ -196,7 +188,7 @@ def warm_start(
     given: ResolvedConfig,
     rl_config: Config,
     warm: WarmStart,
-    source: AnsweredSource,
+    source: PromptSource,
     on_progress: Callable[[int, float], None] = lambda step, pass_at_1: None,
 ) -> str:
     """Trains on correct answers until validation pass@1 is in the config's window.

@@ -56,6 +56,9 @@ class MaxTextTrainer(Trainer):
     takes_signals = True
     takes_shared_prompts = True
     rounds_weights = True
+    keeps_checkpoints = True
+    spans_hosts = True
+    converts_models = True
 
     def __init__(self, options: TrainerOptions, context: BuildContext):
         self._options, self._context = options, context
@@ -173,7 +176,7 @@ class MaxTextTrainer(Trainer):
             raise ConfigError(*found, reason) from error
 
     def follow(self, port: FollowerPort) -> None:
-        """See ``HostTrainer``.
+        """See ``Trainer``.
 
         Raises:
           TrainingError: host 0 has ended training or cannot be reached, or gives wrong orders.
@@ -272,7 +275,7 @@ class MaxTextTrainer(Trainer):
         return given, config
 
     def publish_first(self, port: TrainerPort) -> None:
-        """See ``FirstWeightsReader``: MaxText's loop makes or loads them, and trains no step."""
+        """See ``Trainer``: MaxText's loop makes or loads them, and trains no step."""
         port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
@@ -301,7 +304,7 @@ class MaxTextTrainer(Trainer):
         return warm
 
     def start_from(self, descent: Descent) -> str | None:
-        """See ``CheckpointStarter``.
+        """See ``Trainer``.
 
         Raises:
           ConfigError: there is no own checkpoint, and the other one is missing.
@@ -324,20 +327,20 @@ class MaxTextTrainer(Trainer):
         return {"load_parameters_path": path, "source_checkpoint_layout": "orbax"}
 
     def checkpoints(self) -> dict[int, str]:
-        """See ``CheckpointReader``."""
+        """See ``Trainer``."""
         from maxtext_overrides.trainer.checkpoints import checkpoints
 
         updates = self._section.objective.updates_per_step
         return checkpoints(self._context.run_url, updates)
 
     def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
-        """See ``ModelConverter``."""
+        """See ``Trainer``."""
         from rlax_maxtext.models import examine_model
 
         return examine_model(source, dtype, scan_layers)
 
     def checkpoint_path(self, name: str) -> str:
-        """See ``ModelExporter``."""
+        """See ``Trainer``."""
         from maxtext_overrides.trainer.checkpoints import items
 
         return items(self._context.run_url, name)
@@ -349,13 +352,13 @@ class MaxTextTrainer(Trainer):
         dtype: Literal["float32", "bfloat16"],
         most_bytes: int,
     ) -> Exported:
-        """See ``ModelExporter``."""
+        """See ``Trainer``."""
         from rlax_maxtext.exporting import export_model
 
         return export_model(self._context, weights, out, dtype, most_bytes)
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
-        """See ``CheckpointReader``: MaxText's loop restores it, with no step left to train."""
+        """See ``Trainer``: MaxText's loop restores it, with no step left to train."""
         port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.config.loading import initialize
         from maxtext_overrides.trainer.checkpoints import items

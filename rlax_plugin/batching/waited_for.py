@@ -95,7 +95,7 @@ class AllWaitedFor:
             one.ended.cancel()  # no-op unless the wait was cancelled
 
     def unfinished(self) -> dict[Attempt, int]:
-        """Implements ``SampleCounter.unfinished``."""
+        """See ``RolloutEngine.unfinished``."""
         jobs = (job for waited_for in self._all for job in waited_for.open())
         return {
             (job.request.key, job.request.attempt): sum(s.finish is None for s in job.samples)

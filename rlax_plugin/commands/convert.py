@@ -14,7 +14,7 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.training import ConvertibleModel, ModelConverter, VerifiableModel
+from rlax_plugin.ports.training import ConvertibleModel, Trainer
 from rlax_plugin.records.places import check_new_directory, new_directory
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.terminal import quiet
@@ -60,7 +60,7 @@ def convert(
         console.print(f"written to {out} ({in_bytes(model.nbytes)})")
 
 
-def _converter(name: str) -> ModelConverter:
+def _converter(name: str) -> Trainer:
     """Returns the trainer, built without a run.
 
     Raises:
@@ -70,20 +70,18 @@ def _converter(name: str) -> ModelConverter:
     choice = Choice(name=name)
     section = RlaxSection(prompt_source=nothing, rewards=(nothing,), trainer=choice)
     context = BuildContext.outside_run(section)
-    trainer = registry_for(section).part("trainer", choice, "--trainer", context)
-    if not isinstance(trainer, ModelConverter):
-        raise ConfigError("--trainer", name, "has no examine_model: it cannot convert models")
+    trainer: Trainer = registry_for(section).part("trainer", choice, "--trainer", context)
+    if not trainer.converts_models:
+        raise ConfigError("--trainer", name, "does not declare converts_models")
     return trainer
 
 
 def _verification(
     model: ConvertibleModel, python: str | None, trainer: str
 ) -> Callable[[Path], Sequence[str]]:
-    """Returns a function that verifies a written model; see ``VerifiableModel``."""
+    """Returns a function that verifies a written model; see ``ConvertibleModel``."""
     if python is None:
         return lambda directory: ()
-    if not isinstance(model, VerifiableModel):
-        raise ConfigError("--trainer", trainer, "has no verification: leave out --verify")
     return model.verification(python)
 
 

@@ -19,7 +19,7 @@ from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config.loading import CONVERTED, ResolvedConfig, merged, of_yaml, resolved
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.training import Exported, ModelExporter
+from rlax_plugin.ports.training import Exported, Trainer
 from rlax_plugin.records.files import CONFIG
 from rlax_plugin.records.places import check_new_directory
 from rlax_plugin.text.amounts import in_bytes
@@ -137,11 +137,12 @@ class _Job:
             run_url=source.run.run.url if source.run else "",
         )
         choice = self._section.trainer
-        trainer = self._registry.part("trainer", choice, "rlax.trainer", self._context)
-        if not isinstance(trainer, ModelExporter):
-            reason = "has no export_model, so its weights cannot be exported"
+        self._trainer: Trainer = self._registry.part(
+            "trainer", choice, "rlax.trainer", self._context
+        )
+        if not self._trainer.converts_models:
+            reason = "does not declare converts_models: its weights cannot be exported"
             raise ConfigError("rlax.trainer.name", choice.name, reason)
-        self._trainer: ModelExporter = trainer
 
     def run(self, out: Path, dtype: Any, most_bytes: int) -> tuple[str, Exported]:
         """Returns a description of the exported weights, and the written files."""

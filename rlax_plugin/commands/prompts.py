@@ -15,8 +15,7 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
-from rlax_plugin.ports.source_abilities import tokenizer_of
-from rlax_plugin.prompts.checking import read_prompts, splits_of
+from rlax_plugin.prompts.checking import read_prompts
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Prompt
@@ -58,7 +57,7 @@ def document(
     source: PromptSource = registry_for(section).part(
         "prompt_source", section.prompt_source, _KEY, context
     )
-    known = splits_of(source)
+    known = source.splits
     if wanted.split and wanted.split not in known:
         reason = f"no such split; {alternatives(wanted.split, known)}"
         raise ConfigError("--split", wanted.split, reason)
@@ -128,7 +127,7 @@ def _chosen(prompts: Sequence[Prompt], wanted: Wanted) -> Sequence[int]:
 def _of_prompt(
     source: PromptSource, split: str, prompts: Sequence[Prompt], index: int
 ) -> dict[str, Any]:
-    prompt, tokenizer = prompts[index], tokenizer_of(source)
+    prompt, tokenizer = prompts[index], source.tokenizer
     rendered = tokenizer.decode(prompt.tokens, special=True) if tokenizer else None
     place = prompts.place_of(index) if isinstance(prompts, PromptTable) else ""
     return {

@@ -26,7 +26,7 @@ from rlax_plugin.hosts.following import START
 from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.objective import batches, loss
 from rlax_plugin.ports.orders import Order
-from rlax_plugin.ports.training import Decision, HostTrainer, NewWeights, Trainer, TrainerPort
+from rlax_plugin.ports.training import Decision, NewWeights, Trainer, TrainerPort
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
@@ -247,7 +247,7 @@ class _Replay:
 def _follow(replay: _Replay) -> int:
     """Replays as another host than 0; returns the exit status."""
     trainer = replay.trainer(replay.builder())
-    assert isinstance(trainer, HostTrainer) and replay.place is not None
+    assert replay.place is not None
     with quiet(log_file(replay.directory, replay.place.index)):
         seeker = Seeker(replay.config, replay.directory, replay.place)
         return obey(trainer, seeker, lambda zero: None)

@@ -31,8 +31,6 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
-from rlax_plugin.ports.source_abilities import TextEncoder
-from rlax_plugin.prompts.checking import splits_of
 from rlax_plugin.prompts.table import with_ids
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.text.harmless import harmless, one_line, storable
@@ -245,7 +243,7 @@ class _Source:
     def with_ids(self, wanted: set[str]) -> dict[str, Prompt]:
         """Returns the prompts with these ids, from all splits."""
         found: dict[str, Prompt] = {}
-        for split in splits_of(self.source):
+        for split in self.source.splits:
             if not (left := wanted - found.keys()):
                 break
             try:
@@ -259,12 +257,6 @@ class _Source:
         """Returns the tokens of a completion, int32 [length]."""
         if line.tokens is not None:
             return np.array(line.tokens, np.int32)
-        if not isinstance(self.source, TextEncoder):
-            reason = (
-                "a reward of this config sees tokens, and the prompt source cannot make them from "
-                "text: give a list of token ids"
-            )
-            raise ConfigError(f"{line.place}: tokens", None, reason)
         try:
             return np.array(self.source.encode(line.completion), np.int32)
         except (LookupError, TypeError, ValueError) as error:

@@ -19,12 +19,7 @@ from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.manager import told
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
-from rlax_plugin.ports.training import (
-    RoundingTrainer,
-    SharedPromptsTrainer,
-    SignalTrainer,
-    Trainer,
-)
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.types import Prompt, ScoredGroup
 
 
@@ -80,24 +75,21 @@ class Builder:
         """
         choice = self.section.trainer
         trainer: Trainer = self.part("trainer", choice, "rlax.trainer")
-        takes = isinstance(trainer, SignalTrainer) and trainer.takes_signals
-        if self.section.signals and not takes:
+        if self.section.signals and not trainer.takes_signals:
             raise ConfigError(
                 "rlax.signals",
                 [signal.name for signal in self.section.signals],
                 f"would be ignored by rlax.trainer.name {choice.name!r}, whose trainer does not "
                 "declare takes_signals: leave it out, or choose a trainer that takes signals",
             )
-        shares = isinstance(trainer, SharedPromptsTrainer) and trainer.takes_shared_prompts
-        if self.section.batches.shared_prompts and not shares:
+        if self.section.batches.shared_prompts and not trainer.takes_shared_prompts:
             raise ConfigError(
                 "rlax.batches.shared_prompts",
                 True,
                 f"must be false with rlax.trainer.name {choice.name!r}, whose trainer does not "
                 "declare takes_shared_prompts",
             )
-        rounds = isinstance(trainer, RoundingTrainer) and trainer.rounds_weights
-        if (dtype := self.section.weights.dtype) != "model" and not rounds:
+        if (dtype := self.section.weights.dtype) != "model" and not trainer.rounds_weights:
             raise ConfigError(
                 "rlax.weights.dtype",
                 dtype,

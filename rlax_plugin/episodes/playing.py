@@ -17,7 +17,6 @@ from rlax_plugin.ports.environment import (
     messages_of,
 )
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.ports.source_abilities import GivenTextEncoder, MessageEncoder
 from rlax_plugin.prompts.checking import completion_text
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.tokens.defects import outside
@@ -230,13 +229,8 @@ class Playing(PlayedEpisode):
 
     def _tokens(self, given: Given, after: np.ndarray | None) -> np.ndarray:
         if (messages := messages_of(given)) is not None:
-            if not isinstance(self._source, MessageEncoder):
-                reason = "the prompt source has no encode_messages: give tokens or a text"
-                raise ValueError(reason)
             given = self._source.encode_messages(messages, after)
         elif isinstance(given, str):
-            if not isinstance(self._source, GivenTextEncoder):
-                raise ValueError("the prompt source has no encode_given: give tokens, not a text")
             given = self._source.encode_given(given)
         tokens = np.asarray(given, np.int64).reshape(-1)
         if len(tokens) and (why := outside(tokens, self._vocabulary)):

@@ -18,7 +18,7 @@ from rlax_plugin.fleet.dispatch import MAX_ATTEMPTS, Dispatcher
 from rlax_plugin.fleet.fleet import Worker
 from rlax_plugin.fleet.requests import single_turn
 from rlax_plugin.fleet.tickets import Completed, tokens, trusted
-from rlax_plugin.ports.environment import Environment, Outcome, is_deterministic
+from rlax_plugin.ports.environment import Environment, Outcome
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.types import (
@@ -64,7 +64,7 @@ def check_environment(section: RlaxSection, environment: Environment) -> None:
     Raises:
       ConfigError: ``rlax.deterministic`` is set, and the environment is not deterministic.
     """
-    if section.deterministic and not is_deterministic(environment):
+    if section.deterministic and not environment.deterministic:
         reason = "must be deterministic with rlax.deterministic, and does not say that it is"
         raise ConfigError("rlax.environment", section.environment.name, reason)
 

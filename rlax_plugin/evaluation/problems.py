@@ -11,7 +11,6 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.evaluation.measures import Outcomes
 from rlax_plugin.fleet.requests import sample_seed, sampling_params
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.ports.source_abilities import AnswerReader
 from rlax_plugin.prompts.of_run import AskedSet
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.types import Episode, Key, Prompt, Request, SamplingParams, Score, Unscored
@@ -99,8 +98,7 @@ class ProblemSet:
 
     def answers(self, completions: Iterable[str]) -> list[str | None]:
         """Returns the answers that vote in majority@k, as the prompt source reads them."""
-        read = self.source.answer if isinstance(self.source, AnswerReader) else str.strip
-        return [read(completion) for completion in completions]
+        return [self.source.answer(completion) for completion in completions]
 
     def outcomes(self, answered: Sequence[Answered]) -> Outcomes:
         """Returns the outcomes of the problems, whose groups are given in their order."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
 from rlax_plugin.config import INT32_MAX, RlaxSection
-from rlax_plugin.ports.capabilities import VERIFICATIONS, Capabilities, Verification
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import hidden_character, one_line
 from rlax_plugin.types import SideSpec
@@ -115,7 +114,6 @@ def to_proto(has: Capabilities) -> pb.Capabilities:
         resumes=has.resumes,
         scores=has.scores,
         stop_strings=has.stop_strings,
-        verification=has.verification,
         side={
             name: pb.SideChannel(dtype=one.dtype, trailing=one.trailing, over=one.over)
             for name, one in has.side.items()
@@ -134,9 +132,6 @@ def of_proto(message: pb.Capabilities) -> Capabilities:
     for name in ("vocabulary", "context_tokens"):
         if not 0 <= getattr(message, name) <= INT32_MAX:
             raise ValueError(f"its {name} is {getattr(message, name)}")
-    if message.verification not in VERIFICATIONS:
-        what = one_line(message.verification, _LONGEST_NAME)
-        raise ValueError(f"its verification is '{what}', must be one of {', '.join(VERIFICATIONS)}")
     if len(message.side) > _MOST_SIDE_CHANNELS:
         raise ValueError(f"it declares {len(message.side)} side channels")
     return Capabilities(
@@ -148,7 +143,6 @@ def of_proto(message: pb.Capabilities) -> Capabilities:
         resumes=message.resumes,
         scores=message.scores,
         stop_strings=message.stop_strings,
-        verification=cast(Verification, message.verification),
         side={name: _side(name, one) for name, one in message.side.items()},
     )
 

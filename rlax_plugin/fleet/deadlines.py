@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from rlax_plugin.config import Assume, RlaxSection
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.fleet.fleet import FleetListener, Worker
-from rlax_plugin.ports.engine_abilities import PreparableEngine
-from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.text.amounts import in_bytes, in_seconds
 from rlax_plugin.types import WeightVersion
 
@@ -124,36 +122,30 @@ def needs(
 
 @contextlib.contextmanager
 def while_loading(
-    section: RlaxSection,
-    version: WeightVersion,
-    engine: RolloutEngine,
-    figures: Callable[[], Mapping[str, float]],
+    section: RlaxSection, version: WeightVersion, figures: Callable[[], Mapping[str, float]]
 ) -> Iterator[None]:
     """Adds the needed seconds to a ``DeadlineError`` raised while an engine loads a version.
 
     Args:
       figures: see ``loading_s``.
     """
-    # One that was prepared is compiled by now.
-    first = engine.version < 0 and not isinstance(engine, PreparableEngine)
     try:
         yield
     except DeadlineError as error:
         if error.needed_s is not None:  # the store could tell
             raise
-        needed_s = loading_s(section, version, figures(), first=first)
+        needed_s = loading_s(section, version, figures())
         raise DeadlineError(error.what, error.seconds, error.key, needed_s) from error
 
 
 def loading_s(
-    section: RlaxSection, version: WeightVersion, figures: Mapping[str, float], *, first: bool
+    section: RlaxSection, version: WeightVersion, figures: Mapping[str, float]
 ) -> float | None:
     """Returns the seconds a worker needs to load a version; None if its size is unknown.
 
     Args:
       figures: of the worker; its newest read gives the speed, unless it was of less than half a
         version. Otherwise the speed is assumed.
-      first: True if the engine may still be importing and compiling its model.
     """
     if (size := _size(version)) is None:
         return None
@@ -162,7 +154,7 @@ def loading_s(
     # The time to read changes alone says little of the time to read a complete version.
     measured = read_s > 0 and 2 * read_bytes >= size > 0
     rate = read_bytes / read_s if measured else assume.bytes_per_s
-    return size / rate + (assume.startup_s if first else 0.0)
+    return size / rate
 
 
 def _size(version: WeightVersion) -> int | None:

@@ -8,9 +8,10 @@ controller assembles the episode from the workers' replies.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -109,43 +110,30 @@ class Session(Protocol):
         ...
 
 
-class Environment(Protocol):
+class Environment(ABC):
     """Plays episodes; many run at once in one process, so it must wait with ``await`` only.
 
-    It may be a ``DeterministicEnvironment``; otherwise ``rlax.deterministic`` is rejected.
+    Attributes:
+      deterministic: True if an episode depends only on the prompt and on the policy's answers,
+        which ``rlax.deterministic`` needs.
     """
 
+    deterministic: bool = False
+
+    @abstractmethod
     def first(self, prompt: Prompt) -> np.ndarray:
         """The policy's first prompt, int32 [length]; the same for all samples of a group.
 
         Called in the trainer's process; must be pure and fast.
         """
-        ...
 
+    @abstractmethod
     async def play(self, prompt: Prompt, session: Session) -> Outcome:
         """Plays an episode from its first answer on.
 
         After a restart the episode is played again from the beginning; as long as the environment
         gives the same input, ``sample`` returns the earlier answers.
         """
-        ...
-
-
-@runtime_checkable
-class DeterministicEnvironment(Protocol):
-    """An environment that says whether its episodes can be repeated.
-
-    Attributes:
-      deterministic: True if an episode depends only on the prompt and on the policy's answers.
-    """
-
-    @property
-    def deterministic(self) -> bool: ...
-
-
-def is_deterministic(environment: Environment) -> bool:
-    """True if an environment declares that its episodes can be repeated."""
-    return isinstance(environment, DeterministicEnvironment) and environment.deterministic
 
 
 class PlayedEpisode(Protocol):

@@ -10,18 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlax_plugin.ports.abilities import Ability
-from rlax_plugin.ports.engine_abilities import ENGINE_ABILITIES
-from rlax_plugin.ports.environment import DeterministicEnvironment
-from rlax_plugin.ports.protocols import (
-    EpisodeReward,
-    GroupReward,
-    Launcher,
-    Reward,
-    WeightStore,
-)
-from rlax_plugin.ports.source_abilities import SOURCE_ABILITIES
-from rlax_plugin.ports.training import TRAINER_ABILITIES
+from rlax_plugin.ports.environment import Environment
+from rlax_plugin.ports.protocols import Launcher, PromptSource, RolloutEngine, WeightStore
+from rlax_plugin.ports.training import Trainer
 
 NAME = "NAME"  # stands for a name that the config chooses
 _MANY = "[]"
@@ -43,7 +34,6 @@ class Kind:
       contract: the module of ``rlax_plugin.testing.contracts`` that has ``check_<name>``.
       toy: the part that replaces it when an author tries parts of other kinds; empty if no
         replacement is needed.
-      abilities: optional protocols of such a part, which ``rlax check-plugin`` reports.
       base: the class that such a part must derive from; object: any.
     """
 
@@ -53,7 +43,6 @@ class Kind:
     places: tuple[str, ...]
     contract: str
     toy: str = ""
-    abilities: tuple[Ability, ...] = ()
     base: type = object
 
     @property
@@ -101,7 +90,7 @@ ALL = (
         places=("prompt_source", f"evaluation.sets.{NAME}.prompt_source"),
         contract="task",
         toy="numbers",
-        abilities=SOURCE_ABILITIES,
+        base=PromptSource,
     ),
     Kind(
         name="reward",
@@ -110,7 +99,6 @@ ALL = (
         places=("rewards[]", f"evaluation.sets.{NAME}.rewards[]"),
         contract="task",
         toy="even",
-        abilities=(GroupReward, EpisodeReward, Reward),
     ),
     Kind(
         name="environment",
@@ -119,7 +107,7 @@ ALL = (
         places=("environment",),
         contract="environment",
         toy="single_turn",
-        abilities=(DeterministicEnvironment,),
+        base=Environment,
     ),
     Kind(
         name="rollout_engine",
@@ -128,7 +116,7 @@ ALL = (
         places=("rollouts.engine",),
         contract="engine",
         toy="scripted",
-        abilities=ENGINE_ABILITIES,
+        base=RolloutEngine,
     ),
     Kind(
         name="sampler",
@@ -225,7 +213,7 @@ ALL = (
         places=("trainer",),
         contract="trainer",
         toy="bigram",
-        abilities=TRAINER_ABILITIES,
+        base=Trainer,
     ),
     Kind(
         name="signal",

@@ -1,4 +1,4 @@
-"""Interfaces of the parts that plug-ins provide: one to four methods each, no implementation.
+"""Interfaces of the parts that plug-ins provide: base classes and protocols.
 
 An instance is made by ``Extension.build`` (see ``hookspecs``). Parts do not know each other or the
 controller; parts raise errors, and the controller handles deadlines and retries.
@@ -7,11 +7,13 @@ controller; parts raise errors, and the controller handles deadlines and retries
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
 from pydantic import BaseModel
 
 from rlax_plugin.config import Choice
@@ -23,6 +25,7 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.scaling import ScalingRule
 from rlax_plugin.types import (
     EMPTY,
+    Attempt,
     Episode,
     HostPlace,
     Key,
@@ -35,7 +38,8 @@ from rlax_plugin.types import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
+    from rlax_plugin.tokens.chat import Message
+    from rlax_plugin.tokens.tokenizer import Tokenizer
 
 
 Arrays = Mapping[str, Any]  # variable name -> numpy or JAX array
@@ -157,29 +161,99 @@ class BuildContext:
         return {} if self.config is None else self.config.maxtext
 
 
-class PromptSource(Protocol):
-    """Owns the identity of prompts. The same config gives the same prompts in every process.
+class PromptSource(ABC):
+    """Base class of prompt sources: owns the identity of prompts.
 
-    It may have further abilities, such as encoding texts: see ``source_abilities``.
-    ``rlax_plugin.api.TextSource`` has most of them.
+    The same config gives the same prompts in every process. ``rlax_plugin.api.TextSource`` has most
+    of the optional members.
+
+    Attributes:
+      stop_strings: texts at which a sample ends as well: with the first token at which ``decode``
+        of all its tokens contains one. That token is trained; the text for rewards and displays
+        ends before the string.
+      tokenizer: tokenizer of the token ids, which is compared with the model's; None: not known.
+      splits: names that ``prompts`` accepts; those of the usual three may be missing.
+      pad_id: for a trainer's warm start, the token that fills rows up to the batch's length; None:
+        the source knows no correct completions.
     """
 
+    stop_strings: tuple[str, ...] = ()
+    tokenizer: Tokenizer | None = None
+    splits: tuple[str, ...] = ("train", "validation", "test")
+
+    @property
+    def pad_id(self) -> int | None:
+        return None
+
+    @abstractmethod
     def prompts(self, split: str) -> Sequence[Prompt]:
         """All prompts of "train", "validation" or "test", in a fixed order.
 
         Raises:
           ConfigError: there is no such split.
         """
-        ...
 
+    @abstractmethod
     def decode(self, tokens: np.ndarray) -> str:
         """Text of completion tokens, without stop or padding tokens. Any thread."""
-        ...
 
     @property
+    @abstractmethod
     def stop_ids(self) -> tuple[int, ...]:
         """Token ids that end a completion."""
-        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a prompt, including those that precede its text; other programs send texts.
+
+        Raises:
+          ValueError: the text cannot be encoded, or the source encodes none.
+        """
+        raise ValueError("the prompt source has no encode: give tokens, not a text")
+
+    def encode_given(self, text: str) -> list[int]:
+        """Tokens of an environment's text after a completion, such as a tool's result.
+
+        They include those that the model expects around it; tokens sampled earlier are not encoded
+        again.
+
+        Raises:
+          ValueError: the text cannot be encoded, or the source encodes none.
+        """
+        raise ValueError("the prompt source has no encode_given: give tokens, not a text")
+
+    def encode_messages(self, messages: Sequence[Message], after: np.ndarray | None) -> list[int]:
+        """Tokens of an environment's messages, up to the start of the policy's next answer.
+
+        Args:
+          messages: mappings with a role and a content.
+          after: tokens of the completion before them; None: the messages begin a sequence.
+
+        Raises:
+          ValueError: they cannot be encoded, or the source encodes none.
+        """
+        raise ValueError("the prompt source has no encode_messages: give tokens or a text")
+
+    def answer(self, completion: str) -> str | None:
+        """The answer, which votes in majority@k; None if the completion contains none."""
+        return completion.strip()
+
+    def identity(self) -> Mapping[str, Any]:
+        """JSON that stays equal while the data does, such as names, sizes and times of files.
+
+        A resumed run reports what has changed.
+        """
+        return {}
+
+    def answer_tokens(self, prompt: Prompt) -> np.ndarray:
+        """A correct completion, int32 [length], stop token included; needs ``pad_id``."""
+        raise NotImplementedError
+
+    def answer_turns(self, prompt: Prompt) -> Sequence[tuple[np.ndarray, np.ndarray]]:
+        """For each turn of a correct answer the input before it, and the answer; int32 arrays.
+
+        The input before the first answer is empty, because the prompt precedes it.
+        """
+        return [(np.zeros(0, np.int32), self.answer_tokens(prompt))]
 
 
 @runtime_checkable
@@ -223,14 +297,33 @@ class GroupReward(Protocol):
         ...
 
 
-class WeightLoader(Protocol):
-    """The half of a rollout engine that loads weights."""
+class RolloutEngine(ABC):
+    """Base class of rollout engines, which generate completions in a worker process.
+
+    Called on the worker's event loop, which no method may block.
+
+    Attributes:
+      reads_memory: True if ``load`` reads the copies in memory of a version's parts, as
+        ``read_weights`` does. A worker on the trainer's machine then need not wait until a version
+        is on the disk: its parts have perhaps no files yet.
+      services: full names of gRPC services that the engine serves to other programs; clients may
+        call these and no others.
+    """
+
+    reads_memory: bool = False
+    services: Sequence[str] = ()
 
     @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """The engine's capabilities; reported when its worker registers, and when they change."""
+
+    @property
+    @abstractmethod
     def version(self) -> int:
         """The weight version in use; -1 before the first."""
-        ...
 
+    @abstractmethod
     async def load(self, version: WeightVersion) -> Loaded:
         """Reads a version into buffers beside those in use; ``read_weights`` does most of it.
 
@@ -246,28 +339,15 @@ class WeightLoader(Protocol):
           WeightsError: they are damaged, or belong to another model. In both cases the old weights
             stay in use.
         """
-        ...
 
+    @abstractmethod
     async def use(self, loaded: Loaded) -> None:
         """Puts verified weights into use; samples are treated as ``on_new_weights`` says.
 
         Returns once they are in use; before that, no token is generated with them.
         """
-        ...
 
-
-class RolloutEngine(WeightLoader, Protocol):
-    """Generates completions in a worker process; safe to call from the worker's event loop.
-
-    It may have further abilities, such as scoring given tokens or ending requests early: see
-    ``engine_abilities``.
-    """
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The engine's capabilities; reported when its worker registers, and when they change."""
-        ...
-
+    @abstractmethod
     async def generate(
         self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
@@ -278,8 +358,8 @@ class RolloutEngine(WeightLoader, Protocol):
         ``on_new_weights: continue`` the engine also reports unfinished requests every
         ``progress_s``: then some of the samples have no ``finish``, and the request continues.
         """
-        ...
 
+    @abstractmethod
     def health(self) -> dict[str, float]:
         """Reports slots, active, waiting, tokens_total; raises if the engine's thread has died.
 
@@ -287,7 +367,119 @@ class RolloutEngine(WeightLoader, Protocol):
         decode_s_total, the decode steps and their duration in seconds; silent_tokens, see
         ``CheckResult``.
         """
-        ...
+
+    async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
+        """Log-probs of tokens[1:], by prefill as for a prompt; only with ``Capabilities.scores``.
+
+        The worker verifies the canary of each weight version with it before the version is used.
+        Without it, weights are verified by checksums and fingerprints at most.
+
+        Args:
+          tokens: int32 [n + 1].
+          loaded: weights to score with; None: those in use.
+
+        Returns:
+          float32 [n], nats at temperature 1; element t belongs to ``tokens[t + 1]`` given
+          ``tokens[: t + 1]``.
+
+        Raises:
+          ValueError: the engine cannot take that many or that few tokens.
+        """
+        raise NotImplementedError
+
+    async def decode_greedy(
+        self, tokens: np.ndarray, count: int, loaded: Loaded
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Decodes at temperature 0, with the same programs that decode samples.
+
+        Called between ``load`` and ``use``. It may wait until the running samples have made way
+        for new weights, and keep others from starting until ``use`` or ``discard``.
+
+        Args:
+          tokens: int32 [n], the prefix.
+          count: maximum number of tokens to decode.
+          loaded: weights to decode with.
+
+        Returns:
+          The tokens, int32 [m], and their log-probs at temperature 1, float32 [m], which the
+          worker compares with those of ``score``. None, the default, where it cannot decode so, or
+          decoding differs from prefill on purpose, as with quantised caches; then no fault in the
+          decoding programs is detected.
+        """
+        return None
+
+    def progress(self) -> Mapping[Attempt, int] | None:
+        """A progress number for each open request, by its key and attempt.
+
+        For example its tokens so far, or, while it waits for a slot or for new weights, the total
+        number of tokens generated by the engine. A request whose number does not change for
+        ``rlax.deadlines.group_s`` is sent to another worker. Called with each heartbeat.
+
+        Returns:
+          None, the default: all requests count as progressing while ``tokens_total`` grows, replies
+          are sent, or weights are loaded.
+        """
+        return None
+
+    def unfinished(self) -> Mapping[Attempt, int]:
+        """The number of unfinished samples of each open request, by its key and attempt.
+
+        Its worker then gets further requests when samples have ended, although their requests are
+        not complete. A request without a number keeps the room of all its samples. Called with each
+        heartbeat.
+        """
+        return {}
+
+    def give_up(
+        self, unwanted: Collection[Attempt], oldest: int
+    ) -> Mapping[Attempt, Sequence[int]]:
+        """Ends requests without a reply; ``docs/plugin_hooks.md`` lists which.
+
+        Args:
+          unwanted: keys and attempts of the requests to end.
+          oldest: weight version; training requests must not start or continue with older weights.
+
+        Returns:
+          For each request that it ended, the number of tokens so far of each unfinished sample.
+          By default none ends: all of them run on, and are not used.
+        """
+        return {}
+
+    async def prepare(self) -> None:  # noqa: B027  most engines are built at once
+        """Returns once the engine is built and its programs are compiled.
+
+        Awaited once, before the worker registers, for at most ``rlax.deadlines.startup_s``.
+
+        Raises:
+          WorkerError: the engine has failed.
+        """
+
+    def preparing(self) -> str:
+        """Its activity during ``prepare`` in a word or two, such as compiling, for the terminal.
+
+        Called with the interval of heartbeats.
+        """
+        return ""
+
+    def close(self) -> None:  # noqa: B027  an engine without a thread has nothing to release
+        """Releases everything the engine has started; called once, when its worker ends."""
+
+    def add_services(self, server: Any) -> Future[Any]:
+        """Adds ``services`` to the worker's ``grpc.aio.Server``, before the server starts.
+
+        Returns:
+          A future that is done once the services answer.
+        """
+        raise NotImplementedError
+
+    def client_example(self, address: str, token_file: Path | None) -> str:
+        """A shell command that calls one of its services; "": none. On a thread, and may raise.
+
+        Args:
+          address: host:port.
+          token_file: file with the token for clients; None if no token is required.
+        """
+        return ""
 
 
 class WeightStore(ABC):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from rlax_plugin.ports.orders import Followers, NoFollowers, Order
 from rlax_plugin.ports.protocols import Arrays
@@ -12,109 +13,6 @@ from rlax_plugin.types import BASE, EMPTY, Canary, Descent
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-class Trainer(Protocol):
-    """Runs the training loop to its end on the calling thread."""
-
-    def run(self, port: TrainerPort) -> None: ...
-
-
-@runtime_checkable
-class CheckpointReader(Protocol):
-    """A trainer whose checkpoints ``rlax eval`` can measure."""
-
-    def checkpoints(self) -> Mapping[int, str]:
-        """Training step -> name below ``checkpoints/`` in the run's directory."""
-        ...
-
-    def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
-        """Publishes the weights of one checkpoint, under its step, and returns."""
-        ...
-
-
-@runtime_checkable
-class FirstWeightsReader(Protocol):
-    """A trainer whose initial policy ``rlax eval`` can evaluate."""
-
-    def publish_first(self, port: TrainerPort) -> None:
-        """Publishes the weights that ``run`` starts from, as version 0, and returns.
-
-        Called in place of ``run``, for a run that has no checkpoint. Anything that ``run`` would
-        compute before its first step, such as a warm start, is computed here too.
-        """
-        ...
-
-
-@runtime_checkable
-class CheckpointStarter(Protocol):
-    """A trainer that ``rlax train --from`` can start from another run's checkpoint."""
-
-    def checkpoints(self) -> Mapping[int, str]:
-        """See ``CheckpointReader``."""
-        ...
-
-    def start_from(self, descent: Descent) -> str | None:
-        """Makes ``run`` start from the weights of another run's checkpoint, as its version 0.
-
-        Only the weights are used: no optimizer state and no step. A run that has a checkpoint of
-        its own continues from that, and no longer needs the other run. Called before ``run``,
-        which may raise the error as well.
-
-        Returns:
-          The setting of the config that these weights replace, in words; None if there is none.
-
-        Raises:
-          ConfigError: the checkpoint is missing or of another model, or contradicts the config.
-        """
-        ...
-
-
-@runtime_checkable
-class SignalTrainer(Protocol):
-    """A trainer that completes its batches by the signals of the config."""
-
-    @property
-    def takes_signals(self) -> bool:
-        """True; with a trainer that does not say so, ``rlax.signals`` in a config is an error."""
-        ...
-
-
-@runtime_checkable
-class SharedPromptsTrainer(Protocol):
-    """A trainer whose model can read rows in which samples share their prompt."""
-
-    @property
-    def takes_shared_prompts(self) -> bool:
-        """True; otherwise ``rlax.batches.shared_prompts`` in a config is an error."""
-        ...
-
-
-@runtime_checkable
-class RoundingTrainer(Protocol):
-    """A trainer that can publish its weights rounded to bfloat16."""
-
-    @property
-    def rounds_weights(self) -> bool:
-        """True; otherwise ``rlax.weights.dtype: bfloat16`` in a config is an error.
-
-        The canary is then computed from the rounded weights, as workers do.
-        """
-        ...
-
-
-@runtime_checkable
-class VocabularyTrainer(Protocol):
-    """A trainer that knows the size of its model's vocabulary.
-
-    Workers declare one, too, but may say anything: with a trainer that does not know its own, a
-    token id that the model does not have may train.
-    """
-
-    @property
-    def vocabulary(self) -> int:
-        """Every token id is below it; 0: not known yet, only before the first publication."""
-        ...
 
 
 class ConvertibleModel(Protocol):
@@ -146,13 +44,8 @@ class ConvertibleModel(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class VerifiableModel(Protocol):
-    """A ``ConvertibleModel`` whose conversion can be verified."""
-
     def verification(self, python: str) -> Callable[[Path], Sequence[str]]:
-        """Computes reference numbers from the original model; called before anything is written.
+        """For ``--verify``: computes reference numbers from the original model, before ``write``.
 
         Args:
           python: path of a Python, which may have libraries that compute the original model.
@@ -168,26 +61,8 @@ class VerifiableModel(Protocol):
         ...
 
 
-@runtime_checkable
-class ModelConverter(Protocol):
-    """A trainer that ``rlax convert`` can use to convert models."""
-
-    def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
-        """Reads a model's config, tokenizer and the shapes of its tensors.
-
-        Args:
-          source: a Hugging Face directory, or a GGUF file.
-          dtype: dtype of the converted weights: float32 or bfloat16.
-          scan_layers: True to store the layers as one scanned layer.
-
-        Raises:
-          ConfigError: the model is damaged or not supported; names the file and what is wrong.
-        """
-        ...
-
-
 class Exported(NamedTuple):
-    """The result of ``ModelExporter.export_model``.
+    """The result of ``Trainer.export_model``.
 
     Attributes:
       model: description in words, such as its architecture and number of parameters.
@@ -200,17 +75,93 @@ class Exported(NamedTuple):
     notes: Sequence[str] = ()
 
 
-@runtime_checkable
-class ModelExporter(Protocol):
-    """A trainer that ``rlax export`` can use to export models."""
+class Trainer(ABC):
+    """Base class of trainers, each of which runs a training loop.
+
+    What a trainer does not declare is an error in a config that asks for it, or of the command that
+    needs it. Only methods that it declares are called.
+
+    Attributes:
+      takes_signals: True if it completes its batches by ``rlax.signals``.
+      takes_shared_prompts: True if its model reads rows in which samples share their prompt
+        (``rlax.batches.shared_prompts``).
+      rounds_weights: True if it can publish its weights rounded to bfloat16
+        (``rlax.weights.dtype``). The canary is then computed from the rounded weights, as workers
+        do.
+      keeps_checkpoints: True if ``checkpoints``, ``publish_checkpoint``, ``publish_first`` and
+        ``start_from`` are there, for ``rlax eval``, ``rlax train --from`` and ``rlax.retention``.
+      spans_hosts: True if it can be spread over several hosts, see ``BuildContext.hosts`` and
+        ``follow``. On host 0, ``run`` is called, and ``TrainerPort.followers`` are the other hosts.
+      converts_models: True if ``examine_model``, ``checkpoint_path`` and ``export_model`` are
+        there, for ``rlax convert`` and ``rlax export``.
+      vocabulary: size of its model's vocabulary, every token id is below it; 0: not known yet, only
+        before the first publication. Workers declare one, too, but may say anything: with a trainer
+        that does not know its own, a token id that the model does not have may train.
+    """
+
+    takes_signals: bool = False
+    takes_shared_prompts: bool = False
+    rounds_weights: bool = False
+    keeps_checkpoints: bool = False
+    spans_hosts: bool = False
+    converts_models: bool = False
+    vocabulary: int = 0
+
+    @abstractmethod
+    def run(self, port: TrainerPort) -> None:
+        """Runs the training loop to its end on the calling thread."""
 
     def checkpoints(self) -> Mapping[int, str]:
-        """See ``CheckpointReader``."""
-        ...
+        """Training step -> name below ``checkpoints/`` in the run's directory."""
+        raise NotImplementedError
+
+    def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
+        """Publishes the weights of one checkpoint, under its step, and returns."""
+        raise NotImplementedError
+
+    def publish_first(self, port: TrainerPort) -> None:
+        """Publishes the weights that ``run`` starts from, as version 0, and returns.
+
+        Called in place of ``run``, for a run that has no checkpoint. Anything that ``run`` would
+        compute before its first step, such as a warm start, is computed here too.
+        """
+        raise NotImplementedError
+
+    def start_from(self, descent: Descent) -> str | None:
+        """Makes ``run`` start from the weights of another run's checkpoint, as its version 0.
+
+        Only the weights are used: no optimizer state and no step. A run that has a checkpoint of
+        its own continues from that, and no longer needs the other run. Called before ``run``,
+        which may raise the error as well.
+
+        Returns:
+          The setting of the config that these weights replace, in words; None if there is none.
+
+        Raises:
+          ConfigError: the checkpoint is missing or of another model, or contradicts the config.
+        """
+        raise NotImplementedError
+
+    def follow(self, port: FollowerPort) -> None:
+        """Runs the training loop on another host than 0, until host 0 ends it."""
+        raise NotImplementedError
+
+    def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
+        """Reads a model's config, tokenizer and the shapes of its tensors.
+
+        Args:
+          source: a Hugging Face directory, or a GGUF file.
+          dtype: dtype of the converted weights: float32 or bfloat16.
+          scan_layers: True to store the layers as one scanned layer.
+
+        Raises:
+          ConfigError: the model is damaged or not supported; names the file and what is wrong.
+        """
+        raise NotImplementedError
 
     def checkpoint_path(self, name: str) -> str:
         """Path or URL of a checkpoint of the run, as ``export_model`` takes it."""
-        ...
+        raise NotImplementedError
 
     def export_model(
         self,
@@ -234,33 +185,7 @@ class ModelExporter(Protocol):
             of the model that the config describes; before anything is written.
           RlaxError: the weights cannot be read.
         """
-        ...
-
-
-@runtime_checkable
-class HostTrainer(Protocol):
-    """A trainer that can be spread over several hosts, see ``BuildContext.hosts``.
-
-    On host 0, ``run`` is called, and ``TrainerPort.followers`` are the other hosts.
-    """
-
-    def follow(self, port: FollowerPort) -> None:
-        """Runs the training loop on another host than 0, until host 0 ends it."""
-        ...
-
-
-TRAINER_ABILITIES = (
-    CheckpointReader,
-    FirstWeightsReader,
-    CheckpointStarter,
-    SharedPromptsTrainer,
-    RoundingTrainer,
-    VocabularyTrainer,
-    SignalTrainer,
-    HostTrainer,
-    ModelConverter,
-    ModelExporter,
-)
+        raise NotImplementedError
 
 
 class Decision(NamedTuple):

@@ -13,7 +13,6 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.ports.source_abilities import SplitSource, StopStringSource
 from rlax_plugin.prompts.kept import only_kept
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.text.harmless import harmless, is_one_line, one_line, storable
@@ -24,27 +23,19 @@ _LONGEST_ID = 256
 
 
 def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
-    """The stop strings of a prompt source; () if it has none.
+    """The stop strings of a prompt source.
 
     Raises:
       ConfigError: they cannot be used.
     """
-    found = source.stop_strings if isinstance(source, StopStringSource) else ()
-    if problem := problem_of(found):
+    if problem := problem_of(source.stop_strings):
         raise ConfigError("rlax.prompt_source", type(source).__name__, f"has {problem}")
-    return found
+    return source.stop_strings
 
 
 def completion_text(source: PromptSource, tokens: np.ndarray) -> str:
     """Text of sampled tokens, up to the stop string that ended them."""
-    # Runs for each sample, and the check of a protocol would cost more than the rest.
-    return cut(source.decode(tokens), getattr(source, "stop_strings", ()))
-
-
-def splits_of(source: PromptSource) -> tuple[str, ...]:
-    """The splits that a source declares, else the usual ones, of which some may be missing."""
-    usual = ("train", "validation", "test")
-    return tuple(source.splits) if isinstance(source, SplitSource) else usual
+    return cut(source.decode(tokens), source.stop_strings)
 
 
 def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequence[Prompt]:

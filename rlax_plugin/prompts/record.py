@@ -18,7 +18,6 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.ports.source_abilities import IdentifiedSource
 from rlax_plugin.prompts.kept import ONLY, file_digest
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.table import PromptTable
@@ -64,7 +63,7 @@ def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -
     for name, key, source, some in _all(section, prompts):
         ids_n, digest = identity(some)
         ids_file = f"prompts/{name.replace(' ', '_')}.ids"
-        found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **_files(source)}
+        found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **source.identity()}
         if name == _TRAINING and section.curation.only:
             found[name]["only"] = file_digest(section.curation.only)
         found[name] |= {"weights": _weights(some), "domains": _counts(some)}
@@ -143,11 +142,6 @@ def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) 
                 "bring the weights back, or begin another run with another run_name"
             )
     return None
-
-
-def _files(source: PromptSource) -> dict[str, Any]:
-    """The files that a source over a dataset reads."""
-    return dict(source.identity()) if isinstance(source, IdentifiedSource) else {}
 
 
 def _difference(

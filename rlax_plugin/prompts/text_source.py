@@ -6,21 +6,18 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.tokens.byte_level import BYTES, DIRECTORY
 from rlax_plugin.tokens.chat import Message
 from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
 from rlax_plugin.tokens.stopping import end_of
 from rlax_plugin.tokens.tokenizer import Tokenizer
 from rlax_plugin.types.sampled import EMPTY, Prompt
-
-if TYPE_CHECKING:
-    from rlax_plugin.ports.protocols import BuildContext
-
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -42,7 +39,7 @@ class TextRow:
     answer: str | None = None
 
 
-class TextSource:
+class TextSource(PromptSource):
     """A prompt source of texts: a subclass only provides the rows of each split.
 
     A prompt's id is a hash of its question, reference and metadata, and of ``chat`` and ``system``.
@@ -54,11 +51,9 @@ class TextSource:
       system: message of the system before it, for a chat.
       stop_strings: texts that end an answer, in addition to the tokenizer's ``stop_ids``.
 
-    Attributes:
-      splits: names of the existing splits.
     """
 
-    splits: tuple[str, ...] = ("train", "validation", "test")
+    tokenizer: Tokenizer
 
     def __init__(
         self,

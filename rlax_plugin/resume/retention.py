@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from rlax_plugin.config import Retention, RlaxSection
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.ports.training import CheckpointReader, CheckpointStarter, Trainer
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import Pruned, read_pruned, write_pruned
@@ -140,12 +140,12 @@ def retaining(section: RlaxSection, files: RunFiles, trainer: Trainer) -> Retain
       ConfigError: samples are to be removed, and the trainer cannot list its checkpoints.
     """
     retention = section.retention
-    if isinstance(trainer, CheckpointReader | CheckpointStarter):
+    if trainer.keeps_checkpoints:
         return Retaining(retention, files, trainer.checkpoints)
     if retention.samples_steps is not None:
         reason = (
-            f"trainer {section.trainer.name} has no method checkpoints, so that nothing tells "
-            "which samples a resume needs: leave this out"
+            f"trainer {section.trainer.name} does not declare keeps_checkpoints, so that nothing "
+            "tells which samples a resume needs: leave this out"
         )
         raise ConfigError("rlax.retention.samples_steps", retention.samples_steps, reason)
     return Retaining(retention, files, None)

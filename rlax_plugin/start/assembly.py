@@ -33,12 +33,7 @@ from rlax_plugin.metrics.spans import SpansFile
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.pass_rates.files import About
 from rlax_plugin.ports.protocols import Tracker, WeightStore
-from rlax_plugin.ports.training import (
-    CheckpointReader,
-    CheckpointStarter,
-    Trainer,
-    VocabularyTrainer,
-)
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.ledger import Ledger
@@ -137,7 +132,6 @@ class _Assembly:
             last_step=setup.last_step,
             newest=newest,
         )
-        knowing = self._trainer if isinstance(self._trainer, VocabularyTrainer) else None
         start = GenerationStart(
             builder,
             self._prompts,
@@ -149,7 +143,7 @@ class _Assembly:
             note=note,
             training=issuing,
             newest=newest,
-            trained=lambda: knowing.vocabulary if knowing else 0,
+            trained=lambda: self._trainer.vocabulary,
         )
         generation = start.made
         trips = Trips(
@@ -277,9 +271,7 @@ class _Assembly:
             trackers=trackers,
             about_rates=about,
             retaining=retaining(self._section, setup.files, self._trainer),
-            checkpoints=self._trainer.checkpoints
-            if isinstance(self._trainer, CheckpointReader | CheckpointStarter)
-            else dict,
+            checkpoints=self._trainer.checkpoints if self._trainer.keeps_checkpoints else dict,
         )
 
     def _ledger_waits(self, line: str, waits: bool) -> None:

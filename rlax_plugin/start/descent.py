@@ -18,7 +18,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.training import CheckpointStarter, Trainer
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
 from rlax_plugin.start.run_directory import WEIGHT_KEYS
 from rlax_plugin.types import Descent
@@ -93,7 +93,7 @@ def start(trainer: Trainer, name: str, descent: Descent) -> str | None:
       name: of the trainer, for messages.
 
     Returns:
-      The parts of the checkpoint that are ignored, see ``CheckpointStarter``.
+      The parts of the checkpoint that are ignored, see ``Trainer.start_from``.
 
     Raises:
       ConfigError: it cannot start from another run's checkpoint, or not from this one.
@@ -101,9 +101,9 @@ def start(trainer: Trainer, name: str, descent: Descent) -> str | None:
     return _starter(trainer, name).start_from(descent)
 
 
-def _starter(trainer: object, name: str) -> CheckpointStarter:
-    if not isinstance(trainer, CheckpointStarter):
-        reason = "has no method start_from, so it cannot start from another run's checkpoint"
+def _starter(trainer: Trainer, name: str) -> Trainer:
+    if not trainer.keeps_checkpoints:
+        reason = "does not declare keeps_checkpoints: it cannot start from another run's checkpoint"
         raise ConfigError("rlax.trainer.name", name, reason)
     return trainer
 

@@ -19,7 +19,7 @@ from rlax_plugin.functions.copies import read_functions
 from rlax_plugin.hosts.following import EndedError, FollowedPort, HostZero, OwnChunks
 from rlax_plugin.liveness.marks import announced
 from rlax_plugin.liveness.watchdog import Watchdog
-from rlax_plugin.ports.training import HostTrainer
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.run_secrets import token_file as file_of_role
@@ -92,7 +92,6 @@ def follow(
     builder = Builder.of(config, state_dir, run_url=files.url, hosts=place)
     trainer = builder.trainer()
     check_hosts(place, trainer, section)
-    assert isinstance(trainer, HostTrainer)
     store = shared_writer(builder.weight_store(), section)
     if origin is not None:
         descent.start(trainer, section.trainer.name, origin)
@@ -114,9 +113,7 @@ def follow(
         return obey(trainer, seeker, chunks)
 
 
-def obey(
-    trainer: HostTrainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunks | None]
-) -> int:
+def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunks | None]) -> int:
     """Finds host 0 and follows it until it ends training; returns the exit status.
 
     Args:

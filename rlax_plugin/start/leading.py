@@ -9,7 +9,7 @@ from rlax_plugin.concurrency.loop_thread import LoopThread, result_within
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.hosts.leading import Leader
-from rlax_plugin.ports.training import HostTrainer, Trainer
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.operator_certificate import check_shown_by_clients
 from rlax_plugin.start import descent
@@ -24,7 +24,7 @@ def check_hosts(place: HostPlace | None, trainer: Trainer, section: RlaxSection)
     Raises:
       ConfigError: it cannot, or its certificate is not for hosts.
     """
-    if place is not None and not isinstance(trainer, HostTrainer):
+    if place is not None and not trainer.spans_hosts:
         name = section.trainer.name
         reason = f"trainer {name!r} cannot be spread over hosts: leave --hosts out"
         raise ConfigError("--hosts", place.count, reason)

@@ -216,6 +216,7 @@ class ScriptedEngine(RolloutEngine):
         self._active = self._waiting = self._tokens_total = 0
         self._swaps = 0  # versions that wait for running groups to end
         self._asked: dict[Attempt, _Asked] = {}
+        self.reads_memory = config.reads_memory
 
     @property
     def version(self) -> int:
@@ -225,10 +226,6 @@ class ScriptedEngine(RolloutEngine):
     def paused(self) -> bool:
         """True while no group may start, because new weights wait for running ones to end."""
         return self._swaps > 0
-
-    @property
-    def reads_memory(self) -> bool:
-        return self._config.reads_memory
 
     def health(self) -> dict[str, float]:
         return {
@@ -243,7 +240,7 @@ class ScriptedEngine(RolloutEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See ``RolloutEngine``: the options, and abilities that follow from its methods."""
+        """See ``RolloutEngine``: the options, and what all of these engines can do."""
         return Capabilities(
             slots=self._rollouts.slots,
             vocabulary=VOCABULARY,
@@ -253,6 +250,7 @@ class ScriptedEngine(RolloutEngine):
             logprobs=self._config.logprobs,
             stop_strings=self._config.stop_strings,
             resumes=True,
+            scores=True,
         )
 
     def progress(self) -> dict[Attempt, int]:

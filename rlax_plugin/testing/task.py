@@ -13,7 +13,6 @@ from pydantic import Field
 from rlax_plugin.config import NoOptions, Section
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, Reward
-from rlax_plugin.ports.source_abilities import tokenizer_of
 from rlax_plugin.types import Prompt
 
 PAD, STOP = 0, 1
@@ -46,7 +45,7 @@ def check_vocabulary(context: BuildContext) -> None:
     """
     choice, key = context.section.prompt_source, "rlax.prompt_source"
     source: PromptSource = context.part("prompt_source", choice, key)
-    if (tokenizer := tokenizer_of(source)) is not None:
+    if (tokenizer := source.tokenizer) is not None:
         largest = [tokenizer.size - 1]
     else:
         largest = [int(p.tokens.max()) for p in source.prompts("train") if len(p.tokens)]

@@ -115,6 +115,7 @@ class BigramTrainer(Trainer):
     takes_signals = True
     takes_shared_prompts = True
     rounds_weights = True
+    keeps_checkpoints = True
     vocabulary = VOCABULARY
 
     def __init__(
@@ -212,11 +213,11 @@ class BigramTrainer(Trainer):
                 return
 
     def checkpoints(self) -> dict[int, str]:
-        """See ``CheckpointReader``."""
+        """See ``Trainer``."""
         return self._checkpoints.names()
 
     def start_from(self, descent: Descent) -> None:
-        """See ``CheckpointStarter``.
+        """See ``Trainer``.
 
         Raises:
           ConfigError: there is no own checkpoint, and the other one is missing or damaged.
@@ -242,11 +243,11 @@ class BigramTrainer(Trainer):
         return weights
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
-        """See ``CheckpointReader``."""
+        """See ``Trainer``."""
         _publish(port, *self._checkpoints.read(name), self._dtypes)
 
     def publish_first(self, port: TrainerPort) -> None:
-        """See ``FirstWeightsReader``."""
+        """See ``Trainer``."""
         _publish(port, 0, self.first_weights(), self._dtypes)
 
     def _update(

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.capabilities import capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -63,7 +62,7 @@ class FakeWorker(rpc.RolloutServicer):
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.Reply]:
         """One reply per finished request."""
-        side = capabilities_of(self._engine).side
+        side = self._engine.capabilities.side
         asked = await read_requests(request_iterator, **_LIMITS)
         requests = [request_from_proto(first, side, rest) for first, *rest in asked]
         self.keys += [one.key for one in requests]

@@ -28,9 +28,8 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
     WeightsUnreadableError,
 )
-from rlax_plugin.ports.engine_abilities import GreedyDecoder, TokenScorer
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.ports.protocols import Arrays, WeightLoader, WeightStore
+from rlax_plugin.ports.protocols import Arrays, RolloutEngine, WeightStore
 from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion
 from rlax_plugin.weights import memory_copies
 
@@ -290,7 +289,7 @@ class Reading:
 
 
 async def take_version(
-    engine: WeightLoader,
+    engine: RolloutEngine,
     version: WeightVersion,
     *,
     max_new_tokens: int = _DECODED,
@@ -298,8 +297,8 @@ async def take_version(
 ) -> None:
     """Makes an engine load a version, verifies it, and puts it into use.
 
-    The checks depend on the engine's abilities: the canary for a ``TokenScorer``, and decoding
-    too if it is a ``GreedyDecoder``.
+    The checks depend on the engine: the canary if it scores tokens, and decoding too if it has
+    ``decode_greedy``.
 
     Args:
       max_new_tokens: maximum number of tokens of the engine's samples.
@@ -327,7 +326,7 @@ async def take_version(
 
 
 async def _verify_loaded(
-    engine: WeightLoader,
+    engine: RolloutEngine,
     version: WeightVersion,
     loaded: Loaded,
     reading: Reading,
@@ -344,7 +343,7 @@ async def _verify_loaded(
     reading.verify_s = time.perf_counter() - began_s
 
 
-async def _verify(engine: WeightLoader, version: WeightVersion, loaded: Loaded) -> None:
+async def _verify(engine: RolloutEngine, version: WeightVersion, loaded: Loaded) -> None:
     if loaded.version != version.version:
         raise WeightsMismatchError(
             f"the engine has loaded version {loaded.version} instead of {version.version}"
@@ -352,7 +351,7 @@ async def _verify(engine: WeightLoader, version: WeightVersion, loaded: Loaded) 
     check_variables(version, loaded.arrays)
     if (compute := loaded.fingerprints) is not None:
         await asyncio.to_thread(lambda: check_fingerprints(version, compute(), loaded.held))
-    if version.canary is None or not isinstance(engine, TokenScorer):
+    if version.canary is None or not engine.capabilities.scores:
         return
     try:
         found = await engine.score(version.canary.tokens, loaded)
@@ -363,16 +362,14 @@ async def _verify(engine: WeightLoader, version: WeightVersion, loaded: Loaded) 
 
 
 async def _verify_decoding(
-    engine: WeightLoader, version: WeightVersion, loaded: Loaded, max_new_tokens: int
+    engine: RolloutEngine, version: WeightVersion, loaded: Loaded, max_new_tokens: int
 ) -> None:
     """Decodes after the canary's first tokens, and compares the log-probs.
 
     Decodes no more tokens than the whole canary has: the engine can score that many, and a
     compiled program for them exists already.
     """
-    if version.canary is None or not isinstance(engine, TokenScorer):
-        return
-    if not isinstance(engine, GreedyDecoder):
+    if version.canary is None or not engine.capabilities.scores:
         return
     tokens = np.asarray(version.canary.tokens, np.int32)
     count = min(_DECODED, len(tokens) - 1, max_new_tokens)

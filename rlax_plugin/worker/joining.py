@@ -18,7 +18,6 @@ from rlax_plugin.config.handing import FROM_RUN, MAX_BYTES, of_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
 from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
-from rlax_plugin.ports.engine_abilities import PreparableEngine, PreparationReporter
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -66,21 +65,18 @@ async def prepare(
     """Returns once an engine is ready to be registered.
 
     Args:
-      tell: called with the activity of a ``PreparationReporter`` whenever it is another one.
+      tell: called with the activity of the engine whenever it is another one.
 
     Raises:
       DeadlineError: it was not built and compiled in time.
     """
-    if not isinstance(engine, PreparableEngine):
-        return
     deadline_s = deadlines.startup_s
     preparing = asyncio.ensure_future(engine.prepare())
     told = ""
     try:
         async with asyncio.timeout(deadline_s):
             while not preparing.done():
-                doing = engine.preparing() if isinstance(engine, PreparationReporter) else told
-                if doing != told:
+                if (doing := engine.preparing()) != told:
                     told = doing
                     await tell(doing)
                 await asyncio.wait({preparing}, timeout=deadlines.heartbeat_s)

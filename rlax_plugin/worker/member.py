@@ -24,8 +24,6 @@ from rlax_plugin.fleet.deadlines import while_loading
 from rlax_plugin.fleet.package_versions import own_versions
 from rlax_plugin.liveness.ending import in_one_line
 from rlax_plugin.liveness.machine import own_figures
-from rlax_plugin.ports.capabilities import capabilities_of
-from rlax_plugin.ports.engine_abilities import MemoryReader
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -117,7 +115,7 @@ class Member:
             config_hash=self._run.config_hash,
             version=self._versions.held,
             process=self._process,
-            capabilities=to_proto(capabilities_of(self._engine)),
+            capabilities=to_proto(self._engine.capabilities),
             token=called_with.token,
             certificate=called_with.certificate,
             versions=own_versions(self._section.plugins),
@@ -167,7 +165,7 @@ class Member:
             pin=self._versions.pin if self._keeps_pin else None,
             progress=self._progress(figures, self.loading),
         )
-        if (declares := to_proto(capabilities_of(self._engine))) != self._declared:
+        if (declares := to_proto(self._engine.capabilities)) != self._declared:
             request.capabilities.CopyFrom(declares)
         return await self._as_member.Heartbeat(request, timeout=self._deadlines.rpc_s)
 
@@ -275,8 +273,7 @@ class Member:
 
     async def _watch(self, client: ParameterServerClient) -> None:
         engine = self._engine
-        in_memory = isinstance(engine, MemoryReader) and engine.reads_memory
-        machine = this_machine() if in_memory and self._copies is None else ""
+        machine = this_machine() if engine.reads_memory and self._copies is None else ""
         async for version in client.watch(machine=machine):
             self._versions.seen(version)
             self._newer.set()
@@ -402,7 +399,7 @@ class Member:
         most = self._section.rollouts.max_new_tokens
         reading = self._endpoint.reading
         loading = take_version(self._engine, version, max_new_tokens=most, reading=reading)
-        with while_loading(self._section, version, self._engine, self._figures):
+        with while_loading(self._section, version, self._figures):
             try:
                 await load_within(self._engine, loading, deadline_s, while_generating=finishes)
             except TimeoutError:

@@ -17,10 +17,9 @@ from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.network import Place
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.metrics.prometheus import Exporter
 from rlax_plugin.metrics.worker_metrics import WorkerMetrics
-from rlax_plugin.ports.engine_abilities import ClosableEngine, ServiceProvider, TokenScorer
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Caller, Callers, Role
@@ -101,11 +100,8 @@ class Endpoint:
         self._identity = None if clients == "open" else new_identity()
         self.callers = Callers(Caller(frozenset({"client"})) if clients == "open" else None)
         self._tokens: list[str] = []  # with which the trainer may call, the newest last
-        self._provider: ServiceProvider | None = None
-        if clients != "none" and isinstance(engine, ServiceProvider):
-            self._provider = engine
-        front_ends = () if self._provider is None else self._provider.services
-        door = Door(self.callers, self._identity, front_ends)
+        self._services = () if clients == "none" else tuple(engine.services)
+        door = Door(self.callers, self._identity, self._services)
         self.server, self.address = listen(
             place.host, port, door, "--port", interceptors, advertised=place.advertised
         )
@@ -164,8 +160,8 @@ class Endpoint:
         self._service = service
         rpc.add_RolloutServicer_to_server(service, self.server)
         answers: Future[object] = Future()
-        if self._provider is not None:
-            answers = self._provider.add_services(self.server, self._engine)
+        if self._services:
+            answers = self._engine.add_services(self.server)
         else:
             answers.set_result(None)
         await self.server.start()
@@ -206,7 +202,12 @@ def run(config: ResolvedConfig, name: str, life: Life) -> None:
     engine: RolloutEngine = build_part(
         "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
     )
-    if not isinstance(engine, TokenScorer):
+    scores = engine.capabilities.scores
+    if scores != (type(engine).score is not RolloutEngine.score):
+        # Its canaries would not be verified, or that would fail.
+        what = "a method score and Capabilities.scores, or neither"
+        raise PluginError(f"rollout engine {section.rollouts.engine.name}: expected {what}")
+    if not scores:
         what = "%s cannot score tokens: no canary of a weight version is verified"
         log.warning(what, section.rollouts.engine.name)
 
@@ -219,5 +220,4 @@ def run(config: ResolvedConfig, name: str, life: Life) -> None:
     try:
         asyncio.run(until_told())
     finally:
-        if isinstance(engine, ClosableEngine):
-            engine.close()
+        engine.close()

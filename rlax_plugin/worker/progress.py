@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.engine_abilities import ProgressReporter, SampleCounter
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_to_proto
@@ -27,18 +26,14 @@ class _Seen:
 class ProgressReport:
     """Counts, once per heartbeat, the number of times each open request has progressed.
 
-    A ``ProgressReporter`` gives a figure for each request. For other engines only the engine's
-    total is known: if it generates or delivers anything, or loads weights, which may keep it from
-    generating, all of its requests count as progressing. A request whose weights are being loaded
-    progresses: the loading has deadlines of its own.
-
-    A ``SampleCounter`` gives the number of unfinished samples of each request.
+    Of an engine that does not report the progress of each request only the total is known: if it
+    generates or delivers anything, or loads weights, which may keep it from generating, all of its
+    requests count as progressing. A request whose weights are being loaded progresses: the loading
+    has deadlines of its own.
     """
 
     def __init__(self, engine: RolloutEngine):
         self._engine = engine
-        self._reporter = engine if isinstance(engine, ProgressReporter) else None
-        self._counter = engine if isinstance(engine, SampleCounter) else None
         self._seen: dict[tuple[Key, int], _Seen] = {}
 
     def take(
@@ -57,8 +52,7 @@ class ProgressReport:
           delivered: number of answers and reports so far.
           loading: True while weights are being loaded.
         """
-        own = None if self._reporter is None else self._reporter.progress()
-        unfinished = {} if self._counter is None else self._counter.unfinished()
+        own, unfinished = self._engine.progress(), self._engine.unfinished()
         common = (*_generated(health), delivered)
         seen: dict[tuple[Key, int], _Seen] = {}
         for request in requests:

@@ -14,8 +14,7 @@ import numpy as np
 from rlax_plugin.batching.jobs import context_problem, sampling_problems
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
-from rlax_plugin.ports.engine_abilities import RequestCanceller
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -161,7 +160,6 @@ class RolloutService(rpc.RolloutServicer):
         has_weights: Callable[[], bool] = lambda: True,
     ):
         self._engine, self._section, self._on_wanted = engine, section, on_wanted
-        self._canceller = engine if isinstance(engine, RequestCanceller) else None
         self._has_weights = has_weights
         self.draining = False
         self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what generates it
@@ -202,7 +200,7 @@ class RolloutService(rpc.RolloutServicer):
         self, messages: AsyncIterator[pb.GenerateRequest], context: grpc.aio.ServicerContext
     ) -> list[Request]:
         """Reads a call's requests to their end; aborts the call if they cannot be accepted."""
-        has, rpc_s = capabilities_of(self._engine), self._section.deadlines.rpc_s
+        has, rpc_s = self._engine.capabilities, self._section.deadlines.rpc_s
         try:
             limits = _limits(self._section, has)
             asked = await read_requests(messages, within_s=rpc_s, **limits)
@@ -228,8 +226,6 @@ class RolloutService(rpc.RolloutServicer):
     async def GiveUp(
         self, request: pb.GiveUpRequest, context: grpc.aio.ServicerContext
     ) -> pb.GiveUpReply:
-        if self._canceller is None:
-            return pb.GiveUpReply()
         try:
             unwanted = {(key_from_proto(one.key), one.attempt) for one in request.unwanted}
         except ValueError as error:
@@ -238,7 +234,7 @@ class RolloutService(rpc.RolloutServicer):
             reason = f"oldest version {request.oldest}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         self._on_wanted(request.oldest)
-        found = self._canceller.give_up(unwanted, request.oldest)
+        found = self._engine.give_up(unwanted, request.oldest)
         for call in self._calls:
             for key, asked in list(call.unanswered.items()):
                 if (tokens := found.get((key, asked.attempt))) is None:

@@ -20,7 +20,6 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.config.network import ADVERTISED, HOST, Place, check_page_is_local
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsUnreadableError
-from rlax_plugin.ports.engine_abilities import ExampleProvider
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.rpc.doors import check_open
@@ -217,10 +216,8 @@ async def greeting(
     line = f"version {version.version} of {files.url} is served on {address}"
     if token_file is not None:
         line += f", to clients with the token in {token_file}"
-    if not isinstance(engine, ExampleProvider):
-        return line
     try:
         example = await asyncio.to_thread(engine.client_example, address, token_file)
-        return f"{line}; try:\n{example}"
+        return f"{line}; try:\n{example}" if example else line
     except Exception as error:  # noqa: BLE001  a plug-in reads its prompts, which may be elsewhere
         return f"{line} (no example, as there is no prompt: {type(error).__name__}: {error})"

@@ -9,11 +9,10 @@ import hashlib
 
 import numpy as np
 
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.types import Prompt
+from rlax_plugin.api import ConfigError, Prompt, PromptSource
 
 
-class Source:
+class Source(PromptSource):
     stop_ids = (1,)
 
     def prompts(self, split):

@@ -267,9 +267,9 @@ BROKEN: dict[str, Broken] = {
         """
         import numpy as np
 
-        from rlax_plugin.types import Prompt
+        from rlax_plugin.api import Prompt, PromptSource
 
-        class Source:
+        class Source(PromptSource):
             stop_ids = (1,)
 
             def prompts(self, split):
@@ -290,9 +290,10 @@ BROKEN: dict[str, Broken] = {
     "trainer_that_reuses_buffers": source_of(
         "trainer",
         """
+        from rlax_plugin.api import Trainer as Base
         from rlax_plugin.testing import policy
 
-        class Trainer:
+        class Trainer(Base):
             def run(self, port):
                 weights = policy.initial_weights(0)
                 port.publish(0, weights)

@@ -166,7 +166,7 @@ def make(
 
 def declared(slots: int = 4, **others: Any) -> pb.Capabilities:
     """What a worker that can do everything declares."""
-    able = {"seeded": True, "logprobs": True, "resumes": True, "verification": "canary"}
+    able = {"seeded": True, "logprobs": True, "resumes": True}
     return pb.Capabilities(slots=slots, **(able | others))
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.api import Extension, Outcome, Prompt, Session, hookimpl
+from rlax_plugin.api import Environment, Extension, Outcome, Prompt, Session, hookimpl
 from rlax_plugin.config import Section
 
 KINDS = ("raises", "hangs", "sleeps", "ends")
@@ -38,7 +38,7 @@ class Chance:
         return self._random.choice(KINDS) if self._random.random() < self._share else ""
 
 
-class FickleTool:
+class FickleTool(Environment):
     """Answers every turn with a number, until it has had enough."""
 
     def __init__(self, config: FickleConfig):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import rlax_environments
 import yaml
+from part_stubs import SourceStub
 from waiting import turns
 
 from rlax_plugin.concurrency.supervision import Supervision
@@ -44,16 +45,11 @@ from rlax_plugin.start.prior import about_rates
 from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, Unscored
 
 
-class Source:
+class Source(SourceStub):
     """Ten prompts, p0 to p9, of one token each."""
-
-    stop_ids = (1,)
 
     def prompts(self, split):
         return [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(10)]
-
-    def decode(self, tokens):
-        return ""
 
 
 class InOrder:

@@ -5,6 +5,7 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
+from part_stubs import SourceStub
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 
@@ -153,7 +154,7 @@ class Store:
         return {name: np.full(2, int(path), np.float32) for name in like}
 
 
-class Source:
+class Source(SourceStub):
     stop_ids = (103,)
 
     def decode(self, tokens):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from part_stubs import SourceStub
 from sections import section_with
 
 from rlax_plugin.episodes.playing import Ask, Playing, TurnLog
@@ -38,12 +38,7 @@ class Log(TurnLog):
         return [(key.trajectory, key.turn) for key, _ in self.turns]
 
 
-class Source:
-    stop_ids = (1,)
-
-    def prompts(self, split: str) -> Any:
-        raise NotImplementedError
-
+class Source(SourceStub):
     def decode(self, tokens: np.ndarray) -> str:
         return decode(tokens)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import doors
 import numpy as np
+from part_stubs import EngineStub
 from runs import free_port
 from sections import section_with
 from waiting import eventually
@@ -48,7 +49,7 @@ def section(deadlines: Mapping[str, float] | None = None, **rollouts: Any) -> Rl
     )
 
 
-class Counting:
+class Counting(EngineStub):
     """Generates 0, 1, 2, ..., STOP for every sample, ``length`` tokens; reports every so many."""
 
     vocabulary = 0
@@ -61,9 +62,6 @@ class Counting:
         self.asked: list[Request] = []
         self.last: dict[int, list[Sampled]] = {}  # the newest report of each group
         self.cancelled = 0
-
-    def health(self) -> dict[str, float]:
-        return {}
 
     @property
     def capabilities(self) -> Capabilities:

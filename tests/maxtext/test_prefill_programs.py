@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 from compiling import compilations
 from memory_store import Memory, loaded, prompt_of
+from part_stubs import SourceStub
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.building import make_slots
 from rlax_jetstream.driver import JetStreamDriver
@@ -68,7 +69,7 @@ def go_through_every_size(slots, weights):
         slots.logprobs(weights, prompt_of(length))
 
 
-class Digits:
+class Digits(SourceStub):
     stop_ids = ()
 
     def decode(self, tokens):

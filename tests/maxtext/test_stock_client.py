@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
+from part_stubs import SourceStub
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 from streamed import wholes
@@ -29,7 +30,7 @@ from rlax_plugin.worker.rollout_service import RolloutService
 DEADLINE_S = 120
 
 
-class Digits:
+class Digits(SourceStub):
     """A text is token ids with spaces between."""
 
     stop_ids = ()

@@ -11,6 +11,7 @@ import pytest
 import rlax_jetstream
 import rlax_maxtext
 from command_line import rlax
+from part_stubs import SourceStub
 from tiny_loop import LENGTH, ROWS, TINY, batch
 
 from maxtext_overrides.config import loading as rlax_config
@@ -21,7 +22,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.ports.orders import NoFollowers
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.training import CheckpointReader, Decision, FirstWeightsReader
+from rlax_plugin.ports.training import Decision
 from rlax_plugin.types import Descent, Prompt
 
 # Rows in which two samples share their prompt, and their length.
@@ -74,9 +75,7 @@ class FakePort:
         return Decision(save=stop, stop=stop)
 
 
-class Numbers:
-    stop_ids = (1,)
-
+class Numbers(SourceStub):
     def prompts(self, split):
         return [Prompt("0", np.array([63, 2], np.int32), "0", "0")]
 
@@ -165,7 +164,7 @@ def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_
 
     # A checkpoint that is only read, and is not the newest.
     reader, read = trainer(argv, tmp_path / "scratch"), FakePort(stop_after=0)
-    assert isinstance(reader, CheckpointReader) and reader.checkpoints() == {2: "3", 3: "5"}
+    assert reader.checkpoints() == {2: "3", 3: "5"}
     reader.publish_checkpoint(read, "3")
     importing = "importing MaxText and reading its config"
     assert port.waited_for == resumed.waited_for == [importing, "building the model"]
@@ -180,7 +179,6 @@ def test_the_first_weights_are_those_that_a_run_publishes_first(of_two_steps, tm
     directory, ran = of_two_steps
     before = sorted(directory.rglob("*"))
     port, reader = FakePort(stop_after=0), trainer((*saving(tmp_path), *TWICE))
-    assert isinstance(reader, FirstWeightsReader)
     reader.publish_first(port)
     assert port.calls == [("publish", 0)] and port.weights[0].keys() == ran.weights[0].keys()
     for name, weights in port.weights[0].items():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from data_sets import jsonl, prepare_here, write_lines
+from part_stubs import SourceStub
 from rlax_maxtext import supervised
 from rlax_maxtext.options import TrainerOptions
 from tiny_loop import LENGTH, TINY, batch, policy_gradient
@@ -21,7 +22,7 @@ from rlax_plugin.tokens.tokenizer import Tokenizer
 from rlax_plugin.types import Prompt
 
 
-class Doubles:
+class Doubles(SourceStub):
     """ "a" asks for a + 1; a vocabulary of 64."""
 
     stop_ids, pad_id = (1,), 0

@@ -29,13 +29,7 @@ from rlax_plugin.functions.copies import kept_functions
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.durations import Durations, kind_of_work
 from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay
-from rlax_plugin.ports.training import (
-    CheckpointReader,
-    Decision,
-    FirstWeightsReader,
-    NewWeights,
-    TrainerPort,
-)
+from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.start.function_data import check_data
@@ -258,8 +252,8 @@ class Policy:
 
     def _checkpoint(self, target: Target) -> Callable[[TrainerPort], None]:
         reader = self._builder.trainer()
-        if not isinstance(reader, CheckpointReader):
-            reason = "has no publish_checkpoint, so it cannot read a checkpoint: give --version"
+        if not reader.keeps_checkpoints:
+            reason = "does not declare keeps_checkpoints: give --version"
             raise ConfigError("rlax.trainer.name", self.section.trainer.name, reason)
         known = reader.checkpoints()
         name = checkpoint_name(target, known)
@@ -269,10 +263,10 @@ class Policy:
 
     def _first_weights(self) -> Callable[[TrainerPort], None]:
         reader = self._builder.trainer()
-        if not isinstance(reader, FirstWeightsReader):
+        if not reader.keeps_checkpoints:
             reason = (
-                "has no publish_first, so it cannot give the weights that a config starts from: "
-                "train one step, and give the run"
+                "does not declare keeps_checkpoints, so it cannot give the weights that a config "
+                "starts from: train one step, and give the run"
             )
             raise ConfigError("rlax.trainer.name", self.section.trainer.name, reason)
         self.what = f"what training with {self._origin.name} starts from"

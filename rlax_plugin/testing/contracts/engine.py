@@ -11,16 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.ports.capabilities import capabilities_of
-from rlax_plugin.ports.engine_abilities import (
-    ENGINE_ABILITIES,
-    GreedyDecoder,
-    PreparableEngine,
-    ProgressReporter,
-    RequestCanceller,
-    SampleCounter,
-    TokenScorer,
-)
+from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.testing.builders import make_request
 from rlax_plugin.testing.contracts.generating import TriedEngine, check_group, generated
@@ -72,15 +63,15 @@ def check_generation(
     with part.rule("can be built", _LOADS):
         built.append(make_engine())
     for engine in built:
-        part.look(engine, ENGINE_ABILITIES)
+        part.look(engine, RolloutEngine)
     if not part.sound:
         return
     for scenario, expected, mend in (
         (
             functools.partial(scenarios.prepares, built[0]),
-            "prepare and close, if it has them, return, and what it declares fits its methods",
-            "return from prepare once programs are compiled; implement score, or declare neither "
-            "scores nor verification 'canary'; decode_greedy needs score",
+            "prepare and close return, and what it declares fits its methods",
+            "return from prepare once programs are compiled; declare scores if score "
+            "is there, and only then; decode_greedy needs score",
         ),
         (
             scenarios.loads,
@@ -165,13 +156,12 @@ class _Scenarios:
 
     async def prepares(self, engine: RolloutEngine) -> None:
         async with TriedEngine(lambda: engine):
-            if isinstance(engine, PreparableEngine):
-                await engine.prepare()
-            declared = engine.capabilities
-            if not isinstance(engine, TokenScorer):
-                scores = declared.scores or declared.verification == "canary"
-                require(not scores, f"without score, it declares {declared}")
-                require(not isinstance(engine, GreedyDecoder), "it has decode_greedy, and no score")
+            await engine.prepare()
+            declared, scores = engine.capabilities, has(engine, RolloutEngine, "score")
+            without = "with" if scores else "without"
+            require(declared.scores == scores, f"{without} score, it declares {declared}")
+            decodes = has(engine, RolloutEngine, "decode_greedy")
+            require(scores or not decodes, "it has decode_greedy, and no score")
 
     async def loads(self) -> None:
         async with TriedEngine(self._make_engine) as engine:
@@ -182,7 +172,7 @@ class _Scenarios:
             figures = engine.health()
             for name in _FIGURES:
                 require(isinstance(figures.get(name), float), f"health() is {figures}")
-            slots = capabilities_of(engine).slots
+            slots = engine.capabilities.slots
             require(figures["slots"] == slots >= 1, f"it declares {slots} slots")
 
     async def generates(self) -> None:
@@ -192,7 +182,7 @@ class _Scenarios:
             before = engine.health()["tokens_total"]
             groups = await generated(engine, one, two)
             for request in (one, two):
-                has = capabilities_of(engine)
+                has = engine.capabilities
                 check_group(request, groups[request.key.group], self._old.version, has)
             tokens = sum(len(s.tokens) for samples in groups.values() for s in samples)
             counted = engine.health()["tokens_total"] - before
@@ -206,7 +196,7 @@ class _Scenarios:
             TriedEngine(self._make_engine) as engine,
             TriedEngine(self._make_engine) as other,
         ):
-            if not capabilities_of(engine).seeded:
+            if not engine.capabilities.seeded:
                 return
             await take_version(engine, self._old)
             await take_version(other, self._old)
@@ -222,7 +212,7 @@ class _Scenarios:
 
     async def stops(self) -> None:
         async with TriedEngine(self._make_engine) as engine:
-            has, decode = capabilities_of(engine), self._decode
+            has, decode = engine.capabilities, self._decode
             if not has.stop_strings or decode is None:
                 return
             await take_version(engine, self._old)
@@ -246,16 +236,16 @@ class _Scenarios:
                 await generated(engine, self._group(1))
                 done, _ = await asyncio.wait([waiting], timeout=_WAIT_S)
                 require(not done, f"it was generated with version {engine.version}")
-                if isinstance(engine, ProgressReporter):
-                    key, found = (wanted.key, wanted.attempt), engine.progress()
-                    require(key in found, f"progress() says nothing of {key}: {found}")
-                if isinstance(engine, SampleCounter):
+                key, figures = (wanted.key, wanted.attempt), engine.progress()
+                if figures is not None:
+                    require(key in figures, f"progress() says nothing of {key}: {figures}")
+                if has(engine, RolloutEngine, "unfinished"):
                     left = engine.unfinished().get((wanted.key, wanted.attempt))
                     size = len(wanted.seeds)
                     require(left == size, f"unfinished() says {left} of {size} that wait")
                 await take_version(engine, self._new)
                 (samples,) = (await waiting).values()
-                check_group(wanted, samples, self._new.version, capabilities_of(engine))
+                check_group(wanted, samples, self._new.version, engine.capabilities)
             finally:
                 waiting.cancel()
 
@@ -284,15 +274,15 @@ class _Scenarios:
                 else:
                     require(False, f"weights with {what} than published were loaded")
             found = (await generated(engine, self._group(0)))[0]
-            if capabilities_of(engine).seeded:
+            if engine.capabilities.seeded:
                 self._require_same(expected[0], found[0], "before and after weights were rejected")
 
     async def scores(self) -> None:
         async with TriedEngine(self._make_engine) as engine:
-            if not isinstance(engine, TokenScorer):
+            if not engine.capabilities.scores:
                 return
             await take_version(engine, self._old)
-            before = await self._require_scored(engine, engine, self._old)
+            before = await self._require_scored(engine, self._old)
             loaded = await engine.load(self._new)
             by_loaded = await engine.score(before, loaded)
             await engine.use(loaded)
@@ -300,17 +290,15 @@ class _Scenarios:
             apart = float(np.abs(by_loaded - found).max())
             same = apart <= self._tolerance
             require(same, f"with loaded weights, before and after use, it is {apart:.2g} apart")
-            await self._require_scored(engine, engine, self._new)
+            await self._require_scored(engine, self._new)
 
-    async def _require_scored(
-        self, engine: RolloutEngine, scorer: TokenScorer, version: WeightVersion
-    ) -> np.ndarray:
+    async def _require_scored(self, engine: RolloutEngine, version: WeightVersion) -> np.ndarray:
         """Requires a generated token's score to be its log-prob; returns all tokens scored."""
         greedy = SamplingParams(temperature=0.0, max_new_tokens=1)
         (samples,) = (await generated(engine, self._group(0, sampling=greedy))).values()
         (token,), (expected,) = samples[0].tokens, samples[0].logprobs
         tokens = np.append(self._request.context, token).astype(np.int32)
-        found = await scorer.score(tokens)
+        found = await engine.score(tokens)
         shape = np.shape(found)
         require(shape == (len(tokens) - 1,), f"of {len(tokens)} tokens it gives {list(shape)}")
         apart = abs(float(found[-1]) - float(expected))
@@ -341,7 +329,7 @@ class _Scenarios:
 
     async def gives_up(self) -> None:
         async with TriedEngine(self._make_engine) as engine:
-            if not isinstance(engine, RequestCanceller):
+            if not has(engine, RolloutEngine, "give_up"):
                 return
             await take_version(engine, self._old)
             never = self._group(0, min_version=self._new.version + 1)

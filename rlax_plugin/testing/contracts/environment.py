@@ -15,7 +15,6 @@ from rlax_plugin.ports.environment import (
     EpisodeLimit,
     Outcome,
     Session,
-    is_deterministic,
 )
 from rlax_plugin.testing.builders import make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
@@ -106,7 +105,7 @@ def check_environment(trial: Trial, part: Inspection) -> None:
         for seed in range(10):
             outcome, session = _played(environment, prompts[seed % len(prompts)], seed, most=1)
             _check(outcome, session.turns)
-    if is_deterministic(environment):
+    if environment.deterministic:
         with part.rule(
             "deterministic: the same answers lead to the same episode",
             "keep no state between episodes and use no randomness; or do not set deterministic",

@@ -22,8 +22,6 @@ import numpy as np
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RlaxSection
-from rlax_plugin.ports.abilities import abilities_of
-from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.processes.python import python_command
 from rlax_plugin.rewards.messages import checked, lengths_of
@@ -180,8 +178,7 @@ def main(request: str, answer: str) -> None:
     if asked["kind"] == "reward":
         with asyncio.Runner() as runner:
             scored = [_scored(part, case, runner) for case in asked["cases"]]
-        abilities = abilities_of(part, BY_NAME["reward"].abilities)
-        found: dict[str, Any] = {"scored": scored, "abilities": dataclasses.astuple(abilities)}
+        found: dict[str, Any] = {"scored": scored}
     else:
         found = {"splits": {split: digest(part.prompts(split)) for split in SPLITS}}
     found["heavy"] = [name for name in HEAVY if name in sys.modules]

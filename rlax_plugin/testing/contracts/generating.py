@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.ports.engine_abilities import ClosableEngine
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.testing.contracts.inspection import require
 from rlax_plugin.tokens.defects import defect
@@ -15,7 +14,7 @@ from rlax_plugin.types import Key, Request, Sampled
 
 
 class TriedEngine:
-    """Context manager with an engine, which is closed at the end if it has ``close``."""
+    """Context manager with an engine, which is closed at the end."""
 
     def __init__(self, make_engine: Callable[[], RolloutEngine]):
         self._engine = make_engine()
@@ -24,8 +23,7 @@ class TriedEngine:
         return self._engine
 
     async def __aexit__(self, *error: object) -> None:
-        if isinstance(self._engine, ClosableEngine):
-            await asyncio.to_thread(self._engine.close)
+        await asyncio.to_thread(self._engine.close)
 
 
 async def generated(engine: RolloutEngine, *requests: Request) -> dict[int, Sequence[Sampled]]:

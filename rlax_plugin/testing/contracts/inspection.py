@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlax_plugin.errors import ContractError, Finding
-from rlax_plugin.ports.abilities import Abilities, Ability, abilities_of
+from rlax_plugin.ports.abilities import abilities_of
 
 _POLL_S = 0.02
 
@@ -58,18 +58,14 @@ class Inspection:
         except Exception as error:  # noqa: BLE001  it becomes a finding
             self.findings.append(Finding(self.where, expected, f"it raised {told(error)}", mend))
 
-    def look(self, built: object, known: Sequence[Ability]) -> None:
-        """Looks for optional abilities in a part, and checks that they fit their protocols."""
-        if known:
-            self.note_abilities(abilities_of(built, known))
-
-    def note_abilities(self, abilities: Abilities) -> None:
-        """Adds the result of ``abilities_of``, perhaps from another process."""
+    def look(self, built: object, base: type) -> None:
+        """Looks for optional members of a kind's base class, and checks that they fit callers."""
+        abilities = abilities_of(built, base)
         self.abilities = str(abilities)
-        if abilities.found or abilities.problems:
+        if abilities.found:
             with self.rule(
                 "optional abilities are implemented as they are called",
-                "give each method the arguments of its protocol in rlax_plugin.api, or remove it",
+                f"give each method the arguments of rlax_plugin.api.{base.__name__}, or remove it",
             ):
                 require(not abilities.problems, "; ".join(abilities.problems))
 

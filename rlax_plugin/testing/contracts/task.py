@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.ports.abilities import Abilities
+from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.ports.source_abilities import StopStringSource, TextEncoder
 from rlax_plugin.prompts.checking import contradiction
 from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
@@ -90,14 +89,13 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
         "leave out stop_ids and padding in decode; stop_ids is a tuple of ints",
     ):
         _check_decode(source, splits["train"][0])
-    if isinstance(source, StopStringSource):
-        with part.rule(
-            "stop_strings is a tuple of texts",
-            "return at most 8 texts, of 1 to 256 characters each; () where there are none",
-        ):
-            problem = problem_of(source.stop_strings)
-            require(problem is None, str(problem))
-    if isinstance(source, TextEncoder):
+    with part.rule(
+        "stop_strings is a tuple of texts",
+        "return at most 8 texts, of 1 to 256 characters each; () where there are none",
+    ):
+        problem = problem_of(source.stop_strings)
+        require(problem is None, str(problem))
+    if has(source, PromptSource, "encode"):
         with part.rule(
             "encode gives the tokens of a prompt's text",
             "return a list of whole numbers, the ids of prompts(...), those in front of the text "
@@ -153,7 +151,6 @@ def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> 
         answer = fresh_process.ask(trial.lean, "reward", trial.choice, question, process_s)
     if not answer:
         return
-    part.note_abilities(Abilities(*map(tuple, answer["abilities"])))
     scored = dict(zip(completions, answer["scored"], strict=True))
     with part.rule(
         "a right, a wrong and an empty completion get a finite number",

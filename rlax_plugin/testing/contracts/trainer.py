@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlax_plugin.ports.training import (
-    TRAINER_ABILITIES,
-    CheckpointReader,
-    FirstWeightsReader,
-    Trainer,
-)
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import STEPS, Trial
 from rlax_plugin.testing.fakes import FakeTrainerPort
@@ -43,8 +38,8 @@ def check_training(
       steps: number of the run's steps, at least 3.
     """
     first = make_trainer()
-    part.look(first, TRAINER_ABILITIES)
-    if isinstance(first, FirstWeightsReader):
+    part.look(first, Trainer)
+    if first.keeps_checkpoints:
         with part.rule(
             "publishes what it starts from, and trains nothing",
             "publish_first(port) calls port.publish(0, ...) and returns",
@@ -81,7 +76,7 @@ def check_training(
         saved = ("before_checkpoint", steps) in port.calls
         require(saved, f"no before_checkpoint({steps}) among {port.calls}")
     reader = make_trainer()
-    if part.sound and isinstance(reader, CheckpointReader):
+    if part.sound and reader.keeps_checkpoints:
         with part.rule(
             "lists its checkpoints, and publishes one under its step",
             "return {step: name} from checkpoints(), and call port.publish(step, ...) with the "

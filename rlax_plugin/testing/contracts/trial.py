@@ -70,7 +70,7 @@ class Trial:
             require(built is not None, "build returned None")
         if built is None:
             raise Unbuilt
-        part.look(built, BY_NAME[self.kind].abilities)
+        part.look(built, BY_NAME[self.kind].base)
         return built
 
     def prompts(self) -> Sequence[Prompt]:

@@ -115,10 +115,9 @@ def test_every_key_is_explained() -> None:
 TASK = """
     import numpy as np
 
-    from rlax_plugin.api import Extension, NoOptions, hookimpl
-    from rlax_plugin.types import Prompt
+    from rlax_plugin.api import Extension, NoOptions, Prompt, PromptSource, hookimpl
 
-    class Source:
+    class Source(PromptSource):
         stop_ids = (70,)
 
         def prompts(self, split):

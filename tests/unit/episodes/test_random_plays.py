@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given, settings
+from part_stubs import SourceStub
 from rlax_objectives.advantages import BatchNormalised, Gae
 from sections import section_with
 
@@ -189,9 +190,7 @@ def play(plans: Sequence[Plan], number: int, log: Log) -> tuple[ScoredGroup, lis
     return ScoredGroup(number, 1, PROMPT, found.episodes, found.scores), pool.played
 
 
-class Source:
-    stop_ids = (1,)
-
+class Source(SourceStub):
     def decode(self, tokens: np.ndarray) -> str:
         return " ".join(map(str, tokens))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from part_stubs import SourceStub
 from sections import section_with
 
 from rlax_plugin.episodes.runner import EpisodeRunner
@@ -29,9 +30,7 @@ class Worker:
 W = Worker()
 
 
-class Source:
-    stop_ids = (1,)
-
+class Source(SourceStub):
     def decode(self, tokens: np.ndarray) -> str:
         return decode(tokens)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import rlax_environments
+from part_stubs import SourceStub
 
 from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.config import RlaxSection
@@ -33,7 +34,7 @@ from rlax_plugin.types import (
 PROBLEMS, SAMPLES = 20, 4
 
 
-class Source:
+class Source(SourceStub):
     """Counts the answers that it has read."""
 
     read = 0
@@ -119,7 +120,7 @@ def test_the_first_reason_why_rewards_of_a_set_failed_is_kept() -> None:
     assert failures_of(sets) == {"hard": "KeyError: 'a'"}
 
 
-class LongSource:
+class LongSource(SourceStub):
     """Texts as long as their tokens, which answer nothing, or with one of three last characters."""
 
     def decode(self, tokens: np.ndarray) -> str:

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from part_stubs import SourceStub
 from sections import section_with
 
 from rlax_plugin.config import Evaluation
@@ -163,7 +164,7 @@ def test_sets_take_over_what_they_leave_out():
         section_with(deterministic=True, evaluation={"every": 5})
 
 
-class Source:
+class Source(SourceStub):
     def __init__(self, stop_ids=(1,), length=4, stop_strings=()):
         self.stop_ids, self.length, self.stop_strings = stop_ids, length, stop_strings
 

@@ -208,26 +208,24 @@ def test_workers_that_receive_weights_share_the_speed_of_the_server_until_it_is_
     )
 
 
-def test_loading_takes_what_was_measured_or_else_assumed_and_the_engines_start_at_first():
-    config = section_with(deadlines={"assume": {"bytes_per_s": 100, "startup_s": 60}})
+def test_loading_takes_what_was_measured_or_else_assumed():
+    config = section_with(deadlines={"assume": {"bytes_per_s": 100}})
     tensors = {"a": TensorSpec((10, 5), "float32", 0), "b": TensorSpec((100,), "int8", 0)}
     version = make_version(0, "/w", tensors)  # 300 bytes
-    assert loading_s(config, version, {}, first=False) == 3
-    assert loading_s(config, version, {}, first=True) == 63
+    assert loading_s(config, version, {}) == 3
     measured = {"read_s": 3.0, "read_bytes": 150.0}
-    assert loading_s(config, version, measured, first=False) == 6
+    assert loading_s(config, version, measured) == 6
     changes = {"read_s": 3.0, "read_bytes": 149.0}  # less than half of a version
-    assert loading_s(config, version, changes, first=False) == 3
+    assert loading_s(config, version, changes) == 3
     unknown = make_version(0, "/w", {"a": TensorSpec((1,), "float7", 0)})
-    assert loading_s(config, unknown, {}, first=False) is None
+    assert loading_s(config, unknown, {}) is None
 
 
 def test_a_deadline_that_expires_while_weights_are_loaded_says_what_that_needs():
-    config = section_with(deadlines={"assume": {"bytes_per_s": 100, "startup_s": 60}})
+    config = section_with(deadlines={"assume": {"bytes_per_s": 100}})
     version = make_version(0, "/w", {"a": TensorSpec((50,), "float32", 0)})
-    engine = FakeEngine(FakeWeightStore())
     with (
-        pytest.raises(DeadlineError, match=r"took longer than 0.5 s: .* needed about 62 s \(set"),
-        while_loading(config, version, engine, engine.health),
+        pytest.raises(DeadlineError, match=r"took longer than 0.5 s: .* needed about 2 s \(set"),
+        while_loading(config, version, dict),
     ):
         raise DeadlineError("reading a weight version", 0.5, "rlax.deadlines.startup_s")

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from dispatching import answer, generated, join, make, request, run
+from part_stubs import EngineStub
 from sections import section_with
 from test_progress import beat
 from waiting import eventually, turns
@@ -60,7 +61,7 @@ def bits(samples: Sequence[Sampled]) -> list[Any]:
     ]
 
 
-class Engine:
+class Engine(EngineStub):
     """Generates by a script."""
 
     version = 5
@@ -76,9 +77,6 @@ class Engine:
             on_reply(one.key, samples := self._script(one))
             if any(s.finish is None for s in samples):
                 raise WorkerError("the engine has died")
-
-    def health(self) -> dict[str, float]:
-        return {}
 
 
 class Counted:

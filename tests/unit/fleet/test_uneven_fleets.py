@@ -12,9 +12,9 @@ import pytest
 from dispatching import Stub, answer, declared, join, make, reply_to, request, requests_of, run
 from sections import section_with
 
-from rlax_plugin.errors import DeadlineError, PluginError
+from rlax_plugin.errors import DeadlineError
 from rlax_plugin.fleet.capabilities import Needs, of_proto, to_proto
-from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import Request, SideSpec
 
@@ -27,7 +27,6 @@ ALL = Capabilities(
     logprobs=True,
     resumes=True,
     scores=True,
-    verification="canary",
     side={"experts": SideSpec("int8", (2, 3), "context+sampled")},
 )
 
@@ -35,8 +34,6 @@ ALL = Capabilities(
 def test_what_an_engine_declares_arrives_whole():
     assert of_proto(to_proto(ALL)) == ALL
     assert of_proto(to_proto(Capabilities(slots=1))) == Capabilities(slots=1)
-    with pytest.raises(PluginError, match="capabilities is None, expected"):
-        capabilities_of(object())
 
 
 @pytest.mark.parametrize(
@@ -46,10 +43,6 @@ def test_what_an_engine_declares_arrives_whole():
         ({"slots": 2**21}, "it offers 2097152 slots"),
         ({"vocabulary": -1}, "its vocabulary is -1"),
         ({"context_tokens": 2**40}, "its context_tokens is 1099511627776"),
-        (
-            {"verification": "trust\nme"},
-            r"its verification is 'trust\\nme', must be one of none, checksums",
-        ),
         ({"side": {"x": pb.SideChannel(dtype="int8", over="all")}}, "its side channel 'x' is not"),
         ({"side": {"x": pb.SideChannel(over="sampled")}}, "its side channel 'x' is not"),
         (

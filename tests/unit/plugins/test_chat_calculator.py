@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from part_stubs import SourceStub
 from rlax_environments import Calculator, CalculatorConfig, rlax_register_environment
 from sections import section_with
 from small_tokenizers import CHATML, byte_level
@@ -132,8 +133,8 @@ def test_check_has_a_value_encoded(tmp_path: Path, role: str, template: str, mes
 
 
 def test_check_says_that_a_prompt_source_knows_no_messages() -> None:
-    context: Any = SimpleNamespace(section=section_with(), part=lambda *_: object())
+    context: Any = SimpleNamespace(section=section_with(), part=lambda *_: SourceStub())
     check = rlax_register_environment()["calculator"].check
     assert check is not None
-    with pytest.raises(ConfigError, match="must be empty: the prompt source 'x' has no encode_me"):
+    with pytest.raises(ConfigError, match="the prompt source has no encode_me"):
         check(CalculatorConfig(role="tool"), context)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from part_stubs import SourceStub
 from rlax_jetstream.replies import Replies, stable
 from scripted_slots import DEADLINE_S, ScriptedSlots, play, tokens_of, version
 from streamed import stub_of, wholes
@@ -22,7 +23,7 @@ from rlax_plugin.weights.verification import take_version
 pb = pytest.importorskip("jetstream.core.proto.jetstream_pb2")
 
 
-class Bytes:
+class Bytes(SourceStub):
     """Each token is a byte."""
 
     def __init__(self, *stop_strings: str):

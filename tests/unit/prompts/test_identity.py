@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from part_stubs import SourceStub
 
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.errors import ConfigError
@@ -14,10 +15,8 @@ from rlax_plugin.prompts.of_run import asked_sets
 from rlax_plugin.testing.builders import make_prompt
 
 
-class Source:
+class Source(SourceStub):
     """The same prompts in every split, apart from those that are given for one."""
-
-    stop_ids = (1,)
 
     def __init__(self, **splits):
         self.splits = splits

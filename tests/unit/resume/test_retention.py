@@ -13,6 +13,7 @@ from histories import batch_of, group
 
 from rlax_plugin.config import Retention, RlaxSection
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
@@ -246,17 +247,16 @@ def test_a_damaged_record_is_named(run: RecordedSteps) -> None:
 # --- trainers ------------------------------------------------------------------------------------
 
 
-class Silent:
+class Silent(Trainer):
     def run(self, port: object) -> None:
         pass
 
 
 class Telling(Silent):
+    keeps_checkpoints = True
+
     def checkpoints(self) -> dict[int, str]:
         return {2: "2", 4: "4", 6: "6"}
-
-    def publish_checkpoint(self, port: object, name: str) -> None:
-        pass
 
 
 def section(**retention: Any) -> RlaxSection:
@@ -268,7 +268,7 @@ def test_only_a_trainer_that_tells_its_checkpoints_can_have_samples_removed(
     run: RecordedSteps,
 ) -> None:
     run.train(8)
-    with pytest.raises(ConfigError, match=r"samples_steps = 3: trainer silent has no"):
+    with pytest.raises(ConfigError, match=r"samples_steps = 3: trainer silent does not declare"):
         retaining(section(samples_steps=3), run.files, Silent())
     work = retaining(section(), run.files, Silent())
     work.note_checkpoints()

@@ -35,7 +35,7 @@ def hanging(text):
         file.write(text)
     os.rename("hanging.tmp", "hanging")
 
-class Wild:
+class Wild(Environment):
     def first(self, prompt):
         return prompt.tokens
 

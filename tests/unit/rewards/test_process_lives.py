@@ -28,7 +28,7 @@ while not os.path.exists("go"):
 if os.path.exists("wrong"):
     os._exit(3)
 
-class OneMore:
+class OneMore(Environment):
     def first(self, prompt):
         return prompt.tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -176,9 +177,9 @@ def test_weights_that_do_not_fit_are_rejected_before_anything_starts(tmp_path: P
 
 
 def test_a_trainer_that_cannot_is_named() -> None:
-    trainer: Any = object()
+    trainer: Any = SimpleNamespace(keeps_checkpoints=False)
     with pytest.raises(
-        ConfigError, match=r"^rlax\.trainer\.name = 'mine': has no method start_from"
+        ConfigError, match=r"^rlax\.trainer\.name = 'mine': does not declare keeps_checkpoints"
     ):
         descent.start(trainer, "mine", Descent("old", 5, "5"))
 

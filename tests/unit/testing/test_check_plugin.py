@@ -52,11 +52,6 @@ def test_a_reward_may_see_the_group_or_turns_and_be_async(folder: Path) -> None:
     assert [one.name for one in checked] == ["best", "judge", "turns"]
     waits = "an async reward lets others run while it waits"
     assert [waits in one.rules for one in checked] == [False, True, False]
-    assert [one.abilities for one in checked] == [
-        "found: score_group; not implemented: score, __call__",
-        "found: __call__; not implemented: score_group, score",
-        "found: score; not implemented: score_group, __call__",
-    ]
 
 
 def test_the_command_tells_which_abilities_were_found(folder: Path) -> None:

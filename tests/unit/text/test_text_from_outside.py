@@ -100,7 +100,7 @@ def test_what_is_not_text_is_rejected_by_name(field):
 
 
 def test_completions_are_made_harmless():
-    source = SimpleNamespace(decode=lambda tokens: NASTY * len(tokens))
+    source = SimpleNamespace(decode=lambda tokens: NASTY * len(tokens), stop_strings=())
     (one,) = single_turn(source, make_prompt().tokens, [make_sampled(2)])
     assert one.text == SHOWN * 2
 
@@ -205,6 +205,7 @@ def test_a_stock_client_gets_what_the_model_wrote_as_far_as_utf_8_holds_it():
     pytest.importorskip("jetstream.core.utils.return_sample")
     source = SimpleNamespace(decode=lambda tokens: "1\x1b\ud800\n")
     source.stop_ids, source.encode = (), lambda text: [1]
+    source.stop_strings, source.tokenizer = (), None
     results, closed = [], threading.Event()
     channel = SimpleNamespace(add_result=results.append, close=closed.set, cancelled=closed.is_set)
     engine = SimpleNamespace(

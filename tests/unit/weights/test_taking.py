@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from part_stubs import EngineStub
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
@@ -20,8 +22,10 @@ TENSORS = {"w": TensorSpec((3,), "float32", 7)}
 VERSION = make_version(4, "/4", TENSORS, CANARY)
 
 
-class Engine:
+class Engine(EngineStub):
     """Gives every token the log-prob -2 by prefill, and ``decoded`` where it decodes."""
+
+    capabilities = Capabilities(slots=1, scores=True)
 
     def __init__(self, **changes: Any):
         self.loaded = Loaded(
@@ -163,11 +167,6 @@ def test_decoding_is_skipped_where_it_cannot_be_compared() -> None:
 
     assert take(Rounds()) == ["load", "score", "use"]
 
-    class Cannot(Engine):
-        decode_greedy = None
-
-    assert take(Cannot()) == ["load", "score", "use"]
-
 
 def test_an_answer_of_another_length_is_a_mismatch() -> None:
     class Short(Engine):
@@ -194,13 +193,9 @@ def test_a_load_that_is_given_up_is_discarded() -> None:
 
 
 def test_what_is_verified_follows_from_what_an_engine_can_do() -> None:
-    class WithoutDecoding(Engine):
-        decode_greedy = None
-
     class WithoutScoring(Engine):
-        score = None
+        capabilities = Capabilities(slots=1)
 
-    assert take(WithoutDecoding()) == ["load", "score", "use"]
     assert take(WithoutScoring()) == ["load", "use"]
     wrong = WithoutScoring(fingerprints=lambda: {"w": 8})
     with pytest.raises(WeightsMismatchError, match="fingerprint"):

@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from part_stubs import EngineStub
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.worker.joining import prepare
 
 
-class Engine:
+class Engine(EngineStub):
     """An engine that is ready once it is told."""
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ def test_each_activity_is_told_once() -> None:
 
 
 def test_an_engine_that_says_nothing_is_waited_for() -> None:
-    class Silent:
+    class Silent(EngineStub):
         async def prepare(self) -> None:
             await asyncio.sleep(0.03)
 
@@ -62,10 +63,8 @@ def test_an_engine_that_says_nothing_is_waited_for() -> None:
         async def tell(doing: str) -> None:
             raise AssertionError(doing)
 
-        silent: Any = Silent()
-        await prepare(silent, DEADLINES, tell)
-        nothing: Any = object()
-        await prepare(nothing, DEADLINES, tell)
+        await prepare(Silent(), DEADLINES, tell)
+        await prepare(EngineStub(), DEADLINES, tell)
 
     asyncio.run(main())
 

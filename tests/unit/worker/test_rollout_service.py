@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from part_stubs import EngineStub
 from sections import section_with
 from wired import reply_from_proto
 
@@ -29,7 +30,7 @@ SIDE = {"entropy": SideSpec("float32")}
 OnReply = Callable[[Key, Sequence[Sampled]], None]
 
 
-class Engine:
+class Engine(EngineStub):
     """Tells what a test gives it, one report after the other."""
 
     version = 3
@@ -43,9 +44,6 @@ class Engine:
         for key, samples in self.reports:
             on_reply(key, samples)
             await asyncio.sleep(0)
-
-    def health(self) -> dict[str, float]:
-        return {}
 
 
 @asynccontextmanager
