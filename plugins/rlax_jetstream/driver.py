@@ -13,9 +13,9 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,42 +23,21 @@ from rlax_jetstream.replies import Replies, RequestError
 from rlax_plugin.api import (
     Job,
     Key,
-    PromptSource,
     Request,
     RlaxError,
-    Rollouts,
     SamplingParams,
     one_line,
     stop_strings_of,
 )
+
+if TYPE_CHECKING:
+    from rlax_jetstream.engine import JetstreamEngine
 
 log = logging.getLogger("rlax.jetstream")
 
 _BACKLOG_FACTOR = 4  # waiting samples per slot from which on requests are turned away
 _LONGEST_TOKEN = 256  # characters of a token, of a prompt source that names no tokenizer
 _EXCERPT = 300  # characters of a source's error
-
-
-class DrivenEngine(Protocol):
-    """The part of an engine that the driver needs; see ``JetstreamEngine``."""
-
-    @property
-    def rollouts(self) -> Rollouts: ...
-
-    @property
-    def ready(self) -> bool: ...
-
-    @property
-    def backlog(self) -> int: ...
-
-    @property
-    def prompt_source(self) -> Callable[[], PromptSource]: ...
-
-    def rejection(self, request: Request) -> str | None: ...
-
-    def submit(self, jobs: Iterable[Job]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class JetStreamDriver:
@@ -69,7 +48,7 @@ class JetStreamDriver:
     ``Replies``; with ``on_new_weights: discard`` there is one message, with whole completions.
     """
 
-    def __init__(self, engine: DrivenEngine):
+    def __init__(self, engine: JetstreamEngine):
         self._engine = engine
         # A prompt source may take long to load, too long for an event loop. Texts have a thread of
         # their own, so that answers and requests with tokens do not wait for long ones.

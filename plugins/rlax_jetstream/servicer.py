@@ -15,15 +15,18 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from rlax_jetstream.capabilities import SERVICE
-from rlax_jetstream.driver import DrivenEngine, DriverOfOne, JetStreamDriver
+from rlax_jetstream.driver import DriverOfOne, JetStreamDriver
 from rlax_jetstream.later_fields import samples_asked
 from rlax_jetstream.replies import RequestError
 from rlax_plugin.api import DatasetSource, PromptSource, WorkerError, python_command
+
+if TYPE_CHECKING:
+    from rlax_jetstream.engine import JetstreamEngine
 
 log = logging.getLogger("rlax.jetstream")
 
@@ -105,7 +108,7 @@ async def _unavailable(request: bytes, context: grpc.aio.ServicerContext) -> byt
     return b""
 
 
-def add_jetstream_service(server: Any, engine: DrivenEngine) -> Future[None]:
+def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
     """Registers JetStream's stock servicer on a ``grpc.aio`` server that has not started yet.
 
     Importing it loads JAX (seconds) and, in the later upstream code, more. The import runs on a

@@ -100,7 +100,7 @@ class Swaps:
         """Performs an operation on the engine's thread, while all slots are free.
 
         Args:
-          forget: makes the slots forget the contexts that they keep, see ``ContextKeeper``.
+          forget: makes the slots forget the contexts that they keep, see ``DecodeSlots``.
         """
         forget()
         if swap.greedy is None:
@@ -151,7 +151,7 @@ def _decode_greedy(
 
     The counts of the slots stay unchanged, because they are about samples.
     """
-    totals = {name: getattr(slots, name) for name in TOTALS if hasattr(slots, name)}
+    totals = {name: getattr(slots, name) for name in TOTALS}
     sampling = SamplingParams(temperature=0.0, max_new_tokens=count)
     slots.insert(weights, [Prefill(tokens, (0,), (0,), sampling)])
     (generated,) = slots.decode(weights, count, True)

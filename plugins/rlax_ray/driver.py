@@ -33,7 +33,7 @@ _KILLED_S = 10.0  # beyond a grace, for the ends of workers to be noticed
 
 
 class RayCall:
-    """See ``workers.Call``."""
+    """A call of an actor that is under way."""
 
     def __init__(self, reference: Any):
         self._reference = reference
@@ -44,6 +44,7 @@ class RayCall:
         return bool(ray.wait([self._reference], timeout=0, fetch_local=False)[0])
 
     def result(self) -> Any:
+        """Returns the result of a call that is done; raises ``Lost``."""
         import ray
         from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
@@ -55,7 +56,7 @@ class RayCall:
 
 
 class RayActor:
-    """See ``workers.Actor``."""
+    """One process of the cluster that runs a worker as its child; see ``keeper.Keeper``."""
 
     def __init__(self, handle: Any):
         self._handle = handle
@@ -64,19 +65,21 @@ class RayActor:
         return RayCall(getattr(self._handle, method).remote(*args))
 
     def kill(self) -> None:
+        """Ends it at once; its child ends with it."""
         import ray
 
         ray.kill(self._handle)
 
 
 class RayCluster:
-    """See ``workers.Cluster``."""
+    """The calls of Ray that are needed."""
 
     def __init__(self, logs: str):
         self._logs, self._asked_s = Path(logs), 0.0
         self._ends_ms: dict[str, int] = {}  # node -> time at which it ends; 0: unknown
 
     def actor(self, name: str, pool: Mapping[str, Any]) -> RayActor:
+        """Returns a new actor, which starts once a node has the resources of its pool."""
         import ray
 
         resources = dict(pool["resources"])
@@ -94,6 +97,7 @@ class RayCluster:
         return RayActor(handle)
 
     def draining(self) -> Mapping[str, float]:
+        """Node -> seconds that are left to it; infinite: no deadline."""
         from ray._private.state import state
         from ray.exceptions import RayError
 

@@ -1,6 +1,6 @@
 """The workers that a driver keeps in a Ray cluster: started, moved, started again and ended.
 
-Nothing here imports Ray; ``cluster`` has the calls.
+Nothing here imports Ray; ``driver`` has the calls.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlax_ray.driver import RayActor, RayCall, RayCluster
 
 _LONG_S = 60.0  # a worker that has lived so long did not fail at its start
 _BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again at once would not help
@@ -30,38 +33,6 @@ class Lost(Exception):
         self.gone = gone
 
 
-class Call(Protocol):
-    """A call of an actor that is under way."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> Any:
-        """Returns the result of a call that is done; raises ``Lost``."""
-        ...
-
-
-class Actor(Protocol):
-    """One process of the cluster that runs a worker as its child; see ``keeper.Keeper``."""
-
-    def call(self, method: str, *args: Any) -> Call: ...
-
-    def kill(self) -> None:
-        """Ends it at once; its child ends with it."""
-        ...
-
-
-class Cluster(Protocol):
-    """The calls of Ray that are needed."""
-
-    def actor(self, name: str, pool: Mapping[str, Any]) -> Actor:
-        """Returns a new actor, which starts once a node has the resources of its pool."""
-        ...
-
-    def draining(self) -> Mapping[str, float]:
-        """Node -> seconds that are left to it; infinite: no deadline."""
-        ...
-
-
 @dataclass
 class Worker:
     """A worker of a pool, in whatever process it runs at present.
@@ -81,11 +52,11 @@ class Worker:
 
     pool: int
     name: str
-    actor: Actor
-    placing: Call | None
+    actor: RayActor
+    placing: RayCall | None
     since_s: float
     node: str = ""
-    serving: Call | None = None
+    serving: RayCall | None = None
     began_s: float = 0.0
     failures: int = 0
     next_s: float = 0.0
@@ -117,7 +88,7 @@ class Workers:
     """All workers of a run.
 
     Args:
-      cluster: see ``Cluster``.
+      cluster: see ``RayCluster``.
       pools: ``name``, ``min``, ``most``, and ``arguments`` of ``rlax serve``, of each pool.
       token: returns what the file of the worker token has at present.
       report: (event, its fields): ``log``, ``restarted``, ``started``, ``failing``, ``failed``.
@@ -126,7 +97,7 @@ class Workers:
       last_incarnation: the highest number that the run has given so far.
     """
 
-    cluster: Cluster
+    cluster: RayCluster
     pools: Sequence[Mapping[str, Any]]
     token: Callable[[], str]
     report: Callable[..., None]
@@ -207,7 +178,7 @@ class Workers:
             needs = self.pools[worker.pool]["needs"]
             self._log(f"worker {worker.name} waits for a node that has {needs}")
 
-    def _ended(self, worker: Worker, serving: Call, now: float) -> None:
+    def _ended(self, worker: Worker, serving: RayCall, now: float) -> None:
         worker.serving = None
         try:
             status, last = serving.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -70,6 +70,8 @@ class DecodeSlots(Protocol):
 
     Attributes:
       slot_steps_total: tokens that decode steps generated so far: one per step and slot in use.
+      prefill_kept_total: tokens of prompts so far that were not prefilled, because a slot kept
+        them.
       rounds_caches: True if decoding reads the keys and values of earlier tokens with less
         precision than prefill computes them, so that their log-probs differ.
     """
@@ -83,6 +85,7 @@ class DecodeSlots(Protocol):
     tokens_total: int
     prefill_tokens_total: int
     prefill_computed_total: int
+    prefill_kept_total: int
 
     @property
     def rounds_caches(self) -> bool: ...
@@ -113,18 +116,6 @@ class DecodeSlots(Protocol):
     def logprobs(self, weights: Mapping[str, Any], tokens: np.ndarray) -> np.ndarray: ...
 
     def warm_up(self) -> None: ...
-
-
-@runtime_checkable
-class ContextKeeper(Protocol):
-    """Slots that keep the context of their last sample, for the next turn of its episode.
-
-    Attributes:
-      prefill_kept_total: tokens of prompts so far that were not prefilled, because a slot kept
-        them.
-    """
-
-    prefill_kept_total: int
 
     def kept_for(self, context: np.ndarray) -> int | None:
         """Returns the free slot that keeps the first tokens of a context; None if there is none.

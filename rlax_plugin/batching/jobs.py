@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from rlax_plugin.config import INT32_MAX, Rollouts
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.tokens.defects import outside
 from rlax_plugin.tokens.stopping import problem_of
-from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SamplingParams, SideSpec
+from rlax_plugin.types import EMPTY, Finish, Key, Request, Sampled, SamplingParams, SideSpec
 
 TRUNCATED_LOGPROBS = "truncated_logprobs"
 """Side channel: log-probs [length] of the renormalised distribution after top-k and top-p.
@@ -206,18 +205,8 @@ def sampling_problems(sampling: SamplingParams | pb.Sampling, limits: Rollouts) 
     }
 
 
-class Place(Protocol):
-    """The turn of an episode that a request is for: a ``Key``, or its message."""
-
-    @property
-    def trajectory(self) -> int: ...
-
-    @property
-    def turn(self) -> int: ...
-
-
 def context_problem(
-    place: Place, length: int, limits: Rollouts, max_context: int
+    place: Key | pb.Key, length: int, limits: Rollouts, max_context: int
 ) -> dict[str, bool]:
     """Returns the errors in the length of a context; see ``rejection``.
 

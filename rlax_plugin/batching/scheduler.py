@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.batching.decode_engine import ContextKeeper, DecodeSlots, Prefill, SlotOutput
+from rlax_plugin.batching.decode_engine import DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.batching.jobs import Job
 from rlax_plugin.tokens.stopping import Decode, StopFinder
 from rlax_plugin.types import Finish, Sampled
@@ -158,18 +158,16 @@ class Scheduler:
 
     def forget_contexts(self) -> None:
         """Makes the slots forget the contexts that they keep, because the weights change."""
-        if isinstance(self._slots, ContextKeeper):
-            self._slots.forget_contexts()
+        self._slots.forget_contexts()
 
     def _kept_slots(self, jobs: Iterable[Job]) -> dict[Job, int]:
         """Returns the slots that keep the contexts of groups, where one sample waits."""
         found: dict[Job, int] = {}
-        if isinstance(self._slots, ContextKeeper):
-            for job in jobs:
-                if len(job.waiting) == 1:
-                    slot = self._slots.kept_for(job.request.context)
-                    if slot is not None and slot not in found.values():
-                        found[job] = slot
+        for job in jobs:
+            if len(job.waiting) == 1:
+                slot = self._slots.kept_for(job.request.context)
+                if slot is not None and slot not in found.values():
+                    found[job] = slot
         return found
 
     def advance(self, weights: Mapping[str, Any], more_waits: bool) -> list[Job]:

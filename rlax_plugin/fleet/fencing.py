@@ -7,19 +7,10 @@ the number is the *incarnation* of the process. The process with the highest num
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from rlax_plugin.fleet.worker import Worker
 from rlax_plugin.rpc import rlax_pb2 as pb
 
 _MOST_NAMES = 10_000  # that are remembered; the one that was noted longest ago is forgotten first
-
-
-class Holder(Protocol):
-    """The worker that has a name; see ``fleet.Worker``."""
-
-    address: str
-    process: str
-    incarnation: int
 
 
 class Fence:
@@ -45,7 +36,7 @@ class Fence:
         )
 
 
-def taken(request: pb.RegisterRequest, holder: Holder | None, heard_s: float) -> str:
+def taken(request: pb.RegisterRequest, holder: Worker | None, heard_s: float) -> str:
     """Returns the reason why a process must wait for a name of another one; empty: it gets it.
 
     Only ``Fleet.watch`` loses a silent holder of the name, because it notices when the controller's
@@ -63,6 +54,6 @@ def taken(request: pb.RegisterRequest, holder: Holder | None, heard_s: float) ->
     )
 
 
-def fences(request: pb.RegisterRequest, holder: Holder) -> bool:
+def fences(request: pb.RegisterRequest, holder: Worker) -> bool:
     """True if a registration is a later start of the worker that has its name."""
     return holder.process != request.process and request.incarnation > holder.incarnation

@@ -90,7 +90,7 @@ class Fleet(rpc.FleetServicer):
         clock: Clock | None = None,
     ):
         self.workers: dict[str, Worker] = {}
-        self.identities = Identities[Worker]()
+        self.identities = Identities()
         self.losses = Losses()
         self.incarnation = uuid.uuid4().hex
         self.stopping, self.training, self._pin = False, True, -1

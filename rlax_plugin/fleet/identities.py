@@ -10,11 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rlax_plugin.config.addresses import host_of, is_address, is_wildcard
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.text.harmless import hidden_character, is_one_line, one_line
+
+if TYPE_CHECKING:
+    from rlax_plugin.fleet.worker import Worker
 
 Identity = tuple[str, str]
 """Name and process; they identify a process even among those of the same name."""
@@ -24,13 +27,6 @@ _LONGEST_ADDRESS = 300  # characters; a DNS name has 253 at most
 _MOST_IDENTITIES = 10_000  # processes that are remembered
 _MOST_REGISTRATIONS = 100  # of one process: requests of earlier ones have ended
 _MOST_FIGURES, _LONGEST_FIGURE = 200, 64  # of a worker; characters of a figure's name
-
-
-class Registration(Protocol):
-    """One registration of a process; see ``fleet.Worker``."""
-
-    @property
-    def identity(self) -> Identity: ...
 
 
 def malformed(request: pb.RegisterRequest) -> str | None:
@@ -60,7 +56,7 @@ def figures(told: Mapping[str, float]) -> dict[str, float]:
     return dict(itertools.islice(named, _MOST_FIGURES))
 
 
-class Identities[R: Registration]:
+class Identities:
     """The registrations of processes, and the quarantined ones among them.
 
     Attributes:
@@ -71,7 +67,7 @@ class Identities[R: Registration]:
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.quarantined: dict[str, str] = {}
-        self._registered: dict[Identity, list[R]] = {}
+        self._registered: dict[Identity, list[Worker]] = {}
         self._rejected: dict[Identity, str] = {}  # why
         self._nonsense: dict[Identity, int] = {}  # how often it answered any
 
@@ -82,11 +78,11 @@ class Identities[R: Registration]:
         """True if that process has registered."""
         return identity in self._registered
 
-    def registrations(self, identity: Identity) -> Sequence[R]:
+    def registrations(self, identity: Identity) -> Sequence[Worker]:
         """The registrations of a process, oldest first."""
         return self._registered.get(identity, ())
 
-    def add(self, registration: R, members: Collection[Identity]) -> None:
+    def add(self, registration: Worker, members: Collection[Identity]) -> None:
         """Notes a registration.
 
         Args:

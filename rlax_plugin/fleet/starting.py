@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from rlax_plugin.fleet.identities import LONGEST_NAME
+from rlax_plugin.fleet.worker import Worker
 from rlax_plugin.text.harmless import is_one_line, one_line
 
 _MOST_NAMED = 3
 _MOST_STARTING = 4096
 _LONGEST_DOING = 40  # characters of an activity
 _BUILDING = "building the engine"  # an engine may not say more
-
-
-class Registered(Protocol):
-    """A worker that has registered; see ``Worker``."""
-
-    name: str
-    version: int
 
 
 class Starting:
@@ -40,7 +33,7 @@ class Starting:
             self._doing[name] = one_line(doing, _LONGEST_DOING)
 
     def described(
-        self, workers: Iterable[Registered], expected: int | None, *, published: bool = True
+        self, workers: Iterable[Worker], expected: int | None, *, published: bool = True
     ) -> str:
         """Returns the number of registered workers, and what those do that are not ready.
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 
@@ -24,9 +23,8 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.key_ring import token_path
-from rlax_plugin.rpc.secret import Access, FollowedSecret, MissingSecretError, Secret
+from rlax_plugin.rpc.secret import Access, FollowedSecret, MissingSecretError
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.weights.verification import Reading
 
 log = logging.getLogger("rlax.worker")
 
@@ -48,15 +46,6 @@ class RunToJoin:
     section: RlaxSection
     config_hash: str
     secret: Access
-
-
-class Reachable(Protocol):
-    """The address at which a worker is called; see ``Endpoint``."""
-
-    address: str
-    reading: Reading
-
-    def expect_trainer(self) -> Secret: ...
 
 
 async def prepare(

@@ -36,8 +36,8 @@ from rlax_plugin.weights.local_copies import LocalCopies, unseen
 from rlax_plugin.weights.memory_copies import this_machine
 from rlax_plugin.weights.verification import take_version
 from rlax_plugin.worker.following import Following
-from rlax_plugin.worker.joining import Reachable, RunToJoin, join, leave, prepare
-from rlax_plugin.worker.loaded_log import LoadedLog
+from rlax_plugin.worker.joining import RunToJoin, join, leave, prepare
+from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.progress import load_within
 from rlax_plugin.worker.trial import measurable, try_out, try_when_idle
 
@@ -74,7 +74,7 @@ class Member:
         *,
         name: str,
         run: RunToJoin,
-        endpoint: Reachable,
+        endpoint: Endpoint,
         engine: RolloutEngine,
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
@@ -96,7 +96,6 @@ class Member:
         self._registered = self.loading = False
         self._declared = pb.Capabilities()  # with which it has registered
         self._versions = Following(run.section.staleness.reload_every)
-        self._loaded_log = LoadedLog()
         self.draining, self.quarantine = False, ""
         self._damaged = ""  # path of the part that the quarantine is about
 
@@ -257,7 +256,6 @@ class Member:
             await asyncio.wait({heartbeat, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if follow.done():
                 follow.result()  # raises what ended it, perhaps a quarantine
-            self._loaded_log.flush()
             if restarted.done():
                 log.info("another trainer process has started: its weights are loaded")
             elif watch.done():
@@ -268,7 +266,6 @@ class Member:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._loaded_log.flush()
             await client.close()
 
     async def _watch(self, client: ParameterServerClient) -> None:
@@ -310,7 +307,7 @@ class Member:
             if incarnation != self._incarnation:
                 return  # just now: what was loaded is the earlier trainer's
             self._versions.held = version
-            self._loaded_log.add(version)
+            log.info("serving version %d", version)
             self._beat.set()  # groups go to those that hold the version they need
 
     async def _show_speed(self) -> None:

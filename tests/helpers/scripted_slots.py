@@ -54,7 +54,7 @@ class ScriptedSlots:
         self.vocabulary = 10**6 + 1000
         self.rounds_caches = False
         self.steps_total = self.slot_steps_total = self.tokens_total = 0
-        self.prefill_tokens_total = self.prefill_computed_total = 0
+        self.prefill_tokens_total = self.prefill_computed_total = self.prefill_kept_total = 0
         self.log, self.running = [], {}
         self.gate, self.decoding = threading.Event(), threading.Event()
         self.gate.set()
@@ -143,6 +143,12 @@ class ScriptedSlots:
 def _least(tokens):
     """Tokens, those of the contract made small, as no log-prob is below -150 there."""
     return np.where(tokens < 1000, tokens, tokens % 75)
+
+    def kept_for(self, context):
+        return None
+
+    def forget_contexts(self):
+        pass
 
 
 class Store:

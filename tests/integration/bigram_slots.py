@@ -66,7 +66,7 @@ class BigramSlots:
         self.max_new_tokens = rollouts.max_new_tokens
         self.vocabulary, self.rounds_caches = VOCABULARY, False
         self.steps_total = self.slot_steps_total = self.tokens_total = 0
-        self.prefill_tokens_total = self.prefill_computed_total = 0
+        self.prefill_tokens_total = self.prefill_computed_total = self.prefill_kept_total = 0
         self._config, self._running = config, {}
 
     @property

@@ -15,8 +15,6 @@ from rlax_plugin.weights.verification import take_version
 class KeepingSlots(ScriptedSlots):
     """Keep the contexts that a test says, and log when they are forgotten."""
 
-    prefill_kept_total = 0
-
     def __init__(self, kept=()):
         super().__init__()
         self.kept = dict(kept)  # context -> slot
