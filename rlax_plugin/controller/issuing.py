@@ -10,8 +10,8 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.limits import too_few_accepted
 from rlax_plugin.controller.turns import Turns
+from rlax_plugin.fleet.dispatch import RequestRefresher
 from rlax_plugin.fleet.newest import NewestVersion
-from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.records import events as ev

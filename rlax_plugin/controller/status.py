@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.fleet.fleet import FleetListener, Worker
-from rlax_plugin.fleet.under_way import Under
+from rlax_plugin.fleet.tickets import Under
 from rlax_plugin.liveness.activity import Failures
 from rlax_plugin.liveness.machine import CLOCK
 from rlax_plugin.liveness.run_status import (
@@ -165,7 +165,7 @@ class StatusCollector(FleetListener):
             failing=self._failing(),
             losses=self._lately_lost(),
             damaged=tuple(map(shown, run.damaged[:MOST_SHOWN])),
-            groups=tuple(map(self._group, self._slowest())),
+            groups=tuple(map(self._group, self._generation.dispatcher.slowest(MOST_SHOWN))),
             jobs=self._jobs(),
         )
 
@@ -192,9 +192,6 @@ class StatusCollector(FleetListener):
             )
             for name, reason, at_s, heard_s in sorted(newest, key=lambda one: one[2])[-MOST_SHOWN:]
         )
-
-    def _slowest(self) -> list[Under]:
-        return self._generation.dispatcher.under_way.slowest(MOST_SHOWN)
 
     def _worker(self, worker: Worker) -> WorkerStatus:
         now_s = time.monotonic()

@@ -20,7 +20,7 @@ from rlax_plugin.controller.screening import Ended, Savings, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import ScoredEpisodes
-from rlax_plugin.fleet.refreshing_requests import RequestRefresher
+from rlax_plugin.fleet.dispatch import RequestRefresher
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.fleet.tickets import Completed, GivenUp, trusted
 from rlax_plugin.metrics.spans import Span

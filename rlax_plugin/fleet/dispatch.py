@@ -1,42 +1,55 @@
-"""Sends requests to workers, and again when a worker fails: the only component that does."""
+"""Sends requests to workers, and again when a worker fails: the only component that does.
+
+It also ends generation at workers whose result is not used: cancelled, moved or too stale requests.
+A worker decides which requests are too stale, because only it knows which weights each began with.
+That costs at most one message per worker and step, and none if no request is affected. A worker
+that does not answer is no failure: it then generates samples that are not used.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import heapq
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import grpc
 
 from rlax_plugin.config import Deadlines
-from rlax_plugin.errors import WorkerError
+from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.fleet.backlog import Backlog
 from rlax_plugin.fleet.choosing_worker import (
     choose,
     goes_on,
+    sequence_tokens,
     takes,
     wrong_everywhere,
 )
 from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.fleet.earlier_turns import EarlierTurns
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
-from rlax_plugin.fleet.giving_up import GivingUp
-from rlax_plugin.fleet.growing import take_report
-from rlax_plugin.fleet.missing_worker import MissingWorker
 from rlax_plugin.fleet.moving import to_move
-from rlax_plugin.fleet.refreshing_requests import RequestRefresher
-from rlax_plugin.fleet.replies import all_contributors
+from rlax_plugin.fleet.replies import all_contributors, take_report
 from rlax_plugin.fleet.speeds import Speeds
-from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
-from rlax_plugin.fleet.under_way import UnderWay
+from rlax_plugin.fleet.tickets import (
+    Call,
+    Completed,
+    GivenUp,
+    Ticket,
+    Under,
+    fail,
+    tokens,
+    trusted,
+)
 from rlax_plugin.fleet.waiting_requests import WaitingRequests
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.rpc.pieces import Outgoing
-from rlax_plugin.rpc.wire import key_from_proto, told_by_reply
+from rlax_plugin.rpc.wire import key_from_proto, key_to_proto, told_by_reply
 from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import Key, Request
 
@@ -51,6 +64,21 @@ MAX_FAILURES = 3
 Also the most workers that may be lost before they hold the one version that a group needs."""
 
 _OVERDUE = "overdue"  # the rule of a worker's ``suspicion``
+
+
+class RequestRefresher:
+    """May change requests that are issued again; by default they are sent unchanged."""
+
+    def refreshed(self, request: Request) -> Request:
+        """Returns the request to send.
+
+        Args:
+          request: the next attempt; ``resume`` holds the newest unfinished samples known, if any.
+        """
+        return request
+
+    def reissued(self, request: Request, reason: str) -> None:
+        """Called with each request that is issued again, as it will be sent."""
 
 
 class Dispatcher(FleetListener):
@@ -74,9 +102,7 @@ class Dispatcher(FleetListener):
       reissued: number of times a request was issued again.
       tokens_resumed: tokens that were kept when requests were issued again.
       late: answers to expired requests, which are ignored.
-      giving_up: ends generation at workers whose result cannot be used.
       backlog: the samples that are under way.
-      under_way: the requests that are under way.
     """
 
     def __init__(
@@ -94,11 +120,13 @@ class Dispatcher(FleetListener):
         self._refresher = refresher or RequestRefresher()
         self._waiting = defaultdict[int | None, WaitingRequests](WaitingRequests)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
-        self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
-        self.under_way = UnderWay(self._calls.values(), self._waiting.values())
+        self._pace, self._longest = pace, 0  # tokens of a sequence, of all requests so far
+        self._no_worker: asyncio.TimerHandle | None = None  # while no worker can take a request
+        self._oldest = 0  # version that can train
+        self._looks = self._closed = False
+        self._asking: set[asyncio.Task[None]] = set()  # workers to give requests up
         self._scheduled, self._seen_late, self.backlog = False, "", Backlog()
         self._earlier_turns = EarlierTurns()
-        self._missing = MissingWorker(self._waiting.values(), fleet.workers, deadlines, pace)
         self._speeds = Speeds(fleet.workers)
         self.reissued = self.tokens_resumed = self.late = 0
 
@@ -115,8 +143,8 @@ class Dispatcher(FleetListener):
         """Queues a request; the future ends with its answer. Cancelling it ends the generation."""
         done = asyncio.get_running_loop().create_future()
         ticket = Ticket(request, done, expected_tokens=expected_tokens)
-        self._missing.watch(ticket)
-        self.giving_up.watch(ticket)
+        self._longest = max(self._longest, sequence_tokens(ticket))
+        done.add_done_callback(lambda future: self._look_soon() if future.cancelled() else None)
         self.backlog.watch(len(request.seeds), ticket.done)
         self._earlier_turns.requested(request.key)
         self._waiting[request.exactly].add(ticket)
@@ -132,7 +160,26 @@ class Dispatcher(FleetListener):
             request = ticket.request
             if request.key.purpose == "train" and request.min_version < version:
                 ticket.renew(self._refresher.refreshed(request))
-        self.giving_up.older_than(version)
+        self._oldest = version
+        self._look_soon()
+
+    def slowest(self, most: int) -> list[Under]:
+        """Returns the requests under way that have stood still longest; of equals the oldest."""
+        return heapq.nsmallest(
+            most, self._all_under_way(), key=lambda one: (-one.still_s, one.since)
+        )
+
+    def _all_under_way(self) -> Iterator[Under]:
+        for ticket in self._tickets_waiting():
+            yield Under(ticket.request.key, ticket.since, None, 0.0)
+        for call in self._calls.values():
+            for key, ticket in call.open.items():
+                progress, attempt = call.worker.progress, ticket.attempt
+                still_s, unknown = progress.still_s(attempt), progress.unknown(attempt)
+                yield Under(key, ticket.since, call.worker, still_s, unknown)
+
+    def _tickets_waiting(self) -> Iterator[Ticket]:
+        return (t for queue in self._waiting.values() for t in queue if not t.done.done())
 
     def worker_ready(self, worker: Worker) -> None:
         self.wake()
@@ -172,7 +219,7 @@ class Dispatcher(FleetListener):
                 del self._waiting[exactly]
         if self._moving and None not in self._waiting:
             self._move()
-        self._missing.look()
+        self._look_for_worker()
 
     def _assign_from(self, queue: WaitingRequests, ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
@@ -224,7 +271,7 @@ class Dispatcher(FleetListener):
             self._note_again(ticket, reason)
             self._give_up(call)
         for name, requests in moved.items():
-            self.giving_up.ask(self._fleet.workers[name], requests)
+            self._ask_to_give_up(self._fleet.workers[name], requests)
         self._begin(batches)
 
     def _begin(self, batches: Mapping[str, list[Ticket]]) -> None:
@@ -383,10 +430,7 @@ class Dispatcher(FleetListener):
             raise WorkerError(f"{worker.name} answered {key}, which it had not been sent")
         request = ticket.request
         if reply.given_up:
-            self.giving_up.given_up(call, ticket, reply.tokens)
-            self._release(worker, request)
-            self._give_up(call)
-            self.wake()
+            self._given_up(call, ticket, reply.tokens)
             return
         side = worker.capabilities.side
         if (earlier := call.arriving.take(reply, request, worker.name, side)) is None:
@@ -466,10 +510,104 @@ class Dispatcher(FleetListener):
         self.reissued += 1
         self._refresher.reissued(ticket.request, reason)
 
+    # --- requests that no worker can take --------------------------------------------------------
+
+    def _without_worker(self) -> list[Ticket]:
+        """Returns the waiting requests that no ready worker can take."""
+        ready = [worker for worker in self._fleet.workers.values() if worker.ready]
+        if any(not 0 < w.capabilities.context_tokens < self._longest for w in ready):
+            return []
+        return [t for t in self._tickets_waiting() if not any(takes(w, t) for w in ready)]
+
+    def _look_for_worker(self) -> None:
+        """Starts or ends the wait for a worker, whenever requests or workers have changed."""
+        if self._without_worker():
+            if self._no_worker is None:
+                self._no_worker = asyncio.get_running_loop().call_later(
+                    self._deadlines.startup_s, self._no_worker_came
+                )
+        elif self._no_worker is not None:
+            self._no_worker.cancel()
+            self._no_worker = None
+
+    def _no_worker_came(self) -> None:
+        self._no_worker = None
+        waiting, deadline_s = self._without_worker(), self._deadlines.startup_s
+        needed_s = self._pace and self._pace.needed_s("startup_s")
+        what = _missing_worker(waiting, self._fleet.workers.values())
+        fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
+
+    # --- results that are not used ---------------------------------------------------------------
+
+    def _look_soon(self) -> None:
+        """Looks after the current callbacks of the loop, so that one message covers all."""
+        if not self._looks and not self._closed:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        if self._closed:
+            return
+        unwanted: defaultdict[str, list[Request]] = defaultdict(list)
+        concerned: dict[str, Worker] = {}
+        for call in self._calls.values():
+            for key, ticket in call.open.items():
+                if ticket.done.cancelled() and key not in call.asked:
+                    call.asked.add(key)
+                    unwanted[call.worker.name].append(ticket.request)
+                elif not _too_old(ticket, self._oldest) or call.oldest == self._oldest:
+                    continue
+                concerned[call.worker.name] = call.worker
+            call.oldest = self._oldest
+        for name, worker in concerned.items():
+            self._ask_to_give_up(worker, unwanted[name])
+
+    def _ask_to_give_up(self, worker: Worker, unwanted: Iterable[Request]) -> None:
+        """Has a worker give up requests, and those that are too old to train."""
+        attempts = [pb.Attempt(key=key_to_proto(r.key), attempt=r.attempt) for r in unwanted]
+        request = pb.GiveUpRequest(unwanted=attempts, oldest=self._oldest)
+
+        async def ask() -> None:
+            # If it is lost, its heartbeats or its calls show it. What it gives up, its calls tell.
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await worker.stub.GiveUp(request, timeout=self._deadlines.rpc_s)
+
+        task = asyncio.ensure_future(ask())
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    def _given_up(self, call: Call, ticket: Ticket, tokens: Sequence[int]) -> None:
+        """Takes a request that its worker has given up from a call.
+
+        Args:
+          tokens: see ``GivenUp``.
+
+        Raises:
+          WorkerError: giving up was not requested, or it cannot have generated so many tokens.
+        """
+        request, name = ticket.request, call.worker.name
+        if not ticket.done.cancelled() and not _too_old(ticket, call.oldest):
+            raise WorkerError(f"{name} gave up {request.key}, which it was not asked to")
+        longest = request.sampling.max_new_tokens
+        if len(tokens) > len(request.seeds) or not all(0 <= n <= longest for n in tokens):
+            raise WorkerError(f"{name} gave up {request.key} with {list(tokens)[:99]} tokens")
+        del call.open[request.key]
+        call.told.pop(request.key, None)
+        self._release(call.worker, request)
+        if not ticket.done.done():
+            ticket.done.set_exception(GivenUp(tuple(tokens)))
+        self._give_up(call)
+        self.wake()
+
     async def close(self) -> None:
         """Cancels every open call and every waiting request."""
-        await self.giving_up.close()
-        self._missing.close()
+        self._closed = True
+        for task in list(self._asking):
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+        if self._no_worker is not None:
+            self._no_worker.cancel()
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -484,3 +622,28 @@ def _rest(queue: WaitingRequests, ready: list[Worker]) -> float:
     size = next((len(ticket.request.seeds) for ticket in queue), 0)
     samples = size * len(queue) + sum(worker.assigned for worker in ready)
     return samples / max(1.0, sum(worker.slots * worker.speed for worker in ready))
+
+
+def _too_old(ticket: Ticket, oldest: int) -> bool:
+    """True if an open training request may have begun with weights older than ``oldest``."""
+    request = ticket.request
+    trains = request.key.purpose == "train" and request.key.sample is None
+    return trains and not ticket.done.done() and request.min_version < oldest
+
+
+def _missing_worker(waiting: Collection[Ticket], workers: Collection[Worker]) -> str:
+    """Describes the missing worker that requests wait for, for messages."""
+    longest = max((sequence_tokens(ticket) for ticket in waiting), default=0)
+    limits = [worker.capabilities.context_tokens for worker in workers]
+    what = "the return of a rollout worker"
+    if limits and all(0 < limit < longest for limit in limits):
+        what = (
+            f"a rollout worker whose engine takes {longest} tokens (those that are there take at "
+            f"most {max(limits)})"
+        )
+    elif without := [worker.name for worker in workers if worker.version < 0]:
+        what = (
+            "a rollout worker that has loaded weights (there without them, each with a log that "
+            f"says why: {', '.join(without)})"
+        )
+    return f"{what}, for which {len(waiting)} groups wait,"

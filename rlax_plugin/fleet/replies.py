@@ -1,16 +1,25 @@
-"""Checks replies of workers against the request: no part of an invalid reply is used."""
+"""Replies of workers: each token is checked against the request and joined once.
+
+No part of an invalid reply is used.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.rpc.wire import Told, continued
 from rlax_plugin.tokens.defects import defect
 from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import EMPTY, Request, Sampled, SideSpec
+
+_MOST_PORTIONS = 64  # of a sample: one token alone takes fifty times its bytes
 
 
 def check_reply(
@@ -23,6 +32,7 @@ def check_reply(
     vocabulary: int = 0,
     side: Mapping[str, SideSpec] = EMPTY,
     decode: Decode | None = None,
+    begun: Sequence[int] = (),
 ) -> None:
     """Checks an answer, or a report of unfinished samples, against the request.
 
@@ -34,57 +44,26 @@ def check_reply(
       vocabulary: of the worker's model; 0: unknown.
       side: the side channels that the worker has declared.
       decode: tokens to text; needed to check stop strings.
+      begun: for each sample the number of tokens that were checked before and are not among those
+        of ``samples``, see ``Growing.grows_by``; (): ``samples`` are whole.
 
     Raises:
       WorkerError: names the sample and the rule it violates.
     """
-    length = len(request.context)
     found = defect(
         samples,
         request.sampling,
         vocabulary,
-        context_length=length,
-        side=side,
-        decode=decode,
-    )
-    found = found or _version_defect(samples, request, newest_version, exactly, request.resume)
-    pairs = zip(samples, request.resume, strict=bool(request.resume))
-    for index, (sampled, before) in enumerate(pairs):
-        if found is None and not _goes_on(sampled, before):
-            found = f"sample {index} does not continue the unfinished sample that it was given"
-    if found is not None:
-        raise WorkerError(f"{worker}: {request.key} {found}")
-
-
-def check_continuation(
-    news: Sequence[Sampled],
-    begun: Sequence[int],
-    request: Request,
-    newest_version: int,
-    *,
-    worker: str,
-    exactly: int | None = None,
-    vocabulary: int = 0,
-    side: Mapping[str, SideSpec] = EMPTY,
-) -> None:
-    """Checks tokens that follow those of a report that was checked, see ``Growing.grows_by``.
-
-    Args:
-      news: for each sample the new tokens.
-      begun: for each sample the number of tokens before them.
-
-    Raises:
-      WorkerError: ``check_reply`` would reject the whole samples.
-    """
-    found = defect(
-        news,
-        request.sampling,
-        vocabulary,
         context_length=len(request.context),
         side=side,
+        decode=decode,
         begun=begun,
     )
-    found = found or _version_defect(news, request, newest_version, exactly, ())
+    resume = () if begun else request.resume
+    found = found or _version_defect(samples, request, newest_version, exactly, resume)
+    for index, (sampled, before) in enumerate(zip(samples, resume, strict=bool(resume))):
+        if found is None and not _goes_on(sampled, before):
+            found = f"sample {index} does not continue the unfinished sample that it was given"
     if found is not None:
         raise WorkerError(f"{worker}: {request.key} {found}")
 
@@ -146,3 +125,101 @@ def all_contributors(request: Request, worker: str) -> list[tuple[str, ...]]:
     """Returns ``contributors`` for each sample of a request that a worker answers."""
     before = request.resume or [None] * len(request.seeds)
     return [contributors(one, worker) for one in before]
+
+
+class Growing:
+    """Samples in the portions in which they have arrived; joined when they are needed.
+
+    Attributes:
+      lengths: tokens of each sample.
+    """
+
+    def __init__(self, samples: Sequence[Sampled] = ()):
+        self._portions = [[one] for one in samples]
+        self.lengths = [len(one.tokens) for one in samples]
+        self._newest = [int(one.versions[-1]) if len(one.versions) else 0 for one in samples]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all samples."""
+        return sum(self.lengths)
+
+    @property
+    def unfinished(self) -> bool:
+        """True if some sample is not complete."""
+        return any(portions[-1].finish is None for portions in self._portions)
+
+    def samples(self) -> tuple[Sampled, ...]:
+        """Returns the whole samples."""
+        self._portions = [[_joined(portions)] for portions in self._portions]
+        return tuple(one for (one,) in self._portions)
+
+    def grows_by(self, news: Sequence[Told]) -> bool:
+        """True if a report only adds tokens, so that these may be checked alone."""
+        return all(self._follows(index, told) for index, told in enumerate(news))
+
+    def _follows(self, index: int, told: Told) -> bool:
+        """True if new tokens follow those of a sample, or it was complete and stays so."""
+        begins_at, s = told
+        finish = self._portions[index][-1].finish
+        if begins_at != self.lengths[index]:
+            return False
+        if finish is not None or not len(s.tokens):
+            return not len(s.tokens) and s.finish == finish
+        return len(s.versions) > 0 and int(s.versions[0]) >= self._newest[index]
+
+    def add(self, news: Sequence[Told]) -> None:
+        """Takes a report by which the samples grow, and which was checked."""
+        for index, (_, s) in enumerate(news):
+            if len(s.tokens):
+                self._portions[index].append(s)
+                if len(self._portions[index]) > _MOST_PORTIONS:
+                    self._portions[index] = [_joined(self._portions[index])]
+                self.lengths[index] += len(s.tokens)
+                self._newest[index] = int(s.versions[-1])
+            else:
+                last = self._portions[index].pop()
+                self._portions[index].append(dataclasses.replace(last, side=s.side))
+
+
+def take_report(
+    known: Growing | None,
+    news: Sequence[Told],
+    request: Request,
+    newest_version: int,
+    *,
+    worker: str,
+    decode: Decode | None,
+    **rules: Any,
+) -> Growing:
+    """Returns the samples after a further report or the answer.
+
+    Args:
+      known: the samples after the worker's earlier reports; None: this is the first.
+      decode, rules: see ``check_reply``.
+
+    Raises:
+      WorkerError: the report is invalid; ``known`` is as it was.
+    """
+    check = functools.partial(
+        check_reply, request=request, newest_version=newest_version, worker=worker, **rules
+    )
+    if known is not None and not request.sampling.stop_strings and known.grows_by(news):
+        check([told.sampled for told in news], begun=known.lengths)
+        known.add(news)
+        return known
+    before = request.resume if known is None else known.samples()
+    samples = continued(before, news, request, worker)
+    check(samples, decode=decode)
+    return Growing(samples)
+
+
+def _joined(portions: Sequence[Sampled]) -> Sampled:
+    if len(portions) == 1:
+        return portions[0]
+    return dataclasses.replace(
+        portions[-1],
+        tokens=np.concatenate([one.tokens for one in portions]),
+        logprobs=np.concatenate([one.logprobs for one in portions]),
+        versions=np.concatenate([one.versions for one in portions]),
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlax_plugin.fleet.fleet import Worker
-from rlax_plugin.fleet.growing import Growing
+from rlax_plugin.fleet.replies import Growing
 from rlax_plugin.rpc.pieces import Arriving
 from rlax_plugin.types import Attempt, Key, Request, Sampled
 
@@ -123,6 +123,23 @@ class Call:
     asked: set[Key] = field(default_factory=set)
     oldest: int = 0
     task: asyncio.Task[None] | None = None
+
+
+class Under(NamedTuple):
+    """A request under way.
+
+    Attributes:
+      since: Unix time at which it was issued.
+      worker: that has it; None: it waits for one.
+      still_s: seconds for which its worker has reported no progress of it.
+      unknown: True if its worker says that it does not have it.
+    """
+
+    key: Key
+    since: float
+    worker: Worker | None
+    still_s: float
+    unknown: bool = False
 
 
 def trusted(workers: Iterable[Worker]) -> bool:

@@ -20,12 +20,11 @@ from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.fleet.backlog import scale
 from rlax_plugin.fleet.capabilities import Needs
 from rlax_plugin.fleet.deadlines import Pace
-from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.fleet.dispatch import Dispatcher, RequestRefresher
 from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.fleet_service import FleetService
 from rlax_plugin.fleet.newest import NewestVersion
 from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
-from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.fleet.scaling import Decision, Scaler
 from rlax_plugin.hosts.leading import HostsService, Leader

@@ -13,9 +13,8 @@ import numpy as np
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.fleet.capabilities import Needs
-from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.fleet.dispatch import Dispatcher, RequestRefresher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
-from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import (
     key_from_proto,

@@ -62,10 +62,9 @@ async def _controller(directory: Path) -> None:
     from sections import section_with
 
     from rlax_plugin.fleet.deadlines import Pace
-    from rlax_plugin.fleet.dispatch import Dispatcher
+    from rlax_plugin.fleet.dispatch import Dispatcher, RequestRefresher
     from rlax_plugin.fleet.fleet import Fleet
     from rlax_plugin.fleet.fleet_service import FleetService
-    from rlax_plugin.fleet.refreshing_requests import RequestRefresher
     from rlax_plugin.rpc import rlax_pb2_grpc as rpc
     from rlax_plugin.rpc.doors import Door, listen
     from rlax_plugin.weights.parameter_server import ParameterServer

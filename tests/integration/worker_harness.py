@@ -19,11 +19,10 @@ from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.fleet.capabilities import Needs
-from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.fleet.dispatch import Dispatcher, RequestRefresher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener
 from rlax_plugin.fleet.fleet import Worker as FleetWorker
 from rlax_plugin.fleet.fleet_service import FleetService
-from rlax_plugin.fleet.refreshing_requests import RequestRefresher
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc

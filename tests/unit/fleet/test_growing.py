@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.fleet.growing import Growing, take_report
-from rlax_plugin.fleet.replies import check_reply
+from rlax_plugin.fleet.replies import Growing, check_reply, take_report
 from rlax_plugin.rpc.wire import Told, continued
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams
 
