@@ -24,6 +24,7 @@ from rlax_plugin.fleet.fleet import FleetListener, Worker
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
+from rlax_plugin.metrics.prometheus import Figures
 from rlax_plugin.metrics.run_stats import RunStats
 from rlax_plugin.metrics.spans import SpansFile
 from rlax_plugin.metrics.step import FinishedStep, StepStats
@@ -155,6 +156,28 @@ class Controller(FleetListener):
     def ready(self) -> str:
         """The part of the next batch that is ready, such as ``3 of 8 groups``."""
         return self._flow.ready
+
+    def counts(self) -> Figures:
+        """Returns name -> figure of the run for Prometheus; on the exporter's thread."""
+        return {
+            "weight_version": self.fleet.newest.number,
+            "weight_versions_published_total": self.stats.versions_published,
+            "groups_reissued_total": self.run_state.totals.reissued,
+            "workers_seen_total": len(self.fleet.identities.names),
+            "workers_quarantined_total": len(self.fleet.identities.quarantined),
+        }
+
+    def worker_figures(self) -> Mapping[str, Figures]:
+        """Returns name -> figures of each worker for Prometheus; on the exporter's thread."""
+        return {
+            worker.name: {
+                **worker.figures,
+                "weight_version": worker.version,
+                "draining": worker.draining,
+                "assigned": worker.assigned,
+            }
+            for worker in list(self.fleet.workers.values())
+        }
 
     # --- events --------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.episodes.runner import EpisodeRunner
@@ -11,22 +11,12 @@ from rlax_plugin.errors import DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.fleet.dispatch import Dispatcher
-from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.fleet.scaling import Scaler
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.waiting import ASSUME, Waiting
 from rlax_plugin.ports.protocols import Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
-
-
-class _FirstWorker(FleetListener):
-    """Notices when the first worker is ready."""
-
-    def __init__(self) -> None:
-        self.ready = asyncio.Event()
-
-    def worker_ready(self, worker: Worker) -> None:
-        self.ready.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +42,9 @@ class Generation:
     dispatcher: Dispatcher
     episodes: EpisodeRunner
     evaluator: Evaluator
-    _first_worker: _FirstWorker = field(default_factory=_FirstWorker)
 
     def __post_init__(self) -> None:
-        self.fleet.listeners += [self._first_worker, self.dispatcher, self.pace]
+        self.fleet.listeners += [self.dispatcher, self.pace]
 
     def starting(self) -> str:
         """Describes the workers that are not ready; empty if all are. Any thread."""
@@ -81,7 +70,7 @@ class Generation:
                 ends=ends_at("rlax.deadlines.startup_s", deadline_s),
             )
         try:
-            await asyncio.wait_for(self._first_worker.ready.wait(), deadline_s)
+            await asyncio.wait_for(self.fleet.had_worker.wait(), deadline_s)
         except TimeoutError:
             names = ", ".join(sorted(self.fleet.workers)) or "none"
             what = f"the first rollout worker to become ready (registered: {names})"

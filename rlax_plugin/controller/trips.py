@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,25 +32,13 @@ from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Judges:
-    """The filters of a scored group, and the observers that learn of it.
-
-    Attributes:
-      filters: the first one with a reason to reject a group rejects it.
-      guard: ends the run if too few groups are accepted.
-      observers: receive each scored group.
-    """
-
-    filters: Sequence[Filter]
-    guard: KeptGuard
-    observers: Observers
-
-
 class Trips:
     """Takes groups from their request to their event ``Scored``.
 
     Args:
+      filters: the first one with a reason to reject a scored group rejects it.
+      guard: ends the run if too few groups are accepted.
+      observers: receive each scored group.
       turns: records the turns of episodes under way.
       refresher: changes the next attempt at a group whose samples turn out to be void.
     """
@@ -60,13 +47,16 @@ class Trips:
         self,
         section: RlaxSection,
         generation: Generation,
-        judges: Judges,
         *,
+        filters: Sequence[Filter],
+        guard: KeptGuard,
+        observers: Observers,
         history: RunHistory,
         turns: Turns,
         refresher: RequestRefresher,
     ):
-        self._section, self._judges = section, judges
+        self._section, self._filters = section, filters
+        self._guard, self._observers = guard, observers
         self._dispatcher, self._episodes = generation.dispatcher, generation.episodes
         self._rewards, self._refresher = generation.rewards, refresher
         self._scheduled = section.rollouts.only_temperature is None
@@ -257,7 +247,7 @@ class Trips:
         self._savings.observe(group)
         rewards = group.rewards
         valid = ~np.isnan(rewards)
-        reasons = (one_line(why, 200) for one in self._judges.filters if (why := one.reject(group)))
+        reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
         reason = ended.reason if ended else next(reasons, None)
         rejected = reason if valid.any() else ALL_FAILED
         if not self._section.several_turns:  # of others each turn is recorded when it is sampled
@@ -268,6 +258,6 @@ class Trips:
         saved = len(given_up), self._savings.tokens(given_up)
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected, *saved)
         self._history.score(event, group if rejected is None else Rejected(group, rejected))
-        self._judges.observers.notify("group_scored", group=group, rejected=rejected)
+        self._observers.notify("group_scored", group=group, rejected=rejected)
         if rejected != ev.NOT_NEEDED:
-            self._judges.guard.scored(rejected, failure_of(group.scores))
+            self._guard.scored(rejected, failure_of(group.scores))

@@ -74,6 +74,7 @@ class Fleet(rpc.FleetServicer):
       losses: of workers by name, see there.
       incarnation: identifies this trainer process; weights of another one are not accepted.
       training: True if at least one worker must follow the newest weights.
+      had_worker: set once a worker could take groups.
       starting: notes what the workers do before they register.
     """
 
@@ -102,6 +103,7 @@ class Fleet(rpc.FleetServicer):
         self._noted, self._fence = set[str](), Fence()
         self.newest, self.starting = newest or NewestVersion(), Starting()
         self.listeners: list[FleetListener] = []
+        self.had_worker = asyncio.Event()
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
         if why := malformed(request):
@@ -243,6 +245,7 @@ class Fleet(rpc.FleetServicer):
         return pb.DeregisterReply()
 
     def _tell_ready(self, worker: Worker) -> None:
+        self.had_worker.set()
         for listener in self.listeners:
             listener.worker_ready(worker)
 

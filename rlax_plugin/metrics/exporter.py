@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
@@ -25,23 +24,11 @@ def prometheus_token(network: Network) -> str:
     return read_token(PROMETHEUS_TOKEN, path) if path else ""
 
 
-class ExportedRun(Protocol):
-    """The present state of a run; queried on the exporter's thread."""
-
-    def counts(self) -> Figures:
-        """Name -> figure of the run; those that end in ``_total`` are counters."""
-        ...
-
-    def workers(self) -> Mapping[str, Figures]:
-        """Name -> figures of each worker."""
-        ...
-
-
 class PrometheusTracker(Tracker):
     """Exports each step's metrics, and the state of the fleet at the time of a scrape.
 
     Args:
-      run: queried at each scrape.
+      counts, workers: called at each scrape, on the exporter's thread; see ``RunMetrics``.
       network: network settings, with ``prometheus_port`` set.
 
     Attributes:
@@ -51,9 +38,14 @@ class PrometheusTracker(Tracker):
       ConfigError: the port is taken, or the token file cannot be used.
     """
 
-    def __init__(self, run: ExportedRun, network: Network):
+    def __init__(
+        self,
+        counts: Callable[[], Figures],
+        workers: Callable[[], Mapping[str, Figures]],
+        network: Network,
+    ):
         assert network.prometheus_port is not None, "nothing is to be exported"
-        self._metrics = RunMetrics(counts=run.counts, workers=run.workers)
+        self._metrics = RunMetrics(counts=counts, workers=workers)
         self._exporter = Exporter(
             network.place,
             network.prometheus_port,

@@ -78,26 +78,12 @@ def storable(state: object) -> dict[str, Any]:
         raise ValueError(f"returned {type(state).__name__} from state, expected a dict")
     try:
         text = json.dumps(state, allow_nan=False)
-        wrong = _changed(state, "state()")
     except (TypeError, ValueError, RecursionError) as error:
-        wrong, text = str(error), ""
-    if wrong:
-        raise ValueError(f"has a state that JSON cannot keep: {wrong}")
+        raise ValueError(f"has a state that JSON cannot keep: {error}") from error
     if len(text) > MOST_BYTES:
         sizes = f"{len(text):,} bytes: at most {MOST_BYTES:,}"
         raise ValueError(f"has a state of {sizes} are kept with each checkpoint")
-    return json.loads(text)
-
-
-def _changed(value: object, place: str) -> str | None:
-    """The first value that JSON accepts but reads back as a different value."""
-    if isinstance(value, tuple):
-        return f"{place} is a tuple, which would come back as a list"
-    if isinstance(value, dict):
-        if odd := [key for key in value if not isinstance(key, str)]:
-            return f"the key {odd[0]!r} of {place} would come back as a text"
-        inside = [(f"{place}[{key!r}]", item) for key, item in value.items()]
-    else:
-        items = value if isinstance(value, list) else ()
-        inside = [(f"{place}[{index}]", item) for index, item in enumerate(items)]
-    return next((wrong for where, item in inside if (wrong := _changed(item, where))), None)
+    if (copy := json.loads(text)) != state:
+        reason = "a tuple in it would come back as a list, or a key as a text"
+        raise ValueError(f"has a state that JSON cannot keep: {reason}")
+    return copy

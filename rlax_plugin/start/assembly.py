@@ -13,14 +13,13 @@ from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.chosen import Chosen, ChosenFilter, ChosenSampler
 from rlax_plugin.controller.controller import Controller, Records, RunSetup
-from rlax_plugin.controller.exported import ExportedFigures
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.limits import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.screening import check_rewards
 from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.controller.trips import Judges, Trips
+from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.fleet.newest import NewestVersion
@@ -149,7 +148,9 @@ class _Assembly:
         trips = Trips(
             s,
             generation,
-            Judges(filters, KeptGuard(s.curation.guard, note), self._observers),
+            filters=filters,
+            guard=KeptGuard(s.curation.guard, note),
+            observers=self._observers,
             history=history,
             turns=turns,
             refresher=issuing,
@@ -195,7 +196,7 @@ class _Assembly:
         )
         generation.fleet.listeners.append(controller)
         if s.network.prometheus_port is not None:
-            exported = PrometheusTracker(ExportedFigures(controller), s.network)
+            exported = PrometheusTracker(controller.counts, controller.worker_figures, s.network)
             records.trackers.append(exported)
             note(f"metrics for Prometheus: {exported.url}")
         leader = self._leader()

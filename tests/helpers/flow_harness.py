@@ -23,7 +23,7 @@ from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.limits import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.controller.trips import Judges, Trips
+from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.fleet.dispatch import Completed
@@ -333,7 +333,9 @@ class Harness:
                 episodes=EpisodeRunner(section, source, environment, self.answers),
                 rewards=self.answers,
             ),
-            Judges(filters, KeptGuard(section.curation.guard, self.notes.append), observers),
+            filters=filters,
+            guard=KeptGuard(section.curation.guard, self.notes.append),
+            observers=observers,
             history=history,
             turns=turns,
             refresher=self.issuing,

@@ -245,8 +245,8 @@ def test_a_failing_hook_is_reported_the_same_way(folder: Path) -> None:
         ([1], "returned list from state, expected a dict"),
         ({"seen": {1, 2}}, "that JSON cannot keep: Object of type set is not JSON serializable"),
         ({"mean": float("nan")}, "that JSON cannot keep: Out of range float values"),
-        ({"by_step": {3: 0.5}}, r"the key 3 of state\(\)\['by_step'\] would come back as a text"),
-        ({"last": [0, (1, 2)]}, r"state\(\)\['last'\]\[1\] is a tuple, which would come back as"),
+        ({"by_step": {3: 0.5}}, "would come back as a list, or a key as a text"),
+        ({"last": [0, (1, 2)]}, "a tuple in it would come back as a list"),
         (
             {"text": "x" * MOST_BYTES},
             "has a state of 1,000,012 bytes: at most 1,000,000 are kept with each",
