@@ -106,11 +106,8 @@ class JetstreamEngine(RolloutEngine):
         """See ``RolloutEngine``. Cancelling it frees the slots.
 
         Raises:
-          WorkerError: a request exceeds the configured limits, or the engine has failed.
+          WorkerError: the engine has failed.
         """
-        for request in requests:
-            if why := self.rejection(request):
-                raise WorkerError(f"{request.key}: {why}")
         if any(request.sampling.stop_strings for request in requests):
             # A tokenizer may take a second to load, too long for this loop and for the engine's.
             await asyncio.to_thread(self.prompt_source)
@@ -237,9 +234,11 @@ class JetstreamEngine(RolloutEngine):
             return sum(len(job.waiting) for job in self._waiting)
 
     def rejection(self, request: Request) -> str | None:
-        """The reason why the slots cannot hold a request; None if they can."""
+        """The reason why the slots cannot hold a client's request; None if they can."""
         vocabulary = self.capabilities.vocabulary
-        return rejection(request, self.rollouts, self._deterministic, vocabulary, self._max_context)
+        return rejection(
+            request, self.rollouts, vocabulary=vocabulary, max_context=self._max_context
+        )
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Queues groups; one that needs no generation is delivered at once. Any thread.

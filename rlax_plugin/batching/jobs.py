@@ -16,10 +16,9 @@ import numpy as np
 
 from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.config import INT32_MAX, Rollouts
-from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.tokens.defects import outside
 from rlax_plugin.tokens.stopping import problem_of
-from rlax_plugin.types import EMPTY, Finish, Key, Request, Sampled, SamplingParams, SideSpec
+from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SideSpec
 
 TRUNCATED_LOGPROBS = "truncated_logprobs"
 """Side channel: log-probs [length] of the renormalised distribution after top-k and top-p.
@@ -137,97 +136,61 @@ class Job:
 def rejection(
     request: Request,
     limits: Rollouts,
-    deterministic: bool,
+    *,
     vocabulary: int = 0,
     max_context: int = 0,
+    most_samples: int = INT32_MAX,
 ) -> str | None:
-    """Returns the reason the slots cannot hold a request, with its config key; None if they can.
+    """Returns the reason a request must not reach an engine, with its config key; None if it may.
+
+    Called where a request enters a worker: engines trust what they are given. Stop ids may be
+    beyond the vocabulary: then no sample ends with them.
 
     Args:
+      vocabulary: token ids are below it; 0: unknown.
       max_context: the most tokens before those that are sampled in a turn after the first one
         (``RlaxSection.max_context_tokens``); 0: episodes have one turn.
-      vocabulary: token ids are below it; 0: unknown.
+      most_samples: maximum number of samples of one request.
     """
-    sampling, length, samples = request.sampling, len(request.context), len(request.seeds)
-    resume = request.resume
+    key, sampling, resume = request.key, request.sampling, request.resume
+    length, most, samples = len(request.context), limits.max_prompt_tokens, len(request.seeds)
+    fits = f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is {most}"
+    if key.trajectory or key.turn:  # an environment may add to a further trajectory's context
+        most = max_context
+        fits = (
+            f"{length} tokens before turn {key.turn}, at most {most} fit with "
+            "rlax.rollouts.max_prompt_tokens and rlax.episodes.max_tokens"
+        )
+    temperature, stop_ids = sampling.temperature, sampling.stop_ids
     problems = {
-        **context_problem(request.key, length, limits, max_context),
-        **sampling_problems(sampling, limits),
-        "no seeds": samples == 0,
-        "seeds that do not have 64 bits, from 0 to 2**64 - 1": not all(
-            0 <= seed < 1 << 64 for seed in request.seeds
-        ),
-        f"{samples} samples, rlax.rollouts.slots is {limits.slots}, and rlax.deterministic "
-        "generates a group at once": deterministic and samples > limits.slots,
-        "resume holds other samples than seeds": bool(resume)
-        and tuple(s.seed for s in resume) != request.seeds,
-        "resume holds an unfinished sample with nothing left to generate": any(
-            s.finish is None and len(s.tokens) >= sampling.max_new_tokens for s in resume
-        ),
-        "resume holds a sample to be continued, rlax.rollouts.on_new_weights is "
-        f"{limits.on_new_weights}": limits.on_new_weights != "continue"
-        and any(s.finish is None and len(s.tokens) for s in resume),
-    }
-    if problem := next((problem for problem, found in problems.items() if found), None):
-        return problem
-    why = outside(request.context, vocabulary)
-    return f"the prompt has {why}" if why else None
-
-
-def sampling_problems(sampling: SamplingParams | pb.Sampling, limits: Rollouts) -> dict[str, bool]:
-    """Returns the errors in the settings of a request; see ``rejection``.
-
-    Stop ids may be beyond the vocabulary: then no sample ends with them.
-
-    Returns:
-      Error text -> True if the settings have this error.
-    """
-    temperature, most = sampling.temperature, limits.max_new_tokens
-    strings = problem_of(tuple(sampling.stop_strings)) if sampling.stop_strings else None
-    return {
-        f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is {most}": (
-            not 1 <= sampling.max_new_tokens <= most
-        ),
+        fits: not 1 <= length <= most,
+        f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
+        f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
         # Logits divided by a temperature that is smaller would not be finite.
         f"temperature {temperature}, must be 0 or from 0.001 on, and finite": temperature != 0
         and not _COLDEST <= temperature < math.inf,
-        f"top_k {sampling.top_k}, must be from 0 to {INT32_MAX}": (
-            not 0 <= sampling.top_k <= INT32_MAX
-        ),
+        f"top_k {sampling.top_k}, must be from 0 to {INT32_MAX}": sampling.top_k < 0,
         f"top_p {sampling.top_p}, must be above 0 and at most 1": not 0 < sampling.top_p <= 1,
-        f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
-            len(sampling.stop_ids) > MAX_STOP_IDS
+        f"{len(stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
+            len(stop_ids) > MAX_STOP_IDS
         ),
-        f"stop ids {list(sampling.stop_ids[:MAX_STOP_IDS])}, must be from 0 to {INT32_MAX}": (
-            not all(0 <= stop_id <= INT32_MAX for stop_id in sampling.stop_ids)
+        f"stop ids {list(stop_ids[:MAX_STOP_IDS])}, must be from 0 to {INT32_MAX}": (
+            min(stop_ids, default=0) < 0
         ),
-        strings or "": strings is not None,
+        f"{samples} samples, must be 1 to {most_samples}": not 1 <= samples <= most_samples,
+        f"min_version {request.min_version}": request.min_version < -1,
+        "resume has samples other than those requested": bool(resume)
+        and tuple(s.seed for s in resume) != request.seeds,
+        "resume has a sample to be continued, rlax.rollouts.on_new_weights is "
+        f"{limits.on_new_weights}": limits.on_new_weights != "continue"
+        and any(s.finish is None and len(s.tokens) for s in resume),
     }
-
-
-def context_problem(
-    place: Key | pb.Key, length: int, limits: Rollouts, max_context: int
-) -> dict[str, bool]:
-    """Returns the errors in the length of a context; see ``rejection``.
-
-    An environment may add to the context of a further trajectory before its first turn.
-
-    Returns:
-      Error text -> True if the context has this error.
-    """
-    if place.trajectory or place.turn:
-        return {
-            f"{length} tokens before turn {place.turn}, at most {max_context} fit with "
-            "rlax.rollouts.max_prompt_tokens and rlax.episodes.max_tokens": not 1
-            <= length
-            <= max_context
-        }
-    most = limits.max_prompt_tokens
-    return {
-        f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is {most}": not 1
-        <= length
-        <= most
-    }
+    if problem := next((problem for problem, is_so in problems.items() if is_so), None):
+        return problem
+    if sampling.stop_strings and (problem := problem_of(sampling.stop_strings)):
+        return problem
+    why = outside(request.context, vocabulary)
+    return f"the prompt has {why}" if why else None
 
 
 def blank(seed: int) -> Sampled:

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS, rejection
+from rlax_plugin.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
@@ -206,7 +206,6 @@ class ScriptedEngine(RolloutEngine):
     ):
         self._config, self._store, self._decode_text = config, store, decode
         self._rollouts, self._clock = section.rollouts, clock or Clock()
-        self._max_context = section.max_context_tokens
         self._dtypes = policy.version_dtypes(section.weights.rounded)
         self._unseeded = np.random.default_rng()
         self._held = _Held(-1, {})
@@ -324,12 +323,9 @@ class ScriptedEngine(RolloutEngine):
         """See ``RolloutEngine``. Cancelling it, at the caller's deadline, ends all its groups.
 
         Raises:
-          WorkerError: a request exceeds the configured limits, or has more tokens than
-            ``context_tokens``.
+          WorkerError: a request has more tokens than ``context_tokens``.
         """
         for request in requests:
-            if why := rejection(request, self._rollouts, False, VOCABULARY, self._max_context):
-                raise WorkerError(f"{request.key}: {why}")
             tokens = len(request.context) + request.sampling.max_new_tokens
             if 0 < (most := self._config.context_tokens) < tokens:
                 raise WorkerError(f"{tokens} tokens were asked for, and at most {most} fit")

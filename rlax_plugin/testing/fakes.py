@@ -231,7 +231,7 @@ class FakeEngine(ScriptedEngine):
             return f"seeds are {request.seeds}"
         if request.attempt < 1:
             return f"attempt is {request.attempt}, they count from 1"
-        return rejection(request, self._limits, False)
+        return rejection(request, self._limits)
 
 
 def _structure(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
-from rlax_plugin.batching.jobs import context_problem, sampling_problems
+from rlax_plugin.batching.jobs import rejection
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities
@@ -21,42 +21,46 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.message_sizes import group_bytes
 from rlax_plugin.rpc.pieces import discard, read_requests, reply_messages
 from rlax_plugin.rpc.wire import key_from_proto, key_to_proto, request_from_proto
-from rlax_plugin.tokens.defects import defect, outside
+from rlax_plugin.tokens.defects import defect
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
 
-_TOKEN_BYTES = 4
 
-
-def rejection(
+def accepted(
     message: pb.Request,
     section: RlaxSection,
     vocabulary: int = 0,
     side: Mapping[str, SideSpec] = EMPTY,
     rest: Sequence[pb.Request] = (),
-) -> str | None:
-    """The reason why a request must not reach the engine; None if it may.
+) -> Request:
+    """Returns the request of a message, which may reach the engine.
 
     Args:
       rest: further messages that continue this one.
       vocabulary: token ids are below it; 0: the engine does not report it.
       side: the engine's side channels.
+
+    Raises:
+      ValueError: it may not; says why, and names it as the controller does.
     """
-    limits = section.rollouts
-    context_bytes = sum(len(part.context) for part in (message, *rest))
-    length, odd = divmod(context_bytes, _TOKEN_BYTES)
-    most = _most_samples(section)
-    found = {
-        "context is not int32": odd != 0,
-        **context_problem(message.key, length, limits, section.max_context_tokens),
-        **sampling_problems(message.sampling, limits),
-        f"{len(message.seeds)} samples, must be 1 to {most}": not 1 <= len(message.seeds) <= most,
-        f"min_version {message.min_version}": not -1 <= message.min_version <= INT32_MAX,
-    }
-    problems = [problem for problem, is_so in found.items() if is_so]
-    if not problems and (why := _tokens_problem(message, vocabulary, side, rest)):
-        problems = [why]
-    return f"{_name(message.key)}: {'; '.join(problems)}" if problems else None
+    try:
+        request = request_from_proto(message, side, rest)
+    except ValueError as error:  # such as bytes that are no whole number of elements
+        raise ValueError(f"{_name(message.key)}: it is garbled: {error}") from error
+    why = rejection(
+        request,
+        section.rollouts,
+        vocabulary=vocabulary,
+        max_context=section.max_context_tokens,
+        most_samples=_most_samples(section),
+    )
+    if why is None:
+        length = len(request.context)
+        why = defect(request.resume, request.sampling, vocabulary, context_length=length, side=side)
+        why = why and f"resume {why}"
+    if why is not None:
+        raise ValueError(f"{request.key}: {why}")
+    return request
 
 
 def _most_samples(section: RlaxSection) -> int:
@@ -80,25 +84,6 @@ def _name(key: pb.Key) -> str:
         return str(key_from_proto(key))
     except ValueError:
         return f"group {key.group}"
-
-
-def _tokens_problem(
-    message: pb.Request,
-    vocabulary: int,
-    side: Mapping[str, SideSpec],
-    rest: Sequence[pb.Request],
-) -> str | None:
-    try:
-        request = request_from_proto(message, side, rest)
-    except ValueError as error:  # such as bytes that are no whole number of elements
-        return f"it is garbled: {error}"
-    if why := outside(request.context, vocabulary):
-        return f"the prompt has {why}"
-    if request.resume and tuple(s.seed for s in request.resume) != request.seeds:
-        return "resume has samples other than those requested"
-    length = len(request.context)
-    why = defect(request.resume, request.sampling, vocabulary, context_length=length, side=side)
-    return f"resume {why}" if why else None
 
 
 @dataclass(eq=False, slots=True)
@@ -215,10 +200,13 @@ class RolloutService(rpc.RolloutServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
         if not self._has_weights():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
-        for first, *rest in asked:
-            if why := rejection(first, self._section, has.vocabulary, has.side, rest):
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-        requests = [request_from_proto(first, has.side, rest) for first, *rest in asked]
+        try:
+            requests = [
+                accepted(first, self._section, has.vocabulary, has.side, rest)
+                for first, *rest in asked
+            ]
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if len({request.key for request in requests}) < len(requests):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a request came twice in a call")
         return requests

@@ -23,7 +23,6 @@ from waiting import eventually
 
 from rlax_plugin.batching.jobs import Job
 from rlax_plugin.batching.scheduler import Scheduler
-from rlax_plugin.errors import WorkerError
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.weights.verification import take_version
 
@@ -124,14 +123,6 @@ def test_without_stop_strings_nothing_is_read_and_calls_are_as_long_as_ever():
         ("decode", 4, True),
         ("read", 3),
     ] * 3 + [("decode", 4, True)]
-
-
-def test_a_request_with_impossible_stop_strings_is_rejected():
-    async def scenario(engine, slots):
-        with pytest.raises(WorkerError, match="stop string ''"):
-            await generated(engine, asked(0, [100], 5, ""))
-
-    play(scenario)
 
 
 def test_jetstreams_own_requests_end_at_the_sources_stop_strings():

@@ -10,7 +10,7 @@ from waiting import eventually
 
 from rlax_plugin.batching.jobs import Job
 from rlax_plugin.batching.scheduler import Scheduler
-from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
+from rlax_plugin.errors import WeightsError, WeightsMismatchError
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.types import Canary
 from rlax_plugin.weights.verification import take_version
@@ -341,23 +341,6 @@ def test_a_running_sample_waits_while_older_weights_are_kept():
     play(scenario, rollouts=options, interrupt_steps=2)
 
 
-@pytest.mark.parametrize(
-    ("mode", "resume", "message"),
-    [
-        ("continue", [part(100, 3)], "resume holds other samples than seeds"),
-        ("continue", [part(200, 3), part(100, 3)], "other samples than seeds"),
-        ("continue", [part(100, 3), part(200, 10)], "nothing left to generate"),
-        ("finish", [part(100, 3), part(200, 0)], "rlax.rollouts.on_new_weights is finish"),
-    ],
-)
-def test_what_cannot_be_resumed_is_rejected(mode, resume, message):
-    async def scenario(engine, slots):
-        with pytest.raises(WorkerError, match=f"group 0: .*{message}"):
-            await generated(engine, request(0, [100, 200], new=10, resume=resume))
-
-    play(scenario, rollouts={"on_new_weights": mode})
-
-
 def test_deterministic_training_groups_are_generated_alone_sample_i_in_slot_i():
     slots = ScriptedSlots()
     scheduler = Scheduler(slots, arrival_steps=4, linger_steps=2, deterministic=True)
@@ -385,13 +368,3 @@ def test_deterministic_training_groups_are_generated_alone_sample_i_in_slot_i():
     ]
     taken = [entry[1] for entry in slots.inserts()]
     assert taken == [(0,), (1, 2), (0, 1, 2), (0,), (0, 1)]
-
-
-def test_deterministic_groups_must_fit():
-    async def scenario(engine, slots):
-        with pytest.raises(WorkerError, match=r"5 samples, rlax\.rollouts\.slots is 4"):
-            await generated(engine, request(0, range(5)))
-        await take_version(engine, version(0))
-        assert len((await generated(engine, request(0, range(4))))[0]) == 4
-
-    play(scenario, deterministic=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from sections import section_with
 
 from rlax_plugin.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
-from rlax_plugin.batching.jobs import rejection as slots_rejection
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import (
     key_from_proto,
@@ -19,7 +19,7 @@ from rlax_plugin.rpc.wire import (
     request_to_proto,
 )
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams
-from rlax_plugin.worker.rollout_service import rejection
+from rlax_plugin.worker.rollout_service import accepted
 
 SEEDS = (2**64 - 1, 5)
 
@@ -68,6 +68,14 @@ def test_keys_survive_the_wire_and_have_a_text(key, text):
     assert str(key) == text
 
 
+def rejection(*asked: Any) -> str | None:
+    try:
+        accepted(*asked)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 @pytest.mark.parametrize("purpose", [3, 77, -1, -3, -9])
 def test_purposes_that_do_not_exist_are_rejected(purpose):
     message = request_to_proto(request())
@@ -104,11 +112,8 @@ def test_what_is_given_behind_the_context_of_a_further_trajectory_fits(place, mo
     for length in (most, most + 1):
         context = np.zeros(length, np.int32)
         asked = request(key=Key("train", 3, 0, trajectory, turn), context=context)
-        found = (
-            rejection(request_to_proto(asked), section, 64, SIDE_CHANNELS),
-            slots_rejection(asked, section.rollouts, False, 64, section.max_context_tokens),
-        )
-        assert [f"{length} " in (why or "") for why in found] == [length > most] * 2, found
+        found = rejection(request_to_proto(asked), section, 64, SIDE_CHANNELS)
+        assert (f"{length} " in (found or "")) == (length > most), found
 
 
 @pytest.mark.parametrize(
@@ -157,6 +162,7 @@ def test_what_is_given_behind_the_context_of_a_further_trajectory_fits(place, mo
 )
 def test_workers_reject_what_no_engine_should_see(changes, message):
     rollouts = {"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16, "group_size": 2}
+    rollouts |= {"on_new_weights": "continue"}
     section = section_with(rollouts=rollouts, evaluation={"samples": 4, "k": [1]})
     found = rejection(request_to_proto(request(**changes)), section, 64, SIDE_CHANNELS)
     if message is None:
@@ -186,31 +192,14 @@ def test_workers_reject_what_no_engine_should_see(changes, message):
         ({"temperature": 0.001}, None),
     ],
 )
-def test_engines_and_workers_reject_the_same_settings(changes, message):
+def test_workers_reject_impossible_settings(changes, message):
     section = section_with(rollouts={"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16})
     asked = request(sampling=SamplingParams(**{"max_new_tokens": 4, **changes}))
-    by_worker = rejection(request_to_proto(asked), section, 64)
-    by_engine = slots_rejection(asked, section.rollouts, False, 64)
+    found = rejection(request_to_proto(asked), section, 64)
     if message is None:
-        assert by_worker is by_engine is None
+        assert found is None
     else:
-        assert by_engine is not None and by_engine.startswith(message)
-        assert by_worker == f"evaluation group 3: {by_engine}"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seeds": (5, -1)}, "seeds that do not have 64 bits, from 0 to 2**64 - 1"),
-        ({"seeds": (2**64,)}, "seeds that do not have 64 bits"),
-        ({"sampling": SamplingParams(top_k=2**31, max_new_tokens=4)}, "top_k 2147483648, must"),
-        ({"sampling": SamplingParams(stop_ids=(1, 2**31), max_new_tokens=4)}, "stop ids [1, 2147"),
-    ],
-)
-def test_engines_reject_numbers_that_no_message_can_have(changes, message):
-    limits = section_with(rollouts={"max_new_tokens": 8}).rollouts
-    found = slots_rejection(request(**changes), limits, False, 64)
-    assert found is not None and found.startswith(message)
+        assert found is not None and found.startswith(f"evaluation group 3: {message}")
 
 
 def test_what_is_to_be_resumed_is_whole_and_not_garbled():

@@ -17,7 +17,7 @@ from waiting import eventually
 
 from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.config.loading import load_section
-from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
+from rlax_plugin.errors import WeightsError, WeightsMismatchError
 from rlax_plugin.testing import make_request, make_version, policy
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
@@ -390,19 +390,3 @@ def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_p
         assert slow.progress() == {}
 
     asyncio.run(asyncio.wait_for(run(), 60))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"temperature": float("nan")}, "temperature nan"),
-        ({"top_k": -3}, "top_k -3"),
-        ({"max_new_tokens": 0}, "max_new_tokens 0"),
-    ],
-)
-def test_settings_that_make_no_sense_are_rejected(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    asked = request(sampling=SamplingParams(**({"max_new_tokens": 4} | changes)))
-    with pytest.raises(WorkerError, match=f"group 0: {message}"):
-        generate(engine(), publish(tmp_path, 0), asked)
