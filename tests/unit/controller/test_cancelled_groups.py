@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from flow_harness import Harness, settle
 from scored_groups import scored_group
@@ -154,16 +153,3 @@ def test_savings_are_what_longer_samples_took_beyond(so_far, expected) -> None:
     assert savings.tokens((0, 1)) == 0  # nothing is known
     savings.observe(scored_group(0, (2, 1.0), (4, None), (9, 0.0)))
     assert savings.tokens(so_far) == expected
-
-
-def test_savings_agree_with_what_samples_would_have_taken() -> None:
-    """Of many samples that are cut at a random moment, the mean is right."""
-    rng = np.random.default_rng(0)
-    lengths = rng.geometric(0.02, 1000)
-    savings = Savings()
-    savings.observe(scored_group(0, *((int(n), 1.0) for n in lengths)))
-    others = rng.geometric(0.02, 4000)
-    cut = rng.integers(0, 60, 4000)
-    begun = others > cut
-    found = savings.tokens(cut[begun].tolist())
-    assert found == pytest.approx(float((others - cut)[begun].sum()), rel=0.1)

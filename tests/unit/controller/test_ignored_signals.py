@@ -1,4 +1,4 @@
-"""Trainers that lack an ability, and configs that need it."""
+"""What a config asks of a trainer, the trainer must declare."""
 
 from __future__ import annotations
 
@@ -14,30 +14,13 @@ from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext
 
-
-def trainer(takes: bool | None, *signals: str) -> Any:
-    """The trainer that a builder returns; None: it says nothing of signals."""
-    built = SimpleNamespace() if takes is None else SimpleNamespace(takes_signals=takes)
-    section = section_with(trainer={"name": "own"}, signals=[{"name": name} for name in signals])
-    context = BuildContext(Path(), 0, section, ResolvedConfig(section))
-    registry: Any = SimpleNamespace(part=lambda *_: built)
-    return Builder(registry, context).trainer()
-
-
-@pytest.mark.parametrize("takes", [None, False])
-def test_signals_that_a_trainer_would_ignore_are_an_error_that_names_it(takes):
-    with pytest.raises(ConfigError, match=r"rlax\.signals.*critic.*rlax\.trainer\.name 'own'"):
-        trainer(takes, "critic")
-    assert trainer(takes) is not None
-
-
-def test_a_trainer_that_takes_signals_is_built():
-    assert trainer(True, "critic").takes_signals
+ABILITIES = ("takes_signals", "takes_shared_prompts", "rounds_weights")
 
 
 @pytest.mark.parametrize(
     ("ability", "needs", "words"),
     [
+        ("takes_signals", {"signals": [{"name": "critic"}]}, r"rlax\.signals.*critic.*ignored"),
         (
             "takes_shared_prompts",
             {"batches": {"sequences_per_row": 4, "shared_prompts": True}},
@@ -50,14 +33,17 @@ def test_a_trainer_that_takes_signals_is_built():
         ),
     ],
 )
-@pytest.mark.parametrize("has", [None, False, True])
-def test_what_a_config_asks_of_a_trainer_needs_the_ability(ability, needs, words, has):
-    built = SimpleNamespace() if has is None else SimpleNamespace(**{ability: has})
+def test_what_a_config_asks_of_a_trainer_needs_the_ability(
+    ability: str, needs: dict[str, Any], words: str
+) -> None:
+    def built(section: Any, **declared: bool) -> Any:
+        trainer = SimpleNamespace(**dict.fromkeys(ABILITIES, False) | declared)
+        registry: Any = SimpleNamespace(part=lambda *_: trainer)
+        context = BuildContext(Path(), 0, section, ResolvedConfig(section))
+        return Builder(registry, context).trainer()
+
     section = section_with(trainer={"name": "own"}, **needs)
-    registry: Any = SimpleNamespace(part=lambda *_: built)
-    builder = Builder(registry, BuildContext(Path(), 0, section, ResolvedConfig(section)))
-    if has:
-        assert builder.trainer() is built
-        return
+    assert getattr(built(section, **{ability: True}), ability)
+    assert built(section_with(trainer={"name": "own"})) is not None
     with pytest.raises(ConfigError, match=f"{words}.*name 'own'"):
-        builder.trainer()
+        built(section)

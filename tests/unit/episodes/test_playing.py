@@ -206,18 +206,6 @@ def test_one_trajectory_has_one_turn_at_a_time() -> None:
     asyncio.run(play())
 
 
-def test_no_turn_may_be_older_than_the_turn_before_it() -> None:
-    ask = Asked(1, 1, version=6)
-    episode = playing(ask)
-
-    async def play() -> None:
-        await episode.sample([5])
-        await episode.sample([5])
-
-    asyncio.run(play())
-    assert [oldest for _, _, _, oldest in ask.asked] == [4, 6]
-
-
 def known(*turns: tuple[int, int, list[int]]) -> list[tuple[Key, Turn]]:
     """Trajectory, turn, and what was given; each sampled its own token."""
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -225,11 +226,10 @@ def test_an_episode_that_is_played_again_asks_with_other_attempts() -> None:
 
 
 def test_a_deterministic_run_needs_an_environment_that_is() -> None:
-    class Promises:
-        deterministic = True
+    def environment(deterministic: bool) -> Any:
+        return SimpleNamespace(deterministic=deterministic)
 
     section = section_with(environment={"name": "calculator"}, deterministic=True)
-    assert EpisodeRunner(section, Source(), Promises(), Workers())  # type: ignore[arg-type]
-    for environment in (object(), type("Says", (), {"deterministic": False})()):
-        with pytest.raises(ConfigError, match=r"rlax\.environment = 'calculator'.*deterministic"):
-            EpisodeRunner(section, Source(), environment, Workers())  # type: ignore[arg-type]
+    assert EpisodeRunner(section, Source(), environment(True), Workers())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"rlax\.environment = 'calculator'.*deterministic"):
+        EpisodeRunner(section, Source(), environment(False), Workers())  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dispatching import GONE, STOP, answer, generated, join, make, reply_to, request, run
+from dispatching import GONE, STOP, answer, generated, join, make, request, run
 from waiting import eventually, turns
 
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -158,27 +158,6 @@ def test_a_second_report_that_contradicts_itself_or_the_first_costs_a_worker_its
         good = await join(fleet, "b", answer)
         assert (await ticket).workers == (fleet.workers["b"],)
         assert not good.requests[0].resume  # nothing of it is gone on from
-        await dispatcher.close()
-
-    run(main)
-
-
-def test_side_channels_that_a_worker_has_declared_are_kept():
-    def script(message: pb.Request) -> Any:
-        reply = reply_to(message, 2, 1, finish="stop")
-        for sample, count in zip(reply.samples, (2, 1), strict=True):
-            sample.side["experts"] = np.arange(3 * (1 + count), dtype=np.int8).tobytes()
-        return [reply]
-
-    async def main():
-        experts = pb.SideChannel(dtype="int8", trailing=[3], over="context+sampled")
-        fleet, dispatcher, _ = make()
-        await join(fleet, "a", script, side={"experts": experts})
-        _, samples, _ = await dispatcher.submit(request(0))
-        assert [s.side["experts"].tolist() for s in samples] == [
-            [[0, 1, 2], [3, 4, 5], [6, 7, 8]],
-            [[0, 1, 2], [3, 4, 5]],
-        ]
         await dispatcher.close()
 
     run(main)

@@ -16,7 +16,6 @@ from dispatching import (
     generated,
     join,
     make,
-    reply_to,
     request,
     run,
 )
@@ -194,19 +193,3 @@ def test_answers_are_held_against_what_was_asked(changes, message):
     else:
         with pytest.raises(WorkerError, match=f"b: group 0 {message}"):
             check_reply(samples, asked, changes.get("newest", 9), worker="b")
-
-
-def test_a_worker_that_answers_what_was_not_asked_is_not_trusted():
-    async def main():
-        fleet, dispatcher, lost = make()
-        await join(fleet, "bad", lambda message: reply_to(message, 17, 1, finish="stop"))
-        bad = fleet.workers["bad"]
-        ticket = dispatcher.submit(request(0))
-        await turns()
-        await join(fleet, "good", answer)
-        assert (await ticket).workers == (fleet.workers["good"],)
-        assert lost == ["bad: bad: group 0 sample 0 has 17 tokens, 16 were asked for"]
-        assert not bad.trusted
-        await dispatcher.close()
-
-    run(main)

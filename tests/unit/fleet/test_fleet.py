@@ -71,6 +71,8 @@ def test_a_pause_of_the_controller_itself_loses_nobody():
         ({"address": "unix:/tmp/socket"}, "must be host:port"),
         ({"address": "dns:///localhost:80"}, "must be host:port"),
         ({"address": "::1:80"}, "must be host:port"),
+        ({"address": "0.0.0.0:80"}, "give --advertised-host"),
+        ({"address": "x" * 300 + ":80"}, "must be host:port"),
         ({"address": "localhost:0"}, "must be host:port"),
         ({"address": "localhost:80\n"}, "must be host:port"),
     ],

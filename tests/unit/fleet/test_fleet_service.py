@@ -178,28 +178,6 @@ def test_a_registration_without_a_secret_of_its_own_is_rejected(
     run(main)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "0.0.0.0:80",
-        "[::]:80",
-        "unix:/x",
-        "::1:80",
-        "[::1%\n]:80",
-        "a b:80",
-        "x" * 300 + ":80",
-        "h:0",
-    ],
-)
-def test_an_address_that_cannot_be_called_is_rejected(address: str) -> None:
-    async def main(one: Served) -> None:
-        reply = await one.register(new_token(), address=address)
-        assert not reply.accepted and "its address must be" in reply.reason
-        assert len(reply.reason) < 400 and "\n" not in reply.reason and not one.fleet.workers
-
-    run(main)
-
-
 def test_a_worker_with_other_packages_is_rejected_with_what_to_install() -> None:
     async def main(one: Served) -> None:
         assert (await one.register(new_token(), versions={"rlax-plugin": "0.1.0"})).accepted

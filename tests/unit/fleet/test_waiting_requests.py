@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dispatching import answer, exactly, join, make, request, run
+from dispatching import answer, join, make, request, run
 from waiting import eventually, turns
 
 from rlax_plugin.fleet.progress import unfinished_of
@@ -129,19 +129,6 @@ def test_a_group_that_is_larger_than_twice_the_slots_need_not_wait_for_an_idle_w
         worker.assigned = 3
         await dispatcher.submit(request(0, samples=9))
         assert stub.calls == [[0]] and worker.assigned == 3
-        await dispatcher.close()
-        await fleet.close()
-
-    run(main)
-
-
-def test_a_request_of_one_version_is_queued_apart() -> None:
-    async def main() -> None:
-        fleet, dispatcher, _ = make()
-        stub = await join(fleet, "a", answer)
-        pinned = dispatcher.submit(exactly(3))
-        assert (await dispatcher.submit(request(1))).samples
-        assert stub.calls == [[1]] and not pinned.done()
         await dispatcher.close()
         await fleet.close()
 

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from part_stubs import SourceStub
 from rlax_jetstream import JetstreamConfig, rlax_register_rollout_engine
 from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.engine import JetstreamEngine
@@ -367,7 +368,7 @@ def test_a_text_that_may_fit_is_encoded(text, tokens):
 
 
 def test_a_text_that_no_tokenizer_makes_short_enough_is_not_encoded():
-    class Unnamed:
+    class Unnamed(SourceStub):
         """A source that names no tokenizer."""
 
         def encode(self, text):
@@ -386,7 +387,7 @@ def test_a_text_that_no_tokenizer_makes_short_enough_is_not_encoded():
 
 
 def test_an_error_that_repeats_the_text_fits_into_a_status():
-    class Repeating:
+    class Repeating(SourceStub):
         def encode(self, text):
             raise ValueError(f"{text} has no tokens")
 
