@@ -71,11 +71,6 @@ class SyntheticSource(PromptSource):
     def stop_ids(self) -> tuple[int, ...]:
         return ()  # a benchmark's completions all have the same length
 
-    @property
-    def pad_id(self) -> int:
-        """The id of the padding token, which no prompt contains."""
-        return 0
-
 
 class TokenParityConfig(NoOptions):
     """1 if the sum of the completion's token ids is odd, else 0; for benchmarks."""

@@ -90,7 +90,7 @@ class ArithmeticSource(PromptSource):
     def __init__(self, config: ArithmeticConfig):
         self._problems = config.problem_set
         self._data_dir = Path(config.data_dir).expanduser() if config.data_dir else _cache_dir()
-        self._turns = self._calculating if config.calculator else self._at_once
+        self._calculator = config.calculator
         self._prompts: dict[str, tuple[Prompt, ...]] = {}
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -135,12 +135,8 @@ class ArithmeticSource(PromptSource):
 
     def answer_turns(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns, per turn of a right episode, the tokens given and the answer, both int32."""
-        return self._turns(prompt)
-
-    def _at_once(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [(np.zeros(0, np.int32), self.answer_tokens(prompt))]
-
-    def _calculating(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
+        if not self._calculator:
+            return [(np.zeros(0, np.int32), self.answer_tokens(prompt))]
         call = _ended(f"-{prompt.text}")
         result = np.array(tokenizer.encode(f"={prompt.reference}="), np.int32)
         return [(np.zeros(0, np.int32), call), (result, self.answer_tokens(prompt))]

@@ -35,7 +35,7 @@ def test_decode_is_ids_with_spaces():
     task = source()
     assert task.decode(np.array([3, 0, 511], np.int32)) == "3 0 511"
     assert task.decode(np.array([], np.int32)) == ""
-    assert task.stop_ids == () and task.pad_id == 0
+    assert task.stop_ids == () and task.pad_id is None
 
 
 def test_parity_by_hand_and_near_even_on_random_completions():
