@@ -22,7 +22,7 @@ def chosen_observers(builder: Builder) -> list[Chosen[Observer]]:
 
     Raises:
       ConfigError: see ``Registry.part``.
-      PluginError: a plug-in built an object that is not an observer.
+      PluginError: a method of an observer cannot receive its event.
     """
     found = []
     for index, choice in enumerate(builder.section.observers):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.ports.environment import Environment
+from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import Launcher, PromptSource, RolloutEngine, WeightStore
 from rlax_plugin.ports.training import Trainer
 
@@ -205,6 +206,7 @@ ALL = (
         process=_CONTROLLER,
         places=("observers[]",),
         contract="observers",
+        base=Observer,
     ),
     Kind(
         name="trainer",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from rlax_plugin.errors import alternatives
-from rlax_plugin.ports.hookspecs import EVENTS, OBSERVE
+from rlax_plugin.ports.abilities import abilities_of
 from rlax_plugin.types import ScoredGroup, WeightVersion
 
 MOST_BYTES = 1_000_000  # of one state: all of them are written before each checkpoint
@@ -48,24 +47,14 @@ class Observer:
         """Returns to a saved ``state``; called at most once, before all other methods."""
 
 
-def defect(part: object) -> str | None:
+def defect(part: Observer) -> str | None:
     """The reason why a part cannot receive events; None if it can."""
-    if not isinstance(part, Observer):
-        return f"is of class {type(part).__name__}: derive it from rlax_plugin.api.Observer"
-    known = [f"{_PREFIX}{event}" for event in EVENTS]
+    known = [name for name in vars(Observer) if name.startswith(_PREFIX)]
     for name in dir(part):
         if name.startswith(_PREFIX) and name not in known:
             return f"has {name}, which is no event; {alternatives(name, known)}"
-    for name in known:
-        method = getattr(part, name)
-        arguments = inspect.signature(OBSERVE[f"rlax_{name}"]).parameters
-        if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
-            return f"has {name} as a coroutine or generator, which would never run"
-        try:
-            inspect.signature(method).bind(**dict.fromkeys(arguments))
-        except TypeError as error:
-            return f"has {name}, which must take ({', '.join(arguments)}): {error}"
-    return None
+    problems = abilities_of(part, Observer).problems
+    return f"has a method that does not fit: {problems[0]}" if problems else None
 
 
 def storable(state: object) -> dict[str, Any]:
