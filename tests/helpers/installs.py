@@ -62,8 +62,7 @@ def on_path(folder: Path) -> Iterator[Path]:
 
 # A plug-in with a part of each kind that a whole config needs.
 PARTS = """
-    from rlax_plugin.api import Extension, NoOptions, Section, hookimpl
-    from rlax_plugin.errors import ConfigError
+    from rlax_plugin.api import ConfigError, Extension, NoOptions, Section, Trainer, hookimpl
 
     class Config(Section):
         slots: int = 4
@@ -84,8 +83,15 @@ PARTS = """
     @hookimpl
     def rlax_register_tracker(): return part("track")
 
+    class Paid(Trainer):
+        def __init__(self, reward):
+            self.reward = reward
+
+        def run(self, port):
+            pass
+
     def build(config, context):
-        return ("trainer", context.part("reward", context.section.rewards[0], "rlax.rewards.0"))
+        return Paid(context.part("reward", context.section.rewards[0], "rlax.rewards.0"))
 
     def check(config, context):
         if context.config is not None:

@@ -275,12 +275,11 @@ def test_wrong_registrations_name_plugin_and_hook(
 
 def test_parts_are_built_with_validated_options_and_may_build_others(folder: Path) -> None:
     registry = validated()
-    choice = Choice.model_validate({"name": "engine", "slots": 9})
-    key = "rlax.rollouts.engine"
-    assert registry.part("rollout_engine", choice, key, context()) == ("engine", 9)
-    assert build_part("rollout_engine", choice, key, context()) == ("engine", 9)
+    choice, key = Choice.model_validate({"name": "track", "slots": 9}), "rlax.trackers.0"
+    assert registry.part("tracker", choice, key, context()) == ("track", 9)
+    assert build_part("tracker", choice, key, context()) == ("track", 9)
     built = registry.part("trainer", Choice(name="train"), "rlax.trainer", context())
-    assert built == ("trainer", ("right", 4))
+    assert built.reward == ("right", 4)
 
 
 def test_a_failing_build_says_whose_it_is(folder: Path) -> None:
@@ -329,7 +328,7 @@ def test_one_registry_per_list_of_plugins(folder: Path) -> None:
     assert registry_for(section(plugins=plugins)) is not registry_for(section())
 
 
-def test_a_launcher_without_the_base_class_is_refused(folder: Path) -> None:
+def test_a_part_without_the_base_class_is_refused(folder: Path) -> None:
     text = (
         r"plug-in 'tb_parts': rlax\.launcher = 'launch' built .+, expected an object of a class "
         r"that derives from rlax_plugin\.api\.Launcher"
