@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from rlax_jetstream.capabilities import SERVICE, capabilities
-from rlax_jetstream.options import JetstreamConfig
+from rlax_jetstream.options import SERVICE, JetstreamConfig
 from rlax_jetstream.swaps import TOTALS, Swaps, laid_out
 from rlax_plugin.api import (
+    SIDE_CHANNELS,
     AllWaitedFor,
     Arrays,
     Attempt,
@@ -214,8 +214,17 @@ class JetstreamEngine(RolloutEngine):
     @property
     def capabilities(self) -> Capabilities:
         """See ``RolloutEngine``; the vocabulary is known once the slots are built."""
-        known = self._slots.vocabulary if self._slots else 0
-        return capabilities(self.rollouts, known, self._max_context)
+        return Capabilities(
+            slots=self.rollouts.slots,
+            vocabulary=self._slots.vocabulary if self._slots else 0,
+            context_tokens=self._max_context + self.rollouts.max_new_tokens,
+            side=SIDE_CHANNELS,
+            seeded=True,
+            logprobs=True,
+            resumes=True,
+            scores=True,
+            stop_strings=True,
+        )
 
     @property
     def ready(self) -> bool:

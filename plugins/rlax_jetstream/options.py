@@ -8,6 +8,9 @@ from pydantic import Field
 
 from rlax_plugin.api import PositiveInt, Rollouts, Section
 
+SERVICE = "jetstream_proto.Orchestrator"
+"""The gRPC service that other programs call."""
+
 _LONGEST_CALL = 256  # decode steps, where nothing is to be looked for but that the engine is alive
 
 

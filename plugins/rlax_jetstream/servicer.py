@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rlax_jetstream.capabilities import SERVICE
 from rlax_jetstream.driver import DriverOfOne, JetStreamDriver
 from rlax_jetstream.later_fields import samples_asked
+from rlax_jetstream.options import SERVICE
 from rlax_jetstream.replies import RequestError
 from rlax_plugin.api import DatasetSource, PromptSource, WorkerError, python_command
 

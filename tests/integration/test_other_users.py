@@ -33,7 +33,6 @@ from other_users import (
     ports,
     secrets_of,
 )
-from rlax_jetstream.capabilities import capabilities
 from runs import (
     CONFIG,
     DEADLINE_S,
@@ -52,6 +51,7 @@ from rlax_plugin.commands.audit import audit
 from rlax_plugin.config.identity import sample_hash
 from rlax_plugin.fleet.capabilities import to_proto
 from rlax_plugin.fleet.package_versions import own_versions
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc.callers import METHODS
 from rlax_plugin.rpc.certificate import new_identity
@@ -236,7 +236,8 @@ def play_a_worker(found: Attacked, told: Path, processes: list[psutil.Process]) 
         fetch_config(address, str(found.run.dir / "worker-token.json"), 60)
     )
     port = found.workers["local-0"]
-    has = capabilities(config.section.rollouts, 64, 4)
+    slots = config.section.rollouts.slots
+    has = Capabilities(slots, 64, seeded=True, logprobs=True, resumes=True, stop_strings=True)
     _, *found.hostile = attack(
         "other_user_worker.py",
         controller=found.controller,
