@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from part_stubs import SourceStub
-from rlax_jetstream import JetstreamConfig, rlax_register_rollout_engine
+from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.engine import JetstreamEngine
 from rlax_jetstream.servicer import Forwarder
@@ -136,18 +136,6 @@ def test_what_a_client_may_cancel_is_generated_in_shorter_calls():
         assert [e[1:] for e in slots.log if e[0] == "decode"] == [(20, True)] * 3
 
     play(scenario, interrupt_steps=20)
-
-
-def test_a_group_waits_for_its_version_while_others_pass():
-    async def scenario(engine, slots):
-        await take_version(engine, version(1))
-        gated = asyncio.ensure_future(generated(engine, request(0, [1], min_version=2)))
-        passed = await generated(engine, request(1, [5]))
-        assert passed[1][0].versions[0] == 1 and not gated.done()
-        await take_version(engine, version(2))
-        assert (await gated)[0][0].versions[0] == 2
-
-    play(scenario)
 
 
 def test_running_samples_finish_on_the_old_weights():
@@ -448,8 +436,3 @@ def test_the_forwarder_answers_until_the_service_is_there():
     assert forwarder.service(Details) is not None and forwarder.service(Other) is None
     forwarder.add_generic_rpc_handlers((Handler(),))
     assert forwarder.service(Details) == "handler" and forwarder.service(Other) is None
-
-
-def test_the_plugin_offers_jetstream():
-    offer = rlax_register_rollout_engine()["jetstream"]
-    assert offer.config_class().arrival_steps == 4

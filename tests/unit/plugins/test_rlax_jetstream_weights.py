@@ -10,7 +10,7 @@ from waiting import eventually
 
 from rlax_plugin.batching.jobs import Job
 from rlax_plugin.batching.scheduler import Scheduler
-from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.errors import WeightsMismatchError
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.types import Canary
 from rlax_plugin.weights.verification import take_version
@@ -24,47 +24,6 @@ def canary(version, wrong=0.0, tolerance=1e-4, length=6):
     logprobs = (-version * tokens[1:]).astype(np.float32)
     logprobs[3:4] += wrong
     return Canary(tokens, logprobs, tolerance)
-
-
-@pytest.mark.parametrize(
-    ("bad", "error", "message"),
-    [
-        (version(2, name="v"), WeightsError, "variable 'v' was published but is missing"),
-        (version(2, shape=(3,)), WeightsError, r"'w' was published as float32\[3\]"),
-        (version(2, fingerprint=5), WeightsMismatchError, "'w' has fingerprint 0x00000002"),
-        (
-            version(2, canary=canary(2, wrong=1e-3)),
-            WeightsMismatchError,
-            "version 2: the canary's log-prob at position 3 .* the difference "
-            "is 0.001 nats, the tolerance 0.0001",
-        ),
-        (version(2, canary=canary(2, wrong=np.nan)), WeightsMismatchError, "position 3"),
-        (version(2, canary=canary(3)), WeightsMismatchError, "position 5"),
-        (version(2, canary=canary(2, length=9)), WeightsError, "cannot be computed: 10 tokens"),
-    ],
-    ids=["name", "shape", "fingerprint", "canary", "not finite", "other weights", "too long"],
-)
-def test_wrong_weights_are_rejected_and_the_old_ones_stay(bad, error, message):
-    async def scenario(engine, slots):
-        await take_version(engine, version(1, canary=canary(1)))
-        with pytest.raises(WeightsError, match=message) as caught:
-            await take_version(engine, bad)
-        assert caught.type is error
-        assert engine.version == 1
-        assert (await generated(engine, request(0, [1])))[0][0].versions[0] == 1
-        assert slots.inserts()[0][2] == 1  # the weights in use
-        await take_version(engine, version(2, canary=canary(2)))
-        assert engine.version == 2
-
-    play(scenario)
-
-
-def test_a_difference_within_the_tolerance_is_none():
-    async def scenario(engine, slots):
-        await take_version(engine, version(1, canary=canary(1, wrong=1e-3, tolerance=1e-2)))
-        assert engine.version == 1
-
-    play(scenario)
 
 
 class WrongDecoding(ScriptedSlots):
