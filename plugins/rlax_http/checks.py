@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +13,7 @@ import numpy as np
 from rlax_http.failures import ServerError
 from rlax_http.judge import JudgeConfig, LlmJudge
 from rlax_http.server import ServerConfig, choices_of, socket_problem
-from rlax_http.verifier import USABLE, HttpVerifier, VerifierConfig, sample_of
+from rlax_http.verifier import HttpVerifier, VerifierConfig, sample_of
 from rlax_plugin.api import BuildContext, CheckResult, ConfigError, Prompt, Score, is_loopback
 
 TRIAL = (
@@ -68,22 +68,13 @@ def check_verifier(config: VerifierConfig, context: BuildContext) -> CheckResult
 
     async def ask(limit_s: float) -> Score:
         verifier = HttpVerifier(config, context)
-        sample, several = sample_of(*TRIAL), config.batch_size > 1
         try:
-            reply = await verifier.client.once([sample] if several else sample, limit_s)
+            reply = await verifier.client.once(sample_of(*TRIAL), limit_s)
         finally:
             await verifier.client.close()
-        given = reply.content
-        if several:
-            (given,) = verifier.rewards(given, 1)
-        return verifier.reward_of(given, reply.tries)
+        return verifier.reward_of(reply)
 
-    place, concurrency = _place(config, context), context.section.reward_concurrency
-    warnings = list(_warnings(config, context))
-    if config.batch_size > concurrency:
-        reason = f"is more than rlax.reward_concurrency = {concurrency}, so no request has as many"
-        warnings.append((f"{place}.batch_size", reason))
-    return _result(ask, context, f"{place}.url", config.url, warnings)
+    return _result(ask, context, f"{_place(config, context)}.url", config.url)
 
 
 def check_judge(config: JudgeConfig, context: BuildContext) -> CheckResult:
@@ -101,9 +92,8 @@ def check_judge(config: JudgeConfig, context: BuildContext) -> CheckResult:
             await judge.client.close()
         return judge.reward_of(reply, *TRIAL)
 
-    warnings = list(_warnings(config, context))
     key = f"{_place(config, context)}.base_url"
-    return _result(ask, context, key, config.base_url, warnings)
+    return _result(ask, context, key, config.base_url)
 
 
 def _result(
@@ -111,7 +101,6 @@ def _result(
     context: BuildContext,
     key: str,
     url: str,
-    warnings: list[tuple[str, str]],
 ) -> CheckResult:
     """Returns the result of one request to a server."""
     begun_s = time.monotonic()
@@ -121,26 +110,10 @@ def _result(
         if error.status in _WRONG:
             raise ConfigError(key, url, str(error)) from None
         said = "cannot be reached now" if error.passes else "scored no trial sample"
-        warnings.append((key, f"{said}: {error}"))
-        return CheckResult(warnings=warnings)
+        return CheckResult(warnings=[(key, f"{said}: {error}")])
     took_s = time.monotonic() - begun_s
     said = f"{url} gave a trial sample, a right answer, {score.total:g} in {took_s:.2g} s"
-    return CheckResult(says={"server": said}, warnings=warnings)
-
-
-def _warnings(config: ServerConfig, context: BuildContext) -> Iterator[tuple[str, str]]:
-    section, place = context.section, _place(config, context)
-    at_once = section.reward_concurrency * section.reward_processes
-    samples = section.rollouts.groups_per_step * section.rollouts.group_size
-    per_minute, reward_s = config.requests_per_minute, section.deadlines.reward_s
-    requests = min(at_once, samples) / getattr(config, "batch_size", 1)
-    if per_minute and requests * 60 / per_minute > USABLE * reward_s:
-        yield (
-            f"{place}.requests_per_minute",
-            f"allows {per_minute * reward_s / 60:.0f} requests within rlax.deadlines.reward_s = "
-            f"{reward_s:g} s, and {requests:.0f} begin together: raise reward_s, or lower "
-            "rlax.reward_concurrency",
-        )
+    return CheckResult(says={"server": said})
 
 
 def _place(config: ServerConfig, context: BuildContext) -> str:

@@ -1,4 +1,4 @@
-"""Sends requests to one server, with limits on rate, time and size, and retries.
+"""Sends requests to one server, with limits on number, time and size, and retries.
 
 Requests that fail for a temporary reason are repeated until the deadline, so that an outage costs
 time before it costs samples. An answer is JSON, read up to a limit. Redirects are not followed,
@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_http.failures import ServerError, passes, retry_after_s
-from rlax_http.rate_limits import Pause, Rate, share
 from rlax_http.server import ApiKey, ServerConfig, socket_problem
 from rlax_plugin.api import one_line
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 8.0  # between attempts, without a Retry-After
-_PAUSES_ALL = (429, 503)  # HTTP status whose Retry-After concerns every request
 _MOST_INVALID = 3  # answers that are no JSON: a proxy's page may pass, a wrong address does not
 _EXCERPT = 200  # characters
 _ERROR_BYTES = 4096  # read of a reply that is an error
@@ -51,19 +49,10 @@ class Client:
       config: limits, and the header that carries the key.
       url: address of every request.
       key: may be empty.
-      processes: number of processes that share the limits.
-      tokens_per_minute: limit for the sum of ``cost`` in ``post``.
+      processes: number of processes that share the limit of requests at a time.
     """
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        url: str,
-        key: ApiKey,
-        *,
-        processes: int = 1,
-        tokens_per_minute: float | None = None,
-    ):
+    def __init__(self, config: ServerConfig, url: str, key: ApiKey, *, processes: int = 1):
         import httpx  # takes a while, and not every process needs it
 
         self._httpx, self._config, self._url, self._key = httpx, config, url, key
@@ -85,9 +74,6 @@ class Client:
         never = http.cookiejar.DefaultCookiePolicy(allowed_domains=[])
         self._http.cookies.jar.set_policy(never)
         self._slots = asyncio.Semaphore(max(1, config.concurrency // processes))
-        self._requests = Rate(share(config.requests_per_minute, processes))
-        self.tokens = Rate(share(tokens_per_minute, processes))
-        self._pause, self._opened = Pause(), asyncio.Event()
         self._failed = 0  # attempts since the last answer
         self._failing_since_s = 0.0
         self._last: ServerError | None = None
@@ -99,49 +85,38 @@ class Client:
         """Returns a server's text for a message: short, harmless and without the key."""
         return one_line(self._key.hidden(text[: 50 * _EXCERPT]), _EXCERPT)
 
-    async def post(
-        self, body: Any, limit_s: float, cost: float = 0.0, crashes: int | None = None
-    ) -> Reply:
+    async def post(self, body: Any, limit_s: float) -> Reply:
         """Sends a request until it is answered, for at most ``limit_s`` seconds.
 
         Args:
           body: content of the request.
           limit_s: time limit.
-          cost: tokens that the request may take.
-          crashes: number of replies with status 500 after which the body is considered their cause;
-            None: such replies are retried like others.
 
         Raises:
           ServerError: there was no answer, or an error that retrying cannot change.
           ValueError: the body cannot be written as JSON, for example because of NaN.
         """
         content = json.dumps(body, allow_nan=False).encode()
-        tries = invalid = crashed = 0
+        tries = invalid = 0
         begun_s = time.monotonic()
         last: ServerError | None = None
         try:
             async with asyncio.timeout(limit_s):
                 while True:
-                    await self._turn(cost, begun_s + limit_s)
                     async with self._slots:
-                        await self._reopened()
                         tries += 1
-                        sent_s = time.monotonic()
                         try:
                             found = await self._attempt(content)
                         except ServerError as error:
                             last = error
                             invalid += error.status == 0 and not error.passes
                             self._note_failure(error)
-                            crashed += error.status == 500
-                            if crashed and crashed == crashes:
-                                raise ServerError(str(error), passes=False, status=500) from None
                             if not error.passes and (error.status or invalid == _MOST_INVALID):
                                 raise
                             left_s = begun_s + limit_s - time.monotonic()
                             wait_s = self._wait_s(tries, error, left_s)
                         else:
-                            self._note_answer(sent_s)
+                            self._note_answer()
                             return Reply(found, tries)
                     await asyncio.sleep(wait_s)
         except TimeoutError:
@@ -151,7 +126,7 @@ class Client:
             raise ServerError(said, passes=True) from None
 
     async def once(self, body: Any, limit_s: float) -> Reply:
-        """Sends a request one time, without regard to limits of rate.
+        """Sends a request one time.
 
         Raises:
           ServerError: there was no answer.
@@ -162,23 +137,6 @@ class Client:
         except TimeoutError:
             said = f"{self._url} did not answer within {limit_s:g} s"
             raise ServerError(said, passes=True) from None
-
-    async def _turn(self, cost: float, latest_s: float) -> None:
-        """Waits as long as the limits per minute require."""
-        requests = self._requests.reserve(1, latest_s)
-        tokens = None if requests is None else self.tokens.reserve(cost, latest_s)
-        if requests is None or tokens is None:
-            what = "requests_per_minute" if requests is None else "tokens_per_minute"
-            said = f"{what} allows no request to {self._url} before rlax.deadlines.reward_s is over"
-            raise ServerError(said, passes=True, status=429)
-        await asyncio.sleep(max(requests, tokens))
-
-    async def _reopened(self) -> None:
-        """Waits until a pause that the server asked for is over."""
-        while (left_s := self._pause.wait_s()) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._opened.wait()
 
     def _wait_s(self, tries: int, error: ServerError, left_s: float) -> float:
         """Returns the seconds between a failed attempt and the next one.
@@ -192,9 +150,6 @@ class Client:
         own_s = longest_s * random.uniform(0.5, 1.0)  # so that not all come back together
         if error.after_s is None:
             return own_s
-        if error.status in _PAUSES_ALL:
-            self._pause.begin(error.after_s)
-            self._opened.clear()
         # Before the request fails it is tried again, however long it was asked to wait.
         return max(own_s, min(error.after_s, left_s / 2))
 
@@ -274,9 +229,7 @@ class Client:
         if self._failed & (self._failed - 1) == 0:  # 1, 2, 4, 8, ...
             print(f"{error} (requests that failed in a row: {self._failed})", file=sys.stderr)
 
-    def _note_answer(self, sent_s: float) -> None:
-        if self._pause.answered(sent_s):
-            self._opened.set()
+    def _note_answer(self) -> None:
         if self._failed:
             for_s = time.monotonic() - self._failing_since_s
             said = f"{self._url} answers again, after {for_s:.0f} s and {self._failed} failures"

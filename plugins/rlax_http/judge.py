@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -31,7 +31,6 @@ from rlax_http.verdict import (
 from rlax_http.verifier import USABLE
 from rlax_plugin.api import BuildContext, ConfigError, PositiveInt, Prompt, Score, names_secret
 
-_LETTERS_PER_TOKEN = 4  # about so many; each answer says how many tokens it was
 _MAY_BE_THE_COMPLETION = (400, 413, 422)  # HTTP status: too long, or refused for what it says
 _MOST_TOKENS = 10_000_000  # of one answer: what a server counts beyond that is no count
 
@@ -71,11 +70,6 @@ class JudgeConfig(ServerConfig):
         "highest is an error",
     )
     max_tokens: PositiveInt = Field(default=512, description="tokens of the judge's answer at most")
-    tokens_per_minute: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="limit for tokens per minute, of questions and answers; the reward processes "
-        "share it. Before an answer its tokens are estimated. null: no limit",
-    )
     body: dict[str, Any] = Field(
         default={},
         description="further fields of each request, such as {top_p: 0.9}; null removes a field, "
@@ -132,7 +126,6 @@ class LlmJudge:
             config.base_url.rstrip("/") + "/chat/completions",
             config.key(),
             processes=section.reward_processes,
-            tokens_per_minute=config.tokens_per_minute,
         )
         self._limit_s = USABLE * section.deadlines.reward_s
         # Of a weight below 0 the highest verdict pays least.
@@ -161,18 +154,13 @@ class LlmJudge:
           ServerError: there is no answer.
           UnreadableError: the answer has no verdict.
         """
-        body = self.request(prompt, completion)
-        letters = sum(len(one["content"]) for one in body["messages"])
-        cost = letters / _LETTERS_PER_TOKEN + self._config.max_tokens
+        left_s = max(0.0, until_s - time.monotonic())
         try:
-            reply = await self.client.post(body, max(0.0, until_s - time.monotonic()), cost)
+            reply = await self.client.post(self.request(prompt, completion), left_s)
         except ServerError as error:
             if error.status in _MAY_BE_THE_COMPLETION:
                 raise UnreadableError(str(error), error.status) from None
             raise
-        used = _used_tokens(reply.content)
-        if used is not None:
-            self.client.tokens.correct(used - cost)
         return self.reward_of(reply, prompt, completion)
 
     def request(self, prompt: Prompt, completion: str) -> dict[str, Any]:

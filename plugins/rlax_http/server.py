@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, model_validator
@@ -147,11 +147,6 @@ class ServerConfig(Section):
     concurrency: PositiveInt = Field(
         default=32,
         description="requests that are under way at the same time; the reward processes share them",
-    )
-    requests_per_minute: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="limit for requests per minute, retries included; the reward processes share "
-        "it. null: no limit",
     )
     request_s: Seconds = Field(
         default=60.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import gzip
 import os
 import threading
@@ -12,8 +13,7 @@ import pytest
 import rlax_http.client
 from hostile_server import serving
 from rlax_http.client import Client, Reply
-from rlax_http.failures import ServerError
-from rlax_http.rate_limits import Rate
+from rlax_http.failures import ServerError, retry_after_s
 from rlax_http.server import ApiKey, ServerConfig, socket_problem
 
 KEY = "sk-test-0123456789abcdef"
@@ -228,26 +228,40 @@ def test_no_more_requests_at_a_time_than_the_share_of_a_process():
     assert max(most) == 3
 
 
-def test_a_rate_spreads_what_it_allows():
-    now = [100.0]
-    rate = Rate(60, lambda: now[0])
-    assert [rate.reserve(1, 200) for _ in range(3)] == [0.0, 1.0, 2.0]
-    assert rate.reserve(1, 102.9) is None  # and nothing is spent
-    now[0] = 110.0
-    assert [rate.reserve(5, 200), rate.reserve(1, 200)] == [0.0, 5.0]
-    rate.correct(-4)
-    assert rate.reserve(1, 200) == 2.0
-    assert Rate(None).reserve(1e9, 0.0) == 0.0
+@pytest.mark.parametrize(
+    "header",
+    ["3600", email.utils.formatdate(time.time() + 3600), "9" * 12],
+    ids=["s", "date", "long"],
+)
+def test_a_request_that_is_told_to_wait_too_long_is_tried_again_before_it_fails(header):
+    with serving(lambda asked: asked.reply(b"", 429, Retry_After=header)) as server:
+        error = refused(server.url, 0.6)
+    assert error.passes
+    assert "replied 429" in str(error) and "gave no answer within" in str(error)
+    assert 2 <= len(server.asked) <= 8  # at half of the time that is left, not all the time
 
 
-def test_a_rate_without_room_before_the_deadline_is_named():
-    with serving(lambda asked: asked.json(1)) as server:
+def test_a_request_that_is_told_to_wait_does_so():
+    busy = [lambda asked: asked.reply(b"", 429, Retry_After="1"), lambda asked: asked.json(1)]
+    with serving(*busy) as server:
+        begun_s = time.monotonic()
+        ask(server.url)
+        assert time.monotonic() - begun_s >= 1.0
 
-        async def main():
-            client = Client(ServerConfig(requests_per_minute=1), server.url, ApiKey(""))
-            await client.post({}, 30)
-            with pytest.raises(ServerError, match=r"requests_per_minute .*reward_s is over"):
-                await client.post({}, 30)
 
-        asyncio.run(main())
-    assert len(server.asked) == 1
+@pytest.mark.parametrize(
+    "header, seconds",
+    [
+        (" 10 ", 10.0),
+        ("-3", None),
+        ("1e9", None),
+        ("", None),
+        ("\u0663", None),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0),
+        ("Sun, 09 Sep 2001 01:47:40 GMT", 60.0),
+        ("Sun, 99 Sep 2001 01:47:40 GMT", None),
+        ("9" * 400, None),
+    ],
+)
+def test_a_retry_after_is_seconds_or_a_date(header, seconds):
+    assert retry_after_s(header, lambda: 1_000_000_000.0) == seconds

@@ -77,20 +77,6 @@ def test_a_sample_is_sent_and_its_reward_comes_back(monkeypatch):
     assert {one.headers["Authorization"] for one in server.asked} == {f"Bearer {KEY}"}
 
 
-def test_samples_are_sent_together_and_told_apart():
-    sizes = []
-
-    def answer(asked: Asked) -> None:
-        sizes.append(len(asked.body))
-        asked.json({"rewards": [int(one["completion"]) for one in asked.body]})
-
-    with serving(answer) as server:
-        config = section(verifier(server.url, batch_size=4, batch_wait_ms=4000))
-        found = scored(config, *map(str, range(10)))
-    assert totals(found) == [float(i) for i in range(10)]
-    assert sorted(sizes) == [2, 4, 4]
-
-
 def test_only_what_is_wrong_in_an_answer_is_lost(monkeypatch):
     monkeypatch.setenv("VERIFIER_KEY", KEY)
     given = [1, float("nan"), {"reward": None}, {"error": f"x {KEY}"}, "1", True, [1], 10**400]
@@ -98,10 +84,10 @@ def test_only_what_is_wrong_in_an_answer_is_lost(monkeypatch):
     given += [{"reward": 0.5, "metrics": [1]}, {"reward": 2, "metrics": {"a/b": 1}}, None, 1e999]
 
     def answer(asked: Asked) -> None:
-        asked.json([given[int(one["completion"])] for one in asked.body])
+        asked.json(given[int(asked.body["completion"])])
 
     with serving(answer) as server:
-        config = section(verifier(server.url, batch_size=16, key_env="VERIFIER_KEY"))
+        config = section(verifier(server.url, key_env="VERIFIER_KEY"))
         found = scored(config, *map(str, range(len(given))))
     assert not any(KEY[:8] in repr(one) for one in found) and KEY[:8] not in log()
     right = {0: 1.0, 5: 1.0, 10: 1.0}
@@ -112,39 +98,10 @@ def test_only_what_is_wrong_in_an_answer_is_lost(monkeypatch):
     assert "the reward is nan" in reason(found[1])
 
 
-def test_a_wrong_number_of_rewards_is_asked_for_one_by_one():
-    wrong = [[1], [1, 2, 3, 4], {"reward": 1}, "no", None, {"rewards": 7}]
-
-    def answer(asked: Asked) -> None:
-        alone = [int(asked.body[0]["completion"])]
-        asked.json(alone if len(asked.body) == 1 else wrong[alone[0] // 3])
-
-    with serving(answer) as server:
-        config = section(verifier(server.url, batch_size=3, batch_wait_ms=20_000))
-        found = scored(config, *map(str, range(18)))
-    assert totals(found) == [float(i) for i in range(18)]
-    assert len(server.asked) == 6 + 18
-
-
-@pytest.mark.parametrize("status", [422, 500])
-def test_one_sample_that_the_server_does_not_take_costs_only_itself(status):
-    def answer(asked: Asked) -> None:
-        if any(one["completion"] == "bad" for one in asked.body):
-            asked.reply(b"I dislike it", status)
-        else:
-            asked.json([1] * len(asked.body))
-
-    with serving(answer) as server:
-        config = section(verifier(server.url, batch_size=3), reward_s=6.0)
-        found = scored(config, "1", "bad", "3")
-    assert totals(found) == [1.0, None, 1.0]
-    assert f"replied {status}: I dislike it" in reason(found[1])
-
-
 def test_a_dead_server_leaves_samples_without_a_score_and_the_log_says_so():
     with serving(lambda asked: None) as server:
         url = server.url
-    config = section(verifier(url, batch_size=2), reward_s=3.0)
+    config = section(verifier(url), reward_s=3.0)
     found = scored(config, "1", "2", "3")
     assert totals(found) == [None] * 3
     for one in found:
@@ -249,7 +206,7 @@ def test_a_count_of_tokens_that_is_none_is_ignored():
         asked.json(chat(f"{marker(asked)} 5", tokens=count))
 
     with serving(answer) as server:
-        options = {"tokens_per_minute": 1e6, "template": "{completion} {marker}"}
-        found = scored(section(judge(server.url, **options)), *map(str, range(len(counts))))
+        config = section(judge(server.url, template="{completion} {marker}"))
+        found = scored(config, *map(str, range(len(counts))))
     assert totals(found) == [0.5] * len(counts)
     assert all(one.metrics == {"judge_requests": 1.0, "judge_unreadable": 0.0} for one in found)
