@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rlax_plugin.api import Extension, hookimpl
 from rlax_rewards.exact_match import ExactMatch, ExactMatchConfig
-from rlax_rewards.length import LengthConfig, build_length
+from rlax_rewards.length import Length, LengthConfig
 from rlax_rewards.mathematics import (
     MathVerify,
     MathVerifyConfig,
@@ -44,7 +44,7 @@ def rlax_register_reward() -> dict[str, Extension]:
     return {
         "exact_match": Extension(ExactMatchConfig, lambda config, context: ExactMatch(config)),
         "format": Extension(FormatConfig, lambda config, context: Format(config)),
-        "length": Extension(LengthConfig, build_length),
+        "length": Extension(LengthConfig, Length),
         "math_verify": Extension(
             MathVerifyConfig, build_math_verify, check_start=check_math_verify
         ),

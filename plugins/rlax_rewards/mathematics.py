@@ -2,10 +2,9 @@ r"""The reward ``math_verify``: the answer equals the reference as mathematics.
 
 Parsing and comparing are those of https://github.com/huggingface/Math-Verify. Its own time limits
 are off, because they need SIGALRM, which works in the main thread alone and not while C code runs.
-Instead, the answer is extracted first (``answers``), so that it never searches a long text;
-expressions that would take long to compute, such as ``9^{9^9}``, are not computed
-(``rlax_rewards.bounds``); and it runs in a process with a limit on CPU time and memory
-(``rlax_rewards.verdicts``). An answer that needs more is wrong.
+Instead, the answer is extracted first (``answers``), so that it never searches a long text, and it
+runs in a process with a limit on CPU time and memory (``rlax_rewards.verdicts``). An answer that
+needs more, such as ``9^{9^9}``, is wrong.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from rlax_plugin.api import (
     BuildContext,
     LimitedFunction,
     OverLimitError,
-    PositiveInt,
     Prompt,
     Reward,
 )
 from rlax_rewards.answers import PLACES, AnswerConfig, Place, answer_in
-from rlax_rewards.bounds import may_be_parsed
 from rlax_rewards.budget import CpuBudget, check_budget
 
 _KEPT = 1024  # references
+_LONGEST = 1000  # characters of an answer
 _SPACED_GROUPS = re.compile(r"(?<=\d)\\[,!](?=\d{3}(?!\d))")
 _WORDS = re.compile(r"[^\W\d_]{3,}(?:[ -][^\W\d_]+)*")
 
@@ -36,9 +34,6 @@ class MathVerifyConfig(AnswerConfig, CpuBudget):
     """1 if the answer equals the prompt's reference as mathematics, else 0."""
 
     answer: Place = Field("boxed", description=f"which part of the completion it is. {PLACES}")
-    most_characters: PositiveInt = Field(
-        1000, description="length of an answer; a longer one is wrong"
-    )
 
 
 class MathVerify(Reward):
@@ -73,7 +68,7 @@ class MathVerify(Reward):
             raise ValueError(f"prompt {prompt.id}: cannot read the reference {reason}")
         if answer == reference:
             return 1.0
-        if len(answer) > config.most_characters or not may_be_parsed(answer):
+        if len(answer) > _LONGEST:
             return 0.0
         try:
             return float(self._verdict(reference, answer))

@@ -10,8 +10,8 @@ The following count as numbers, apart from a sign (``+``, ``-`` or the minus sig
 The following do not, on purpose: other groups of digits (``1,23``, ``1 234``), several points
 (``1.2.3``), times (``10:30``), numbers inside words (``x2``, ``0x1F``, ``1_000``), superscripts and
 characters such as ``½``, divisions by 0, more than 1,000 characters, and exponents above 400. Such
-a text is skipped as a whole; no part of it is read as a number. Digits of other scripts, such as
-Arabic-Indic or full-width ones, count only with ``unicode_digits``.
+a text is skipped as a whole; no part of it is read as a number. Nor are digits of other scripts,
+such as Arabic-Indic or full-width ones.
 """
 
 from __future__ import annotations
@@ -43,45 +43,42 @@ _NUMBER = re.compile(
 _TEX = re.compile(r"\{,\}|\\[,!]|\\(?=[$%])")
 
 
-def whole_number_in(text: str, **options: bool) -> Fraction | None:
+def whole_number_in(text: str, percent: bool = False) -> Fraction | None:
     """Returns the number that a text consists of, ignoring a final full stop; None if it is none.
 
     Args:
       text: the text.
-      options: ``percent``: 50% is 1/2; otherwise the sign is ignored. ``unicode_digits``: decimal
-        digits of all scripts count.
+      percent: True: 50% is 1/2; otherwise the sign is ignored.
     """
     match = _NUMBER.fullmatch(_plain(text.strip().removesuffix(".").rstrip()))
-    return None if match is None else _value(match, **options)
+    return None if match is None else _value(match, percent)
 
 
-def only_number_in(text: str, **options: bool) -> Fraction | None:
+def only_number_in(text: str, percent: bool = False) -> Fraction | None:
     """Returns the number in a text that has exactly one; else None."""
-    found = list(itertools.islice(_values(_NUMBER.finditer(_plain(text)), options), 2))
+    found = list(itertools.islice(_values(_NUMBER.finditer(_plain(text)), percent), 2))
     return found[0] if len(found) == 1 else None
 
 
-def last_number_in(text: str, **options: bool) -> Fraction | None:
+def last_number_in(text: str, percent: bool = False) -> Fraction | None:
     """Returns the last number in a text; None if it has none."""
-    return next(_values(reversed(list(_NUMBER.finditer(_plain(text)))), options), None)
+    return next(_values(reversed(list(_NUMBER.finditer(_plain(text)))), percent), None)
 
 
 def _plain(text: str) -> str:
     return _TEX.sub(lambda match: "," if match[0] == "{,}" else "", text)
 
 
-def _values(matches: Iterable[re.Match[str]], options: dict[str, bool]) -> Iterator[Fraction]:
-    found = (_value(match, **options) for match in matches)
+def _values(matches: Iterable[re.Match[str]], percent: bool) -> Iterator[Fraction]:
+    found = (_value(match, percent) for match in matches)
     return (value for value in found if value is not None)
 
 
-def _value(
-    match: re.Match[str], percent: bool = False, unicode_digits: bool = False
-) -> Fraction | None:
+def _value(match: re.Match[str], percent: bool) -> Fraction | None:
     text, behind = match[0], match.string[match.end() : match.end() + 1]
     if len(text) > _LONGEST or behind.isnumeric():
         return None
-    if not unicode_digits and not all(c.isascii() for c in text if c.isdecimal()):
+    if not all(c.isascii() for c in text if c.isdecimal()):
         return None
     if match["tex"].startswith("\\"):
         above, below = int(match["above"]), int(match["below"])

@@ -29,11 +29,6 @@ class NumericConfig(AnswerConfig):
         0.0, description="the same as a share of the reference; the larger of both applies"
     )
     percent: bool = Field(False, description="true: 50% is 0.5; false: a percent sign is ignored")
-    unicode_digits: bool = Field(
-        False,
-        description="true: digits of other scripts count, such as full-width ones; false: a number "
-        "with such a digit is none",
-    )
 
 
 class Numeric(Reward):
@@ -45,10 +40,6 @@ class Numeric(Reward):
 
     def __init__(self, config: NumericConfig):
         self._config = config
-        self._numbers = {
-            "percent": config.percent,
-            "unicode_digits": config.unicode_digits,
-        }
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
         """Scores one completion.
@@ -56,7 +47,7 @@ class Numeric(Reward):
         Raises:
           ValueError: the prompt's reference is not a number.
         """
-        expected = whole_number_in(prompt.reference, **self._numbers)
+        expected = whole_number_in(prompt.reference, percent=self._config.percent)
         if expected is None:
             expected = self._only(answer_in(prompt.reference, "marker", marker=self._config.marker))
         if expected is None:
@@ -68,15 +59,15 @@ class Numeric(Reward):
     def _found(self, completion: str) -> Fraction | None:
         config = self._config
         if config.answer == "last_number":
-            return last_number_in(completion, **self._numbers)
+            return last_number_in(completion, percent=config.percent)
         if config.answer == "whole":
-            return whole_number_in(completion, **self._numbers)
+            return whole_number_in(completion, percent=self._config.percent)
         return self._only(
             answer_in(completion, config.answer, marker=config.marker, tag=config.tag)
         )
 
     def _only(self, text: str | None) -> Fraction | None:
-        return only_number_in(text or "", **self._numbers)
+        return only_number_in(text or "", percent=self._config.percent)
 
     def _close(self, found: Fraction, expected: Fraction) -> bool:
         config = self._config

@@ -96,9 +96,7 @@ def test_length_in_tokens(tokens, options, reward):
     assert length(**options).score(prompt(), one) == pytest.approx(reward, abs=1e-12)
 
 
-def test_length_in_characters_and_over_turns():
-    reward = length(unit="characters", max=10, buffer=5)
-    assert [reward(prompt(), "x" * n) for n in (0, 5, 6, 10, MEGABYTE)] == [0, 0, -0.2, -1, -1]
+def test_length_over_turns():
     turns = [Turn(prompt().tokens, sampled(4, 5)), Turn(prompt().tokens, sampled(*[4] * 88))]
     assert length().score(prompt(), episode("a", 0, turns)) == -0.5
 
@@ -106,7 +104,6 @@ def test_length_in_characters_and_over_turns():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"unit": "characters"}, "must be given with unit: characters"),
         ({"max": 10, "buffer": 11}, "must not exceed max = 10"),
         ({"buffer": 101}, "must not exceed max = 100"),
     ],

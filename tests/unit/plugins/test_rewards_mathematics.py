@@ -9,7 +9,6 @@ import pytest
 import rlax_rewards
 from plugin_parts import built
 from rlax_rewards import MathVerifyConfig
-from rlax_rewards.bounds import may_be_parsed
 from sections import section_with
 from test_rewards_text import MEGABYTE, asked
 
@@ -80,29 +79,22 @@ VERDICTS = [  # reference, answer, verdict
     ("5", "five", WRONG),
     ("5", "", WRONG),
 ]
+# Each of these would take many seconds of CPU time, or all memory.
 HOSTILE = [
     "9^{9^9}",
-    "9**9**9",
     "100000!",
     r"((((9!)!)!)!)",
-    "!" * 900,
-    r"\binom{100000}{50000}",
-    r"99999999999 \mod 3",
-    r"9^{99999} \mod 7",
-    r"\lfloor 9^{9^9} \rfloor",
-    r"\begin{pmatrix}12345678&2\\3&4\end{pmatrix}^{99999}",
     r"\begin{pmatrix}10^{99999}&2\\3&4\end{pmatrix}",
-    "2^{3400}",
-    r"\lfloor 10^{500} \rfloor",
     "2^{" * 30 + "2" + "}" * 30,
     "(x+1)^{100000}",
-    "(x+y+z)^{50}",
-    "(a+b)^{9}(c+d)^{9}(e+f)^{9}(g+h)^{9}",
-    r"\sum_{i=1}^{10^9} i",
-    r"\int_0^1 e^{-x^2} \sin(x^5) dx",
-    r"\sin(9^{9^9})",
-    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^{100000}",
-    r"\{9^{9^9}, 42\}",
+    r"\sum_{i=1}^{1000}\sum_{j=1}^{1000}\sum_{k=1}^{1000} ijk",
+    r"\sum_{i=1}^{\infty} \frac{\sin(i)}{i^3+1}",
+    r"\frac{" * 39 + "1" + "}{2}" * 39,
+    r"\log{" * 38 + "x" + "}" * 38,
+    "+".join(rf"\sin({i}x)\cos({i}y)" for i in range(1, 31)),
+]
+ODD = [
+    "!" * 900,
     r"\frac{1}{0}",
     r"\frac{" * 100,
     "{" * 400,
@@ -162,27 +154,16 @@ ORDINARY = [
     (r"\left(\left(\frac{a}{b}\right)^2\right)^3", r"\frac{a^6}{b^6}", r"\frac{a^5}{b^6}"),
     (r"(\frac{1}{2}, -\sqrt{3}, 7)", r"(0.5, -\sqrt{3}, 7)", r"(0.5, \sqrt{3}, 7)"),
 ]
-# Each took longer than a deadline of 10 s before: sympy does not see them.
-TYPICAL = [
-    r"\frac{" * 39 + "1" + "}{2}" * 39,
-    r"\sum_{i=1}^{1000}\sum_{j=1}^{1000}\sum_{k=1}^{1000} ijk",
-    r"\sin(" * 38 + "x" + ")" * 38,
-    r"\log{" * 38 + "x" + "}" * 38,
-    r"\sin" * 38 + "x",
-    "+".join(rf"\sin({i}x)\cos({i}y)" for i in range(1, 31)),
-    r"\int_0^1 x dx",
-]
-# These look small, and take many seconds of CPU time.
-SLOW = [
-    r"\sum_{i=1}^{1000} \sin(i^2)",
-    r"\sum_{i=1}^{\infty} \frac{\sin(i)}{i^3+1}",
-    r"\prod_{i=1}^{1000} (x+i)",
-]
 
 
 @pytest.fixture(scope="module")
 def reward():
     return built(rlax_rewards, "reward", "math_verify")
+
+
+@pytest.fixture(scope="module")
+def hurried():
+    return built(rlax_rewards, "reward", "math_verify", cpu_s=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -206,21 +187,19 @@ def test_verdicts_from_a_thread(score):
 
 
 @pytest.mark.parametrize(("reference", "right", "wrong"), ORDINARY)
-def test_ordinary_answers_are_within_the_bounds(score, reference, right, wrong):
+def test_deep_and_long_answers_are_scored(score, reference, right, wrong):
     assert [score(one, reference) for one in (right, reference, wrong)] == [RIGHT, RIGHT, WRONG]
 
 
-@pytest.mark.parametrize("answer", TYPICAL, ids=range(len(TYPICAL)))
-def test_typical_attacks_are_never_parsed(score, answer):
-    assert not may_be_parsed(answer) and score(answer, "42") == WRONG
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_takes_more_than_its_cpu_time_is_wrong_and_the_next_is_scored(hurried, answer):
+    found = [hurried(asked("42"), rf"\boxed{{{one}}}") for one in (answer, "41+1")]
+    assert found == [WRONG, RIGHT]
 
 
-def test_what_takes_more_than_its_cpu_time_is_wrong_and_the_next_is_scored():
-    reward = built(rlax_rewards, "reward", "math_verify", cpu_s=0.3)
-    for answer in SLOW:
-        assert may_be_parsed(answer)
-        found = [reward(asked("42"), rf"\boxed{{{one}}}") for one in (answer, "41+1")]
-        assert found == [WRONG, RIGHT]
+@pytest.mark.parametrize("answer", ODD, ids=range(len(ODD)))
+def test_odd_answers_are_wrong(hurried, answer):
+    assert hurried(asked("42"), rf"\boxed{{{answer}}}") == WRONG
 
 
 def test_a_budget_must_leave_time_of_the_deadline():
@@ -230,12 +209,6 @@ def test_a_budget_must_leave_time_of_the_deadline():
     check(MathVerifyConfig(cpu_s=5.0), context)
     with pytest.raises(ConfigError, match=r"rlax.rewards.1.cpu_s = 6.0: must be at most 5, half"):
         check(MathVerifyConfig(cpu_s=6.0), context)
-
-
-@pytest.mark.parametrize("reference", ["42", "x^2+1", r"\{1,2\}"])
-@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_nobody_can_compute_is_wrong_at_once(score, answer, reference):
-    assert score(answer, reference) == WRONG
 
 
 @pytest.mark.parametrize(
@@ -258,8 +231,8 @@ def test_the_last_box_counts(reward, completion, verdict):
 def test_other_places():
     line = built(rlax_rewards, "reward", "math_verify", answer="last_line")
     assert line(asked("x^2"), "so\n$x \\cdot x$\n") == RIGHT
-    short = built(rlax_rewards, "reward", "math_verify", answer="whole", most_characters=3)
-    assert [short(asked("4"), text) for text in ("2+2", "2 + 2")] == [RIGHT, WRONG]
+    whole = built(rlax_rewards, "reward", "math_verify", answer="whole")
+    assert [whole(asked("4"), "2+" + " " * n + "2") for n in (997, 998)] == [RIGHT, WRONG]
 
 
 @pytest.mark.parametrize("reference", ["", "9^{9^9}", r"\frac{", "?"])
