@@ -133,6 +133,5 @@ def add_options(table: Table, options: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _drawn(schedule: Schedule) -> Text:
     """Returns a schedule in words, and its values from step 1 to its last one as bars."""
-    (first, _), (last, _) = schedule.corners[0], schedule.corners[-1]
-    steps = np.linspace(min(first, 1), last, _BARS).round().astype(int).tolist()
+    steps = np.linspace(1, schedule.steps + 1, _BARS).round().astype(int).tolist()
     return Text(f"{schedule}\n{sparkline([schedule.at(step) for step in steps])}")

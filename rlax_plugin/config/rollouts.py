@@ -17,7 +17,7 @@ from rlax_plugin.config.base import (
     Section,
     Temperature,
 )
-from rlax_plugin.config.schedules import Schedule, Scheduled, last_of, value_at
+from rlax_plugin.config.schedules import Schedule, Scheduled, last_of, lowest, value_at
 from rlax_plugin.errors import ConfigError
 
 
@@ -91,7 +91,7 @@ class Rollouts(Section):
     @field_validator("temperature")
     @classmethod
     def _never_greedy(cls, temperature: Scheduled[float]) -> Scheduled[float]:
-        if isinstance(temperature, Schedule) and temperature.lowest == 0:
+        if isinstance(temperature, Schedule) and lowest(temperature) == 0:
             raise ValueError("a schedule must not have the temperature 0, which is greedy decoding")
         return temperature
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rlax_plugin.config import Choice, FunctionChoice, RewardChoice
-from rlax_plugin.config.schedules import FORMS, NUMBER
+from rlax_plugin.config.schedules import NUMBER, SCHEDULE, Schedule
 from rlax_plugin.errors import ConfigError, UnknownKeyError
 
 _MUST = {
@@ -26,7 +26,7 @@ _MUST = {
 }
 _TYPES = {"bool", "int", "float", "str"}  # as pydantic adds them to the place of a value
 _CHOICES = {one.__name__ for one in (Choice, FunctionChoice, RewardChoice)}
-_NO_KEYS = {"[key]", NUMBER, *FORMS}  # pydantic adds them to the place of a value
+_NO_KEYS = {"[key]", NUMBER, SCHEDULE}  # pydantic adds them to the place of a value
 _TOLD = 5  # problems; one mistake may be the cause of many
 
 
@@ -127,8 +127,8 @@ def _field_at(
     """Returns the field at a pydantic location, and the class that has or lacks it."""
     owner, field = model, None
     for part in location:
-        if part in FORMS:
-            owner, field = FORMS[part], None
+        if part == SCHEDULE:
+            owner, field = Schedule, None
             continue
         if isinstance(part, int) or part in _NO_KEYS:
             continue  # an item of a list is described by the list's field

@@ -206,7 +206,7 @@ def _schedules(config: Examined) -> Words:
     """Returns key -> values at the first, the middle and the last step of the run."""
     words = {}
     for key, schedule in schedules_of(config.registry, config.section).items():
-        last = config.rl_steps or schedule.corners[-1][0]
+        last = config.rl_steps or schedule.steps + 1
         steps = sorted({1, (last + 1) // 2, last})
         values = ", ".join(f"{schedule.at(step):.4g} at step {step:,}" for step in steps)
         words[key] = f"{schedule}: {values}"

@@ -14,13 +14,13 @@ from documents import read, sections
 from installs import on_path, write
 
 from rlax_plugin.api import TokenInputs
-from rlax_plugin.config.schedules import Ramp
+from rlax_plugin.config.schedules import Schedule
 from rlax_plugin.testing import evaluate_objective, policy, task
 
 SECTION = sections(read("objectives.md"), 2)["The inputs of a slot"]
 ROWS = re.findall(r"^\| `(\w+)(?:\(\w*\))?` \| ([^|]+) \| [^|]+ \|$", SECTION, re.MULTILINE)
 NOT_HERE = ("batch", "reward_parts_btp")  # a mapping, and what a batch without a run lacks
-SCHEDULE = Ramp.model_validate({"from": 1, "to": 0, "steps": 2})
+SCHEDULE = Schedule.model_validate({"from": 1, "to": 0, "steps": 2})
 FIELDS = [field.name for field in dataclasses.fields(TokenInputs)]
 
 SEEN = """

@@ -44,7 +44,7 @@ def test_a_clip_bound_is_that_of_the_step(mode) -> None:
     [
         # is = min(r, cap), log pi = -1 + log r: the sum of is * log pi.
         (
-            {"preset": "aipo", "importance_weight": {"cap": {"points": [[1, 1], [3, 0.5]]}}},
+            {"preset": "aipo", "importance_weight": {"cap": {"from": 1, "to": 0.5, "steps": 2}}},
             {1: 1.0 * np.log(1.2) - 1 + 0.7 * (np.log(0.7) - 1)}
             | {3: 0.5 * (np.log(1.2) - 1 + np.log(0.7) - 1)},
         ),

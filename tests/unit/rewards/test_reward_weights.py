@@ -66,7 +66,8 @@ def test_parts_are_raw_and_the_total_and_token_rewards_are_weighted():
 
 def test_a_scheduled_weight_is_that_of_the_step_and_its_last_value_outside_of_training():
     turns = [Turn(prompt().tokens, sampled(4, 5))]
-    weights = ({"from": 1, "to": 0, "steps": 2}, {"points": [[2, -0.5], [3, -1]]}, 0)
+    later = {"from": -0.5, "to": -1, "steps": 2, "shape": "step"}
+    weights = ({"from": 1, "to": 0, "steps": 2}, later, 0)
 
     async def work(pool):
         for step, of_paid, of_size in ((1, 1, -0.5), (2, 0.5, -0.5), (3, 0, -1), (None, 0, -1)):
