@@ -8,14 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import psutil
-from rich.console import Console
 
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
@@ -29,7 +26,6 @@ from rlax_plugin.text.terminal import console
 from rlax_plugin.worker.serve import PARENT
 
 _LOOK_S, _SAME_S = 0.1, 15.0
-_FROZEN = 1.0  # times host_s, which JAX takes as well once the hosts have found each other
 _GRACE = 1.4  # times host_s: JAX ends the survivors after at most 1.2
 _LINES, _LONGEST_LINE, _TAIL_BYTES = 5, 200, 8192
 _FAILED = 1
@@ -40,60 +36,44 @@ class _Host:
     """A process of the trainer.
 
     Attributes:
-      ended_s: Unix time at which it was seen to have ended.
-      killed: the reason for which this program killed it; "" if it did not.
-      frozen_since_s: time.monotonic() at which it was first seen stopped; None while it runs.
+      killed: True if this program had to kill it.
     """
 
     index: int
     process: subprocess.Popen[bytes]
     log: Path
-    ended_s: float | None = None
-    killed: str = ""
-    frozen_since_s: float | None = None
+    killed: bool = False
 
     @property
     def status(self) -> int | None:
         """Exit status; negative: the signal that ended it. None: it runs."""
-        return self.process.returncode
-
-    def ended(self) -> bool:
-        """True once the process has ended."""
-        if self.ended_s is None and self.process.poll() is not None:
-            self.ended_s = time.time()
-        return self.ended_s is not None
+        return self.process.poll()
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, unless the process has ended."""
-        if not self.ended():
+        if self.status is None:
             self.process.send_signal(number)
 
     @property
-    def frozen(self) -> bool:
-        """True if the process is stopped by a signal."""
-        try:
-            return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
-        except psutil.Error:
-            return False
+    def failed(self) -> bool:
+        """True if it has ended neither as host 0 ends nor because host 0 did."""
+        return self.killed or self.status not in (None, 0, INTERRUPTED, ENDED, -signal.SIGTERM)
 
-    def look_frozen_s(self) -> float:
-        """Looks at the process; returns the seconds since it was first seen stopped; 0: it runs."""
-        if not self.frozen:
-            self.frozen_since_s = None
-            return 0.0
-        now_s = time.monotonic()
-        if self.frozen_since_s is None:
-            self.frozen_since_s = now_s
-        return now_s - self.frozen_since_s
+    @property
+    def aborted(self) -> bool:
+        """True if JAX has ended it, because another one is lost."""
+        return not self.killed and self.status == -signal.SIGABRT
 
     def end_in_words(self) -> str:
         """The way in which it ended."""
         status = self.status
-        if status is None:
-            return "still runs"
-        if status >= 0:
-            return f"ended with status {status}"
-        return f"was ended by {signal.Signals(-status).name}"
+        if self.killed or status is None:
+            return "did not end by itself and had to be killed"
+        return (
+            f"was ended by {signal.Signals(-status).name}"
+            if status < 0
+            else f"ended with status {status}"
+        )
 
 
 def train_on_hosts(
@@ -161,8 +141,15 @@ def on_all_hosts(
         for index in range(count):
             options = ("--hosts", str(count), "--host", str(index), "--coordinator", coordinator)
             hosts.append(_start((*command, *options, "--with-parent"), index, state_dir))
-        watch = _Watch(hosts, host_s, console(sys.stderr))
-        return watch.until_the_end(), watch.lost
+        lost, out = _lost_hosts(hosts, host_s), console(sys.stderr)
+        for host in lost:
+            who = f"host {host.index} was lost: process {host.process.pid}"
+            out.print(f"{who} {host.end_in_words()}")
+            for line in _last_lines(host.log):
+                out.print(f"  {host.log.name}: {line}")
+        status = hosts[0].status
+        assert status is not None, "all hosts have ended"
+        return _FAILED if lost or status < 0 else status, bool(lost)
     finally:
         for host in hosts:
             host.send(signal.SIGKILL)
@@ -194,91 +181,35 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-class _Watch:
-    """Waits for all hosts, and ends those that are left when one was lost.
+def _lost_hosts(hosts: Sequence[_Host], host_s: float) -> list[_Host]:
+    """Waits for all hosts, and ends those that are left when one has failed.
 
-    Attributes:
-      lost: True if a host ended, or had to be ended, in another way than by itself.
+    Returns:
+      Those to blame; none if host 0 has ended by itself, and so has said why.
     """
+    zero, others = hosts[0], hosts[1:]
+    while zero.status is None and not any(host.failed for host in others):
+        time.sleep(_LOOK_S)
+    if all((host.status or 0) >= 0 for host in hosts):
+        # Host 0 may have the same error, and one that fails tells it.
+        _wait(lambda: zero.status is not None, min(_SAME_S, host_s))
+    orderly = zero.status is not None and zero.status >= 0
+    for host in hosts if orderly else hosts[:1]:  # one that still looks for host 0 would go on
+        host.send(signal.SIGTERM)
+    _wait(lambda: all(host.status is not None for host in hosts), _GRACE * host_s)
+    for host in hosts:
+        if host.status is None:
+            host.killed = True
+            host.process.kill()
+            host.process.wait()
+    failed = [] if orderly else [host for host in hosts if host.failed]
+    return [host for host in failed if not host.aborted] or failed
 
-    def __init__(self, hosts: Sequence[_Host], host_s: float, out: Console):
-        self._hosts, self._host_s, self.console = hosts, host_s, out
-        self.lost = False
 
-    def until_the_end(self) -> int:
-        """Waits until all hosts have ended; returns the status of the command."""
-        first = self._first_end()
-        # JAX aborts the others once it knows that one is lost.
-        aborted = first.status == -signal.SIGABRT
-        orderly = first.index == 0 and not (first.status or 0) < 0
-        if not aborted and not orderly:
-            self._tell_lost(first)
-        for host in self._hosts if first.index else self._hosts[1:]:
-            if orderly or host.index == 0:  # one that still looks for host 0 would go on
-                host.send(signal.SIGTERM)
-        self._wait_for_rest(crashed=(first.status or 0) < 0)
-        if aborted:
-            for host in [host for host in self._hosts if host.killed] or [first]:
-                self._tell_lost(host)
-        status = self._hosts[0].status
-        assert status is not None, "all hosts have ended"
-        return _FAILED if self.lost or status < 0 else status
-
-    def _first_end(self) -> _Host:
-        """Waits until host 0 has ended or another one failed; returns that one."""
-        while True:
-            for host in self._hosts[1:]:
-                if host.ended() and host.status not in (0, INTERRUPTED, ENDED):
-                    return self._hosts[0] if self._same_end(host) else host
-            if self._hosts[0].ended():
-                return self._hosts[0]
-            for host in self._hosts:
-                if host.look_frozen_s() > _FROZEN * self._host_s:
-                    # JAX notices a host that has joined. Nobody else would notice one that starts.
-                    self._kill(host)
-                    return host
-            time.sleep(_LOOK_S)
-
-    def _same_end(self, host: _Host) -> bool:
-        """True if host 0 ends with the same error, of the config for instance, and tells it."""
-        end_s = time.monotonic() + min(_SAME_S, self._host_s)
-        while (host.status or 0) > 0 and time.monotonic() < end_s:
-            if self._hosts[0].ended():
-                break
-            time.sleep(_LOOK_S)
-        return self._hosts[0].ended()
-
-    def _wait_for_rest(self, *, crashed: bool) -> None:
-        """Waits for the other hosts, and kills those that do not end.
-
-        Args:
-          crashed: True if a host did not end by itself.
-        """
-        end_s = time.monotonic() + _GRACE * self._host_s
-        while not all(host.ended() for host in self._hosts) and time.monotonic() < end_s:
-            time.sleep(_LOOK_S)
-            if crashed and all(host.ended() or host.frozen for host in self._hosts):
-                break  # a stopped process will not end by itself
-        for host in self._hosts:
-            if not host.ended():
-                self._kill(host)
-
-    @staticmethod
-    def _kill(host: _Host) -> None:
-        was = "was stopped (SIGSTOP)" if host.frozen else "did not end by itself"
-        host.killed = f"{was} and had to be killed"
-        host.process.kill()
-        host.process.wait()
-        host.ended()
-
-    def _tell_lost(self, host: _Host) -> None:
-        self.lost = True
-        when = time.strftime("%H:%M:%S", time.localtime(host.ended_s or time.time()))
-        how = host.killed or host.end_in_words()
-        pid = host.process.pid
-        self.console.print(f"host {host.index} was lost: at {when} process {pid} {how}")
-        for line in _last_lines(host.log):
-            self.console.print(f"  {host.log.name}: {line}")
+def _wait(over: Callable[[], bool], within_s: float) -> None:
+    end_s = time.monotonic() + within_s
+    while not over() and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
 
 
 def _last_lines(path: Path) -> list[str]:
