@@ -48,21 +48,15 @@ class JudgeConfig(ServerConfig):
     template: str = Field(
         default="",
         description="the question, with the fields {prompt}, {completion}, {reference}, {mark}, a "
-        "line that the completion cannot contain, and {marker}, which must be before the verdict "
-        "of number and yes_no. Empty: asks whether the completion is right, in the form that "
-        "verdict reads",
+        "line that the completion cannot contain, and {marker}, such as Score wkbdtrmzqc:, with "
+        "letters that differ for each completion, which must be before the verdict of number and "
+        "yes_no. Empty: asks whether the completion is right, in the form that verdict reads",
     )
     verdict: Kind = Field(
         default="number",
         description="verdict to read in the judge's answer: number or yes_no behind the marker, "
-        "or json, an object with a field",
+        "or json, an object with a field score",
     )
-    marker: str = Field(
-        default="Score:",
-        description="text before the verdict of number and yes_no, to which letters are added "
-        "that differ for each completion; empty: the answer is nothing but the verdict",
-    )
-    field: str = Field(default="score", description="field with the verdict of json")
     lowest: float = Field(default=0.0, description="verdict whose reward is 0, unless yes_no")
     highest: float = Field(
         default=10.0,
@@ -88,31 +82,21 @@ class JudgeConfig(ServerConfig):
             if name in ("messages", "model", "stream", "n"):
                 raise ConfigError(f"body.{name}", value, "must not be given: the reward sets it")
         names = [name for _, name in pieces(self.question)]
-        if self._has_code and "marker" not in names:
+        if self.verdict != "json" and "marker" not in names:
             reason = (
-                f"must have the field {{marker}} where the judge has to write {self.marker!r}: it "
-                "adds letters that no completion knows, so that a quoted verdict is not read"
+                "must have the field {marker} before the verdict: it has letters that no "
+                "completion knows, so that a quoted verdict is not read"
             )
             raise ConfigError("template", self.template, reason)
-        if not self._has_code and "marker" in names:
-            reason = "must not have the field {marker}: verdict json and an empty marker use none"
+        if self.verdict == "json" and "marker" in names:
+            reason = "must not have the field {marker}, which verdict json does not use"
             raise ConfigError("template", self.template, reason)
         return self
 
     @property
-    def _has_code(self) -> bool:
-        return self.verdict != "json" and bool(self.marker)
-
-    def code_of(self, prompt: Prompt, completion: str) -> str:
-        """Returns the text before the verdict on a completion; empty if there is none."""
-        return code_of(prompt, completion) if self._has_code else ""
-
-    @property
     def question(self) -> str:
         """The template, or the default one for this kind of verdict."""
-        return self.template or default_template(
-            self.verdict, self.marker, self.field, self.lowest, self.highest
-        )
+        return self.template or default_template(self.verdict, self.lowest, self.highest)
 
 
 class LlmJudge:
@@ -167,7 +151,7 @@ class LlmJudge:
         """Returns the body of a request."""
         config = self._config
         messages = [{"role": "system", "content": config.system}] if config.system else []
-        messages += [{"role": "user", "content": self._question(prompt, completion)}]
+        messages += [{"role": "user", "content": question(self._pieces, prompt, completion)}]
         body = {
             "model": config.model,
             "messages": messages,
@@ -177,9 +161,6 @@ class LlmJudge:
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    def _question(self, prompt: Prompt, completion: str) -> str:
-        return question(self._pieces, prompt, completion, self._config.marker)
-
     def reward_of(self, reply: Reply, prompt: Prompt, completion: str) -> Score:
         """Returns the reward in an answer.
 
@@ -188,14 +169,11 @@ class LlmJudge:
           UnreadableError: it has no verdict.
         """
         config = self._config
-        text, code = self._text(reply.content), config.code_of(prompt, completion)
+        text, code = self._text(reply.content), code_of(prompt, completion)
         try:
-            kind, highest = config.verdict, config.highest
-            value = verdict(text, kind, code, config.field, self._pick, highest)
+            value = verdict(text, config.verdict, code, self._pick, config.highest)
         except ValueError as error:
-            said = str(error)
-            if code:
-                said = said.replace(repr(code), repr(coded(config.marker, code)))
+            said = str(error).replace(repr(code), repr(coded(code)))
             end = self.client.shown(text[-100:])
             raise UnreadableError(f"{said}; it ends with {end!r}") from None
         if config.verdict != "yes_no":

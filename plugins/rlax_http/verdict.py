@@ -47,12 +47,8 @@ _ENDINGS: Mapping[str, str] = {
     "{low:g} (wrong) to {high:g} (right). Copy {{marker}} exactly, with its letters.",
     "yes_no": "Explain briefly. Then end with a line {{marker}} yes if it is right, or {{marker}} "
     "no if it is not. Copy {{marker}} exactly, with its letters.",
-    "json": "Answer with a JSON object and nothing else. Its field {field} is a number from "
+    "json": 'Answer with a JSON object and nothing else. Its field "score" is a number from '
     "{low:g} (wrong) to {high:g} (right).",
-}
-_ALONE: Mapping[str, str] = {
-    "number": "Answer with a number from {low:g} (wrong) to {high:g} (right) and nothing else.",
-    "yes_no": "Answer with yes if it is right, or no if it is not, and nothing else.",
 }
 _BEFORE = r"[\s*_`\"':()\[\]]*"
 _END = r"(?![0-9A-Za-z]|[.,/][0-9])"
@@ -63,12 +59,9 @@ _WORD = re.compile(_BEFORE + r"(yes|no)(?![0-9A-Za-z])", re.IGNORECASE | re.ASCI
 _FENCED = re.compile(r"```(?:json)?[^\S\n]*+\n(.*\n[^\S\n]*+)```", re.DOTALL)
 
 
-def default_template(kind: Kind, marker: str, field: str, low: float, high: float) -> str:
+def default_template(kind: Kind, low: float, high: float) -> str:
     """Returns a question whether a completion is right, to be answered with a verdict."""
-    if kind == "json" or marker:
-        name = json.dumps(field).replace("{", "{{").replace("}", "}}")
-        return _QUESTION + _ENDINGS[kind].format(field=name, low=low, high=high)
-    return _QUESTION + _ALONE[kind].format(low=low, high=high)
+    return _QUESTION + _ENDINGS[kind].format(low=low, high=high)
 
 
 def pieces(template: str) -> list[tuple[str, str]]:
@@ -92,9 +85,7 @@ def pieces(template: str) -> list[tuple[str, str]]:
     return [(text, name or "") for text, name, _, _ in found]
 
 
-def question(
-    parts: list[tuple[str, str]], prompt: Prompt, completion: str, marker: str = ""
-) -> str:
+def question(parts: list[tuple[str, str]], prompt: Prompt, completion: str) -> str:
     """Returns the question: the template's ``pieces`` with the fields of a sample."""
     fields = {
         "": "",
@@ -102,7 +93,7 @@ def question(
         "completion": completion,
         "reference": prompt.reference,
         "mark": f"====={_digest('mark', prompt, completion).hex()[:16]}=====",
-        "marker": coded(marker, code_of(prompt, completion)),
+        "marker": coded(code_of(prompt, completion)),
     }
     return "".join(text + fields[name] for text, name in parts)
 
@@ -121,9 +112,9 @@ def code_of(prompt: Prompt, completion: str) -> str:
     return "".join(letters)
 
 
-def coded(marker: str, code: str) -> str:
-    """Returns a marker with its code, such as ``Score wkbdtrmzqc:``."""
-    return f"{marker[:-1]} {code}:" if marker.endswith(":") else f"{marker} {code}"
+def coded(code: str) -> str:
+    """Returns the marker with a code, such as ``Score wkbdtrmzqc:``."""
+    return f"Score {code}:"
 
 
 def _digest(purpose: str, prompt: Prompt, completion: str) -> bytes:
@@ -135,22 +126,19 @@ def verdict(
     text: str,
     kind: Kind,
     code: str,
-    field: str,
     pick: Callable[[Iterable[float]], float] = min,
     highest: float | None = None,
 ) -> float:
     """Returns the verdict in a judge's answer: a number, or 1 for yes and 0 for no.
 
-    ``number`` and ``yes_no`` are read after the code; without one the whole answer must be the
-    verdict. Of several verdicts the one that pays least counts, so that no completion gains by
-    having the judge write another one. The model's thinking, up to the first ``</think>``, is not
-    part of its answer; a later ``</think>`` may be quoted.
+    ``number`` and ``yes_no`` are read after the code. Of several verdicts the one that pays least
+    counts, so that no completion gains by having the judge write another one. The model's thinking,
+    up to the first ``</think>``, is not part of its answer; a later ``</think>`` may be quoted.
 
     Args:
       text: the judge's answer.
       kind: kind of verdict.
-      code: see ``code_of``; empty if none was asked for.
-      field: field of the JSON object with the verdict.
+      code: see ``code_of``; ``json`` needs none.
       pick: chooses the verdict that pays least.
       highest: best verdict; it may follow a slash, as in ``7/10``. With another number after the
         slash the text is not a verdict.
@@ -163,22 +151,15 @@ def verdict(
         raise ValueError("the judge's answer ends before its thinking does")
     text = (answer if closed else thought).strip()
     if kind == "json":
-        return pick(_field(text, field))
+        return pick(_scores(text))
     pattern = _NUMBER if kind == "number" else _WORD
     wanted = "a number" if kind == "number" else "yes or no"
-    if code:
-        ends = [one.end() for one in re.finditer(code, text, re.IGNORECASE | re.ASCII)]
-        if not ends:
-            raise ValueError(f"the judge's answer has no marker with {code!r}")
-        found = [one for end in ends if (one := pattern.match(text, end)) and _counts(one, highest)]
-        if not found:
-            raise ValueError(f"the judge's answer has no {wanted} behind {code!r}")
-    else:
-        one = pattern.match(text)
-        rest = text[one.end() :].strip(" \t\r\n.*_`\"'") if one else ""
-        if not one or rest or not _counts(one, highest):
-            raise ValueError(f"the judge's answer is not {wanted}, and there is no marker")
-        found = [one]
+    ends = [one.end() for one in re.finditer(code, text, re.IGNORECASE | re.ASCII)]
+    if not ends:
+        raise ValueError(f"the judge's answer has no marker with {code!r}")
+    found = [one for end in ends if (one := pattern.match(text, end)) and _counts(one, highest)]
+    if not found:
+        raise ValueError(f"the judge's answer has no {wanted} behind {code!r}")
     said = [one.group(1).lower() for one in found]
     return pick([float(one) if kind == "number" else float(one == "yes") for one in said])
 
@@ -189,24 +170,22 @@ def _counts(found: re.Match[str], highest: float | None) -> bool:
     return out_of is None or float(out_of) == highest
 
 
-def _field(text: str, field: str) -> list[float]:
+def _scores(text: str) -> list[float]:
     fenced = _FENCED.fullmatch(text)
     try:
         found: Any = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError):
         raise ValueError("the judge's answer is no JSON object") from None
     # A judge that does not escape what it quotes may have written the field twice.
-    values = [value for name, value in found if name == field] if type(found) is _Pairs else []
+    values = [value for name, value in found if name == "score"] if type(found) is _Pairs else []
     if not values:
-        raise ValueError(f"the judge's answer is no JSON object with the field {field!r}")
+        raise ValueError("the judge's answer is no JSON object with the field 'score'")
     try:
         if all(isinstance(value, int | float) and math.isfinite(value) for value in values):
             return [float(value) for value in values]
     except OverflowError:  # a whole number without end
         pass
-    raise ValueError(
-        f"the field {field!r} of the judge's answer is neither a number nor true/false"
-    )
+    raise ValueError("the field 'score' of the judge's answer is neither a number nor true/false")
 
 
 class _Pairs(list[tuple[str, Any]]):
