@@ -30,6 +30,7 @@ from rlax_plugin.api import (
 )
 
 _MIB = 1 << 20
+_PROCESSES = 16  # and threads of one test at a time
 _LONGEST = 1 << 20  # characters of code
 _JUDGE_MORE_S = 1.0  # the testing process sees the end of the code, and says so
 
@@ -76,9 +77,6 @@ class PythonTestsConfig(Section):
     )
     memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = Field(
         256, description="memory of one test with all its processes, MiB"
-    )
-    processes: Annotated[int, Field(ge=1, le=1024)] = Field(
-        16, description="processes and threads of one test at a time"
     )
     allow_weak: bool = Field(
         False,
@@ -128,7 +126,7 @@ class PythonTests(Reward):
             wall_s=config.test_s,
             cpu_s=max(1, round(config.test_s + 0.5)),
             memory_bytes=config.memory_mib * _MIB,
-            processes=config.processes,
+            processes=_PROCESSES,
         )
         self._code: Sandbox | None = None
         self._judge: Sandbox | None = None

@@ -27,6 +27,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 8.0  # between attempts, without a Retry-
 _MOST_INVALID = 3  # answers that are no JSON: a proxy's page may pass, a wrong address does not
 _EXCERPT = 200  # characters
 _ERROR_BYTES = 4096  # read of a reply that is an error
+_MOST_BYTES = 1 << 20  # of an answer; a longer one is not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +199,13 @@ class Client:
         return ServerError(said, passes=passes(status), after_s=after_s, status=status)
 
     async def _body(self, reply: Any) -> bytes:
-        most, headers = self._config.max_answer_bytes, reply.headers
-        if headers.get("content-encoding", "identity").lower() != "identity":
+        if reply.headers.get("content-encoding", "identity").lower() != "identity":
             raise self._invalid("is compressed, which was not asked for")
         data = bytearray()
         async for piece in reply.aiter_raw():
             data += piece
-            if len(data) > most:
-                raise self._invalid(f"is longer than max_answer_bytes = {most}")
+            if len(data) > _MOST_BYTES:
+                raise self._invalid(f"is longer than {_MOST_BYTES} bytes")
         return bytes(data)
 
     def _decoded(self, data: bytes) -> Any:

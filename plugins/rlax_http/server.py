@@ -152,9 +152,6 @@ class ServerConfig(Section):
         default=60.0,
         description="limit for one request; it is repeated if rlax.deadlines.reward_s leaves time",
     )
-    max_answer_bytes: PositiveInt = Field(
-        default=1 << 20, description="bytes of an answer at most; a longer one is not read"
-    )
 
     @model_validator(mode="before")
     @classmethod

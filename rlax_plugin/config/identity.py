@@ -43,7 +43,7 @@ _LOCAL = frozenset(LOCAL)
 _LOCAL_BELOW = (*(f"{key}." for key in LOCAL), "dcn_", "ici_")
 _NOT_HASHED_BELOW = {
     "curation": ("guard", "max_refill"),
-    "objective": ("max_gap", "max_gap_steps"),
+    "objective": ("max_gap",),
     "rollouts": ("order",),
     "weights": ("memory_mib", "stream_dir", "streams", "transfer"),
 }
@@ -55,8 +55,8 @@ def config_hash(content: Mapping[str, Any]) -> str:
     Keys that may change when a run is resumed are left out: ``steps``, ``run_name``,
     ``base_output_directory``, ``hf_access_token``, and under ``rlax:`` deadlines, launcher,
     network, state_dir, trackers, observers, retention, curation.guard, curation.max_refill,
-    objective.max_gap, objective.max_gap_steps, rollouts.order,
-    weights.memory_mib, weights.stream_dir, weights.streams and weights.transfer.
+    objective.max_gap, rollouts.order, weights.memory_mib, weights.stream_dir, weights.streams and
+    weights.transfer.
 
     Args:
       content: see ``ResolvedConfig``.

@@ -228,12 +228,9 @@ class Objective(Algorithm):
 
     max_gap: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="largest logprob_gap/p95, in nats, that is accepted: above it in max_gap_steps "
+        description="largest logprob_gap/p95, in nats, that is accepted: above it in three "
         "steps in a row, the run ends with an error, and can be resumed from its last checkpoint. "
         "Only steps with tokens of staleness 1 measure it; null: there is no limit",
-    )
-    max_gap_steps: PositiveInt = Field(
-        default=3, description="number of steps in a row above max_gap that end the run"
     )
 
     @property

@@ -18,8 +18,3 @@ class Retention(Section):
         description="number of newest steps whose samples are kept; older ones are removed at the "
         "next checkpoint. null: all are kept",
     )
-    snapshots: bool = Field(
-        default=True,
-        description="true: the run state that was saved with a checkpoint is removed once the "
-        "trainer has removed that checkpoint",
-    )

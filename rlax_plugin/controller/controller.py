@@ -13,7 +13,7 @@ from rlax_plugin.config import Algorithm, RlaxSection, Schedule
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.controller.limits import GAP, WorkerGaps, gap_error, gaps_of_workers
+from rlax_plugin.controller.limits import GAP, GAP_STEPS, WorkerGaps, gap_error, gaps_of_workers
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.step_figures import StepFigures
 from rlax_plugin.controller.timeline import Timeline
@@ -138,7 +138,7 @@ class Controller(FleetListener):
         self._timeline = Timeline(generation.fleet, records.spans)
         self._figures = StepFigures(self.section, generation, setup.schedules)
         self._gaps = WorkerGaps(self.fleet, setup.dashboard.message)
-        self._kept = {GAP: self.section.objective.max_gap_steps}
+        self._kept = {GAP: GAP_STEPS}
         self.stats = RunStats(self._kept)
         self.before: Evaluated | None = None
         self.machine: dict[str, float] = {}

@@ -36,6 +36,8 @@ ANSWERED, FAILED_SUCH_AS = "was answered with", "rewards fail, such as"
 """Words of messages after which an answer is quoted, or an error of a reward that may quote one."""
 GAP = "logprob_gap/p95"
 """The metric that ``gap_error`` watches."""
+GAP_STEPS = 3
+"""Steps in a row above ``objective.max_gap`` that end the run."""
 GAP_WARN, GAP_QUARANTINE = 1.0, 5.0
 """Mean nats a token between a worker's log-probs and the trainer's, see ``WorkerGaps``.
 
@@ -297,19 +299,19 @@ def gap_error(
 
     Args:
       metrics: those of the newest step.
-      newest: the newest values of ``GAP``, the newest last; at least ``objective.max_gap_steps``
-        of them, if there are so many.
+      newest: the newest values of ``GAP``, the newest last; at least ``GAP_STEPS`` of them, if
+        there are so many.
     """
-    limit, count = objective.max_gap, objective.max_gap_steps
+    limit = objective.max_gap
     if limit is None or GAP not in metrics:
         return None
-    last = itertools.islice(reversed(newest), count)
+    last = itertools.islice(reversed(newest), GAP_STEPS)
     row = list(itertools.takewhile(lambda p95: not p95 <= limit, last))  # NaN is no agreement
-    if len(row) < count:
+    if len(row) < GAP_STEPS:
         return None
     values = ", ".join(f"{p95:.3g}" for p95 in reversed(row))
     return TrainingError(
         f"the trainer and the rollout engine do not agree on log-probs: {GAP} was {values} nats "
-        f"in the last {count} steps that measured it, above rlax.objective.max_gap = {limit:g} "
-        f"(rlax.objective.max_gap_steps = {count}); raise or unset the limit to resume the run"
+        f"in the last {GAP_STEPS} steps that measured it, above rlax.objective.max_gap = "
+        f"{limit:g}; raise or unset the limit to resume the run"
     )

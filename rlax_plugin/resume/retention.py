@@ -75,10 +75,9 @@ class Retaining:
 
     def _remove_snapshots(self, snapshots: list[int], saved: list[int]) -> None:
         # The newest one's checkpoint may be on its way.
-        if self._retention.snapshots:
-            for step in snapshots:
-                if step < saved[-1] and step not in saved:
-                    remove_snapshot(self._files, step)
+        for step in snapshots:
+            if step < saved[-1] and step not in saved:
+                remove_snapshot(self._files, step)
 
     def _remove_samples(self, bases: list[int], steps: int) -> bool:
         """Removes samples; returns True if there were any to remove.

@@ -207,21 +207,22 @@ def test_a_plugin_that_ends_the_process_is_an_error_of_the_run(tmp_path, monkeyp
 
 def test_a_gap_beyond_its_limit_ends_the_run_which_goes_on_where_it_is_lifted(tmp_path):
     # Trainer and engine agree to the last bit, which the histogram reports as at most 1e-8 nats.
-    limits = ("rlax.objective.max_gap=1e-9", "rlax.objective.max_gap_steps=7")
+    often = "rlax.trainer={name: bigram, checkpoint_every: 2}"
+    limits = ("rlax.objective.max_gap=1e-9", often)
     status, out = (run := Run(tmp_path, *limits, "steps=12")).end()
     assert status == 1
-    gaps = ", ".join(["1e-08"] * 7)
-    said = f"logprob_gap/p95 was {gaps} nats in the last 7 steps that measured it, above"
+    gaps = ", ".join(["1e-08"] * 3)
+    said = f"logprob_gap/p95 was {gaps} nats in the last 3 steps that measured it, above"
     assert f"{said} rlax.objective.max_gap = 1e-09" in out
-    assert 7 <= len(run.steps()) < 12 and not run.workers()
+    assert 3 <= len(run.steps()) < 12 and not run.workers()
 
-    # The five steps before the checkpoint count again, so two more are enough.
+    # The two steps before the checkpoint count again, so one more is enough.
     status, out = (run := Run(tmp_path, *limits, "steps=12")).end()
-    assert status == 1 and "resuming after step 5" in out and said in out
-    assert 7 <= len(run.steps()) < 12
+    assert status == 1 and "resuming after step" in out and said in out
+    assert 3 <= len(run.steps()) < 12
 
-    status, out = (run := Run(tmp_path, "rlax.objective.max_gap=1e-7", "steps=12")).end()
-    assert status == 0 and "resuming after step 5" in out, out
+    status, out = (run := Run(tmp_path, "rlax.objective.max_gap=1e-7", often, "steps=12")).end()
+    assert status == 0 and "resuming after step" in out, out
     assert [m["step"] for m in run.steps()] == list(range(1, 13))
     trained = Counter(row["step"] for row in run.trained())
     assert trained == dict.fromkeys(range(1, 13), 16)

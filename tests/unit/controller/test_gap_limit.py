@@ -14,6 +14,7 @@ from rlax_plugin.config import Objective
 from rlax_plugin.controller.limits import (
     GAP,
     GAP_QUARANTINE,
+    GAP_STEPS,
     GAP_TOKENS,
     GAP_WARN,
     GroupGap,
@@ -33,7 +34,7 @@ NAN = float("nan")
 
 def error_after(objective: Objective, *p95: float | None) -> TrainingError | None:
     """The error of the last step. None: no token of that step was of staleness 1."""
-    stats, error = RunStats({GAP: objective.max_gap_steps}), None
+    stats, error = RunStats({GAP: GAP_STEPS}), None
     for value in p95:
         metrics = {"reward/mean": 0.5} | ({} if value is None else {GAP: value})
         stats.add(metrics)
@@ -61,19 +62,13 @@ def test_it_ends_a_run_after_so_many_steps_in_a_row(p95: tuple[float, ...], ends
 
 
 def test_the_error_names_figures_and_keys() -> None:
-    error = error_after(Objective(max_gap=0.01, max_gap_steps=2), 0.0, 0.25, 0.5)
-    assert "logprob_gap/p95 was 0.25, 0.5 nats in the last 2 steps" in str(error)
-    assert "above rlax.objective.max_gap = 0.01 (rlax.objective.max_gap_steps = 2)" in str(error)
+    error = error_after(Objective(max_gap=0.01), 0.0, 0.25, 0.5, 0.75)
+    assert "logprob_gap/p95 was 0.25, 0.5, 0.75 nats in the last 3 steps" in str(error)
+    assert "above rlax.objective.max_gap = 0.01; raise" in str(error)
 
 
 def test_it_is_off_by_default() -> None:
     assert error_after(Objective(), *[100.0] * 9) is None
-
-
-def test_as_many_steps_count_as_the_key_says() -> None:
-    objective = Objective(max_gap=0.1, max_gap_steps=50)
-    assert error_after(objective, *[0.2] * 49) is None
-    assert error_after(objective, *[0.2] * 50) is not None
 
 
 def group_of(number: int, *workers: tuple[str, ...], temperature: float | None = None) -> Any:
