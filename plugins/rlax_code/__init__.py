@@ -12,8 +12,6 @@ from rlax_plugin.api import (
     sandbox_layers,
 )
 
-__all__ = ["PythonTests", "PythonTestsConfig"]
-
 _NAME = "python_tests"
 
 

@@ -7,8 +7,6 @@ from rlax_http.judge import JudgeConfig, LlmJudge
 from rlax_http.verifier import HttpVerifier, VerifierConfig
 from rlax_plugin.api import Extension, hookimpl
 
-__all__ = ["HttpVerifier", "JudgeConfig", "LlmJudge", "VerifierConfig"]
-
 
 @hookimpl
 def rlax_register_reward() -> dict[str, Extension]:

@@ -24,20 +24,6 @@ from rlax_rewards.reasoning import (
     check_reasoning_gym,
 )
 
-__all__ = [
-    "ExactMatch",
-    "ExactMatchConfig",
-    "Format",
-    "FormatConfig",
-    "LengthConfig",
-    "MathVerify",
-    "MathVerifyConfig",
-    "Numeric",
-    "NumericConfig",
-    "ReasoningGym",
-    "ReasoningGymConfig",
-]
-
 
 @hookimpl
 def rlax_register_reward() -> dict[str, Extension]:

@@ -60,7 +60,7 @@ def test_every_kind_is_documented_with_its_places_and_its_interface(kind: Kind) 
     places = [key for key in kind.config_keys if "NAME" not in key]
     assert all(f"`{key}`" in TOLD[kind.hook] for key in places)
     interface = kind.part.partition(" -> ")[0]
-    assert f"`{interface}`" in TOLD[kind.hook] and interface in api.__all__
+    assert f"`{interface}`" in TOLD[kind.hook] and hasattr(api, interface)
 
 
 @pytest.fixture(scope="module")

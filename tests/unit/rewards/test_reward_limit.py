@@ -8,13 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 from played import Played
-from reward_pools import episodes, prompt, reason, section, totals, with_pool
+from reward_pools import (
+    episode,
+    episodes,
+    prompt,
+    reason,
+    sampled,
+    section,
+    totals,
+    with_pool,
+)
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rewards.messages import score_from
 from rlax_plugin.rewards.process import Failures, form_of, scores_of
 from rlax_plugin.rewards.scoring import PlayCounts, PlayJob
-from rlax_plugin.types import Score
+from rlax_plugin.types import Score, Turn
 
 NAME = "rlax.rewards.0 (judge)"
 SAID = f"{NAME} may return from -1000 to 1000 (rlax.reward_limit)"
@@ -79,10 +88,11 @@ def test_rewards_of_tokens():
 
 def test_a_pool_of_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    chosen = {"name": "length", "shape": "linear", "unit": "characters", "cost": 1, "most": 9}
+    chosen = {"name": "length", "shape": "linear", "cost": 1, "most": 9}
 
     async def work(pool):
-        found = await pool.score(prompt(), episodes("x" * 5, "x" * 6, "x"))
+        turns = [[Turn(prompt().tokens, sampled(*[4] * count))] for count in (5, 6, 1)]
+        found = await pool.score(prompt(), [episode("a", i, one) for i, one in enumerate(turns)])
         assert totals([found[0], found[2]]) == [-10.0, -2.0] and pool.replaced == 0
         said = "the reward is -6: rlax.rewards.0 (length) may return from -5 to 5"
         assert said in reason(found[1])
