@@ -1,4 +1,4 @@
-"""The use of the machine by processes: CPU, memory and disk of each, and the machine's network."""
+"""The use of the machine by processes: CPU and memory of each."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ CLOCK = "unix_s"
 Figures = Mapping[str, float]
 
 _CPU, _MEMORY = "process_cpu_s_total", "process_memory_bytes"
-_READ, _WRITTEN = "process_read_bytes_total", "process_written_bytes_total"
 # Of psutil, where a system or a container does not tell: it has no method then, or cannot parse.
 _UNKNOWN = (psutil.Error, OSError, AttributeError, RuntimeError, ValueError)
 _MOST = 1e15  # of any value: a worker may report what it likes
 _LEAST_S = 0.05  # between two reports whose difference is a rate
-_RATES = {_CPU: "cpu", _READ: "read_bytes_per_s", _WRITTEN: "written_bytes_per_s"}
 
 
 def own_figures() -> dict[str, float]:
-    """Returns the figures of this process: clock, CPU, memory, bytes of disks, accelerators."""
+    """Returns the figures of this process: clock, CPU, memory, accelerators."""
     return {CLOCK: time.time(), **figures_of(psutil.Process()), **accelerator_figures()}
 
 
@@ -43,8 +41,6 @@ def figures_of(process: psutil.Process) -> dict[str, float]:
         times = process.cpu_times()
         found[_CPU] = times.user + times.system
         found[_MEMORY] = float(process.memory_info().rss)
-        io = process.io_counters()
-        found |= {_READ: float(io.read_bytes), _WRITTEN: float(io.write_bytes)}
     return found
 
 
@@ -57,10 +53,9 @@ class MachineMetrics:
 
     def __init__(self) -> None:
         self._reports: dict[Hashable, tuple[Figures, Figures]] = {}  # the last two
-        self._network: tuple[float, float] | None = None
 
     def take(self, groups: Mapping[str, Iterable[tuple[Hashable, Figures]]]) -> dict[str, float]:
-        """Returns the metrics of the groups, and of the network of this machine.
+        """Returns the metrics of the groups.
 
         Args:
           groups: name -> identity and newest figures of each of its processes; a group without
@@ -82,10 +77,9 @@ class MachineMetrics:
                 metrics[f"machine/{group}_{IN_USE}"] = sum(used)
             if shares := [one[FULLEST] for one in now if 0 <= one.get(FULLEST, -1) <= 1]:
                 metrics[f"machine/{group}_{FULLEST}"] = max(shares)
-            for total, name in _RATES.items():
-                metrics[f"machine/{group}_{name}"] = sum(_rate(*two, total) for _, two in found)
+            metrics[f"machine/{group}_cpu"] = sum(_cpu(*two) for _, two in found)
         self._reports = reports
-        return metrics | self._of_network()
+        return metrics
 
     def _last_two(
         self, identity: Hashable, figures: Figures
@@ -95,23 +89,10 @@ class MachineMetrics:
             before, newest = newest, figures
         return identity, (before, newest)
 
-    def _of_network(self) -> dict[str, float]:
-        counters = None
-        with suppress(*_UNKNOWN):
-            counters = psutil.net_io_counters()
-        now_s = time.monotonic()
-        if counters is None:
-            return {}
-        total = float(counters.bytes_sent + counters.bytes_recv)
-        before_s, before = self._network or (now_s, total)
-        self._network = now_s, total
-        rate = (total - before) / (now_s - before_s) if now_s > before_s else 0.0
-        return {"machine/all_network_bytes_per_s": max(0.0, rate)}
 
-
-def _rate(before: Figures, now: Figures, total: str) -> float:
+def _cpu(before: Figures, now: Figures) -> float:
     seconds = now.get(CLOCK, 0.0) - before.get(CLOCK, 0.0)
-    if seconds < _LEAST_S or total not in before or total not in now:
+    if seconds < _LEAST_S or _CPU not in before or _CPU not in now:
         return 0.0
-    rate = (now[total] - before[total]) / seconds
+    rate = (now[_CPU] - before[_CPU]) / seconds
     return rate if 0 <= rate < _MOST else 0.0

@@ -38,21 +38,12 @@ def _rows(group: str, who: str) -> tuple[Row, ...]:
             f"share in use of the memory of the fullest accelerator of {who}",
             _ACCELERATORS,
         ),
-        (f"{group}_read_bytes_per_s", "bytes/s", f"bytes that {who} read from disks"),
-        (f"{group}_written_bytes_per_s", "bytes/s", f"bytes that {who} wrote to disks"),
     )
 
 
-MACHINE_ROWS: tuple[Row, ...] = (
-    *(
-        row
-        for group, who in GROUPS.items()
-        for row in _rows(group, who)
-        if not row[0].startswith(_ABSENT)
-    ),
-    (
-        "all_network_bytes_per_s",
-        "bytes/s",
-        "bytes that the trainer's machine sent and received, of all its processes",
-    ),
+MACHINE_ROWS: tuple[Row, ...] = tuple(
+    row
+    for group, who in GROUPS.items()
+    for row in _rows(group, who)
+    if not row[0].startswith(_ABSENT)
 )
