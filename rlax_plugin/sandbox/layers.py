@@ -1,4 +1,4 @@
-"""The layers of the sandbox: the attacks that each prevents, and the support of this machine."""
+"""The layers of the sandbox, and the support of this machine."""
 
 from __future__ import annotations
 
@@ -21,37 +21,12 @@ _START = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One means of containment.
-
-    Attributes:
-      name: name in messages and in ``rlax check``.
-      keeps_off: the actions of tested code that it prevents.
-    """
-
-    name: str
-    keeps_off: str
-
-
-LAYERS = (
-    Layer("user namespace", "rights of this user over other processes and over namespaces"),
-    Layer("unused uid", "what root may do without any capability; only tried as root"),
-    Layer("pid namespace", "seeing or signalling other processes; processes that outlive a test"),
-    Layer("mount namespace", "reading this machine's files; more files than the limit allows"),
-    Layer("network namespace", "reaching other machines, and services of this one"),
-    Layer("ipc namespace", "shared memory and queues of other processes"),
-    Layer("uts namespace", "the host's name"),
-    Layer("capability drop", "the rights of root, one by one"),
-    Layer("no new privileges", "set-uid programs"),
-    Layer("landlock", "files outside of the view; running programs; TCP; signals to outside"),
-    Layer(
-        "seccomp", "every system call that Python does not need, such as ptrace, mount, bpf, execve"
-    ),
-    Layer("process limit", "fork bombs"),
-    Layer("memory limit", "memory bombs"),
+NAMES = (
+    *("user namespace", "unused uid", "pid namespace", "mount namespace", "network namespace"),
+    *("ipc namespace", "uts namespace", "capability drop", "no new privileges", "landlock"),
+    *("seccomp", "process limit", "memory limit"),
 )
-NAMES = tuple(layer.name for layer in LAYERS)
+"""The layers; docs/sandbox.md says what each prevents. An unused uid is only tried as root."""
 
 
 @dataclass(frozen=True, slots=True)

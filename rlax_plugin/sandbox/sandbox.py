@@ -47,14 +47,12 @@ class Ended:
         ended from outside, which the code cannot do.
       code: exit code, or the negative number of the signal.
       stdout, stderr: its output, at most ``Limits.file_bytes`` each.
-      cpu_s: CPU time of its first process and of the children that this one has waited for.
     """
 
     why: Why
     code: int
     stdout: bytes
     stderr: bytes
-    cpu_s: float = 0.0
 
     @property
     def right(self) -> bool:
@@ -213,7 +211,7 @@ class Running:
             alone = "lost" if "pid namespace" in self._owner.layers else "signal"
             why = self._server.lost or ("memory" if exceeded else alone)
             self._owner.close()
-            return self._made(why, -signal.SIGKILL, 0.0)
+            return self._made(why, -signal.SIGKILL)
         if "failed" in said:
             self._owner.close()
             raise SandboxError(f"a piece of code could not be started: {said['failed']}")
@@ -222,9 +220,9 @@ class Running:
             why = "time"
         elif why == "signal" and exceeded:
             why = "memory"
-        return self._made(why, said["code"], said["cpu_s"])
+        return self._made(why, said["code"])
 
-    def _made(self, why: Why, code: int, cpu_s: float) -> Ended:
+    def _made(self, why: Why, code: int) -> Ended:
         most = self._owner.limits.file_bytes
         texts = []
         for file in self._written:
@@ -232,7 +230,7 @@ class Running:
             os.close(file)
         if why == "exited" and any(len(text) >= most for text in texts):
             why = "output"
-        return Ended(why, code, texts[0], texts[1], cpu_s)
+        return Ended(why, code, texts[0], texts[1])
 
 
 def _file(data: bytes) -> int:

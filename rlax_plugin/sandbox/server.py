@@ -159,11 +159,11 @@ def _watched(control: socket.socket, pid: int, ready: int, wall_s: float) -> dic
         os.close(ended)
     if why:
         os.kill(pid, signal.SIGKILL)
-    _, status, used = os.wait4(pid, 0)
+    _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     if not began and not why:
         return {"failed": f"ended with {code} before it began"}
-    return {"code": code, "why": why, "cpu_s": used.ru_utime + used.ru_stime}
+    return {"code": code, "why": why}
 
 
 def _end_all(held: Held) -> None:
