@@ -63,17 +63,26 @@ class Cgroup:
 
     def __init__(self, directory: Path, limit_bytes: int):
         self._directory = directory
-        (directory / "memory.max").write_text(str(limit_bytes + OWN_BYTES))
+        self._limit = limit_bytes + OWN_BYTES
+        first = directory / "memory.max"
+        self._second_version = first.exists()
+        names = (
+            ("memory.max", "memory.swap.max")
+            if self._second_version
+            else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+        )
+        (directory / names[0]).write_text(str(self._limit))
         with suppress(OSError):  # a kernel without an account of swap
-            (directory / "memory.swap.max").write_text("0")
+            (directory / names[1]).write_text("0" if self._second_version else str(self._limit))
         self._killed = self._kills()
 
     def add(self, pid: int) -> None:
         (self._directory / "cgroup.procs").write_text(str(pid))
 
     def _kills(self) -> int:
+        name = "memory.events" if self._second_version else "memory.oom_control"
         with suppress(OSError):
-            for line in (self._directory / "memory.events").read_text().splitlines():
+            for line in (self._directory / name).read_text().splitlines():
                 key, _, value = line.partition(" ")
                 if key == "oom_kill":
                     return int(value)
@@ -146,20 +155,23 @@ def _new_cgroup() -> Path | None:
             directory.mkdir()
         except OSError:
             continue
-        if os.access(directory / "memory.max", os.W_OK):
+        limits = ("memory.limit_in_bytes", "memory.max")
+        if any(os.access(directory / name, os.W_OK) for name in limits):
             return directory
         directory.rmdir()
     return None
 
 
 def _own_cgroups() -> list[Path]:
-    """Returns the groups of this process that may limit memory, of cgroup version 2."""
+    """Returns the groups of this process that may limit memory, of cgroup version 1 or 2."""
     found = []
     with suppress(OSError), open("/proc/self/cgroup") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
-            if not controllers:
-                inside = path.lstrip("/")
+            inside = path.lstrip("/")
+            if "memory" in controllers.split(","):
+                found.insert(0, Path(_CGROUPS, "memory", inside))
+            elif not controllers:
                 found += [Path(_CGROUPS, inside), Path(_CGROUPS, "unified", inside)]
     return [path for path in found if path.is_dir()]
 
