@@ -222,8 +222,7 @@ def serve(
     With --controller, KEY=VALUE arguments set what is local to this worker: rlax.rollouts.slots,
     rlax.rollouts.engine, rlax.deadlines, rlax.network, rlax.plugins, rlax.weights.transfer and
     stream_dir, and MaxText's hardware, ici_* and dcn_* keys. Another key must have the run's value.
-    A config (.yml) may be given as well; its local keys count. A worker that lacks what the run
-    needs is rejected with the reason.
+    A worker that lacks what the run needs is rejected with the reason.
 
     A worker on a machine that does not see the directory of the weights needs
     rlax.weights.transfer=stream.
@@ -263,7 +262,6 @@ def serve(
                 reason = "cannot be used with --controller, only with the directory of a run"
                 raise ConfigError(option, value, reason)
         run(
-            what,
             overrides,
             controller=controller,
             token_file=token_file,
@@ -280,10 +278,8 @@ def serve(
 
 
 def _what_and_overrides(words: list[str], controller: str | None) -> tuple[str | None, list[str]]:
-    """Returns the run or config, if one is given, and the arguments that follow it."""
-    if words and (controller is None or "=" not in words[0] or words[0].endswith(".yml")):
-        return words[0], words[1:]
-    return None, words
+    """Returns the run, if one is given, and the arguments that follow it."""
+    return (words[0], words[1:]) if words and controller is None else (None, words)
 
 
 def _prometheus_token(path: Path | None, port: int | None) -> str:

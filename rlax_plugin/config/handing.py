@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlax_plugin.config.identity import hashed, is_local, leaves
+from rlax_plugin.config.identity import is_local, leaves
 from rlax_plugin.config.loading import ResolvedConfig, overridden, resolved
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.config.yaml_values import check_values
@@ -68,42 +68,29 @@ def of_bytes(text: bytes) -> ResolvedConfig:
     return resolved(content, arguments=names & content.keys(), source=FROM_RUN)
 
 
-def for_worker(
-    run: ResolvedConfig, overrides: Sequence[str] = (), own: ResolvedConfig | None = None
-) -> ResolvedConfig:
+def for_worker(run: ResolvedConfig, overrides: Sequence[str] = ()) -> ResolvedConfig:
     """Returns the config of a worker: the run's config with the worker's local keys.
 
     Args:
       overrides: ``key=value`` arguments of the worker.
-      own: a config file that the worker was started with, with these arguments. For a key of the
-        file that does not affect the computation, such as ``rlax.launcher``, the run's value is
-        used.
 
     Raises:
       ConfigError: the worker has another value than the run for a key that is not local.
     """
     arguments = overridden({}, overrides)
-    said = arguments if own is None else own.content
-    ours = run.with_content(arguments) if own is None else own
-    strict = {key for key, _ in leaves(arguments)}
+    ours = run.with_content(arguments)
     local: dict[str, Any] = {}
-    for key, value in leaves(said):
+    for key, value in leaves(arguments):
         if is_local(key):
             _put(local, key, value)
-        elif key in strict or any(leaves(hashed(_put({}, key, value)))):
-            _check(key, _value(run, key), _value(ours, key))
+        elif (own := _value(ours, key)) != (theirs := _value(run, key)):
+            there = "not set" if theirs is None else yaml_text(shown_value(key, theirs))
+            reason = (
+                f"is {there} in the run that this worker joins: leave it out. A worker may set "
+                "only what is local to it, such as rlax.rollouts.slots and rlax.rollouts.engine"
+            )
+            raise ConfigError(key, own, reason)
     return run.with_content(local)
-
-
-def _check(key: str, theirs: Any, ours: Any) -> None:
-    if theirs == ours:
-        return
-    there = "not set" if theirs is None else yaml_text(shown_value(key, theirs))
-    reason = (
-        f"is {there} in the run that this worker joins: leave it out. A worker may set only what "
-        "is local to it, such as rlax.rollouts.slots and rlax.rollouts.engine"
-    )
-    raise ConfigError(key, ours, reason)
 
 
 def _value(config: ResolvedConfig, key: str) -> Any:
@@ -117,10 +104,9 @@ def _value(config: ResolvedConfig, key: str) -> Any:
     return value
 
 
-def _put(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Sets a dotted key; returns the content."""
+def _put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key."""
     inner, names = content, key.split(".")
     for name in names[:-1]:
         inner = inner.setdefault(name, {})
     inner[names[-1]] = value
-    return content

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import grpc
 
-from rlax_plugin.build import registry_for
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.addresses import is_loopback
 from rlax_plugin.config.handing import for_worker
 from rlax_plugin.config.identity import sample_hash
-from rlax_plugin.config.loading import ResolvedConfig, overridden, resolve
+from rlax_plugin.config.loading import overridden
 from rlax_plugin.config.network import Network, Place, check_page_is_local
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, RlaxError
@@ -165,7 +164,6 @@ async def _drain(
 
 
 def serve(
-    config_path: str | None,
     overrides: Sequence[str],
     *,
     controller: str,
@@ -183,8 +181,6 @@ def serve(
     """Runs a worker until its run ends, it gets a signal to leave, or it fails.
 
     Args:
-      config_path: a config of its own, of which only the keys that are local to a worker count.
-        None: the controller's config only.
       overrides: see ``config/handing.py``.
       controller: host:port of the controller's Fleet service.
       token_file: the run's token file for workers; None: the file of a trainer of this user on
@@ -207,15 +203,12 @@ def serve(
     if with_parent:
         end_with_parent()
     log_to(sys.stderr)
-    own = None if config_path is None else resolve(config_path, overrides)
-    if own is not None:
-        registry_for(own.section)  # what is wrong with it shows before a controller is there
-    startup_s = _startup_s(overrides, own)
+    startup_s = _startup_s(overrides)
     authority = read_authority("--ca", ca) if ca else ""
     handed, secret = asyncio.run(
         fetch_config(controller, token_file, startup_s, name, authority=authority)
     )
-    config = for_worker(handed, overrides, own)
+    config = for_worker(handed, overrides)
     place = _place(host, advertised_host, overrides, controller)
     if prometheus_port is not None and not prometheus_token:
         check_page_is_local(place.host, "--prometheus-token-file")
@@ -239,10 +232,8 @@ def serve(
     run(config, name, life)
 
 
-def _startup_s(overrides: Sequence[str], own: ResolvedConfig | None) -> float:
+def _startup_s(overrides: Sequence[str]) -> float:
     """Seconds to wait for a controller whose config has not been read yet."""
-    if own is not None:
-        return own.section.deadlines.startup_s
     said = overridden({}, overrides).get("rlax")
     deadlines = said.get("deadlines") if isinstance(said, Mapping) else None
     return validate(Deadlines, deadlines or {}, "rlax.deadlines").startup_s
@@ -250,8 +241,6 @@ def _startup_s(overrides: Sequence[str], own: ResolvedConfig | None) -> float:
 
 def _place(host: str, advertised: str, overrides: Sequence[str], controller: str) -> Place:
     """Returns the hosts of this worker's port.
-
-    Only options and arguments say them: a config file is often the trainer's, with its addresses.
 
     Raises:
       ConfigError: one of them is no host, or the controller's host is not known.

@@ -34,9 +34,7 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path):
         server = tmp_path / "server.log"
         wait_until(lambda: "listens on" in server.read_text(), "the server", limit_s=DEADLINE_S)
         join = ("--controller", f"127.0.0.1:{port}", "--name", "survivor")
-        worker = processes.enter_context(
-            process(tmp_path, "survivor", "serve", CONFIG, *overrides, *join)
-        )
+        worker = processes.enter_context(process(tmp_path, "survivor", "serve", *overrides, *join))
         run = Run(tmp_path, *overrides, "steps=1000")
         run.until(lambda: len(run.steps()) >= 8, "eight steps")
         run.process.send_signal(signal.SIGKILL)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from finished_run import SETTINGS
-from runs import CONFIG, DEADLINE_S, HELPERS, TWO_WORKERS, Run, alive, plugins, process
+from runs import DEADLINE_S, HELPERS, TWO_WORKERS, Run, alive, plugins, process
 from waiting import wait_until
 
 FAULTY = plugins("faulty_parts")
@@ -243,7 +243,7 @@ def test_static_workers_join_late_and_drain_on_sigterm(tmp_path):
     with ExitStack() as processes:
 
         def worker(name: str) -> subprocess.Popen[bytes]:
-            serve = ("serve", CONFIG, *settings, "--controller", address, "--name", name)
+            serve = ("serve", *settings, "--controller", address, "--name", name)
             return processes.enter_context(process(tmp_path, name, *serve))
 
         first = worker("early")

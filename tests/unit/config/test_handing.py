@@ -164,17 +164,6 @@ def test_another_value_of_what_is_the_runs_is_an_error_that_names_the_key(said, 
     assert str(rejected.value).startswith(message)
 
 
-def test_of_a_config_file_of_its_own_only_what_is_local_counts(tmp_path):
-    run = run_of(tmp_path, "steps=99", "rlax.launcher.name=static", "rlax.rollouts.slots=32")
-    own = resolve(tmp_path / "run.yml", ["rlax.deadlines.rpc_s=3"])
-    one = for_worker(run, ["rlax.deadlines.rpc_s=3"], own)
-    assert one.section.rollouts.slots == 16 and one.section.deadlines.rpc_s == 3
-    assert one.maxtext["steps"] == 99 and one.section.launcher.name == "static"
-    other = run_of(tmp_path, text=RUN.replace("group_size: 4", "group_size: 5"))
-    with pytest.raises(ConfigError, match=r"^rlax\.rollouts\.group_size = 5: is 4 in the run"):
-        for_worker(run, (), other)
-
-
 @pytest.mark.parametrize(
     ("override", "same"),
     [
