@@ -237,7 +237,7 @@ def serve(
                 raise ConfigError("RUN", None, "must be given, or --controller HOST:PORT")
             only = {"--name": name, "--with-parent": with_parent or None}
             only |= {"--ca": ca or None, "--incarnation": incarnation}
-            _reject_without_controller(what, only)
+            _reject_without_controller(only)
             if open_to_all and token_file is not None:
                 raise ConfigError("--token-file", token_file, "cannot be used with --open")
             serve_run(
@@ -385,10 +385,7 @@ def _check_address(key: str, address: str) -> None:
         raise ConfigError(key, address, "must be host:port")
 
 
-def _reject_without_controller(what: str, only: Mapping[str, object]) -> None:
-    if what.endswith(".yml"):
-        reason = "must be given with a config; to serve a trained run, give its directory instead"
-        raise ConfigError("--controller", None, reason)
+def _reject_without_controller(only: Mapping[str, object]) -> None:
     for option, value in only.items():
         if value is not None:
             raise ConfigError(option, value, "can only be used with --controller")

@@ -13,8 +13,6 @@ from typing import Any
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.scripting.literals import check_json, described
 
-_ROWS_OF_A_BATCH = 10_000
-
 
 @dataclass(slots=True)
 class GivenData:
@@ -79,22 +77,14 @@ def _parquet(dataset: Any) -> bytes:
     Raises:
       ConfigError: it is empty, or a column has a type that prompts cannot have.
     """
-    import pyarrow.parquet as pq
-
     if not len(dataset):
         raise ConfigError("data", "a Dataset", "must have at least one row")
-    out, writer = io.BytesIO(), None
-    for table in dataset.with_format("arrow").iter(batch_size=_ROWS_OF_A_BATCH):
-        if writer is None:
-            for column in table.schema:
-                if not _plain(column.type):
-                    reason = "must be text, numbers, booleans, or lists or structs of these"
-                    raise ConfigError(f"data[{column.name!r}]", str(column.type), reason)
-            schema = table.schema.remove_metadata()
-            writer = pq.ParquetWriter(out, schema)
-        writer.write_table(table.replace_schema_metadata(None).cast(writer.schema))
-    assert writer is not None
-    writer.close()
+    for column in dataset.features.arrow_schema:
+        if not _plain(column.type):
+            reason = "must be text, numbers, booleans, or lists or structs of these"
+            raise ConfigError(f"data[{column.name!r}]", str(column.type), reason)
+    out = io.BytesIO()
+    dataset.to_parquet(out)
     return out.getvalue()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml
-from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
+from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.metrics.file import NAME
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.scripting.literals import described
 from rlax_plugin.scripting.processes import Elsewhere, RunProcess, Started, command
 from rlax_plugin.scripting.progress import MetricsReader, Progress, display, in_notebook, show_once
 from rlax_plugin.start.holder import holder
@@ -179,13 +178,6 @@ class Run:
         """
         from rlax_plugin.scripting.tables import samples_table
 
-        names = () if columns is None else columns
-        if isinstance(names, str) or not isinstance(names, Iterable):
-            raise ConfigError("columns", columns, "must be a list of names of columns")
-        if steps is not None and not isinstance(steps, Iterable):
-            raise ConfigError(
-                "steps", steps, f"must be a range, such as range({steps}, {steps} + 1)"
-            )
         return samples_table(self._files, None if columns is None else list(columns), steps)
 
     def evaluate(
@@ -216,8 +208,6 @@ class Run:
 
         options = {"--version": version, "--problems": problems, "--samples": samples}
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
-        if isinstance(k, str) or not isinstance(k, Iterable):
-            raise ConfigError("k", k, "must be a list of numbers, such as [1, 8]")
         words += [f"--k={one}" for one in k]
         out = command("eval", self.directory, *as_arguments(config or {}), *words, "--json")
         return json.loads(out[out.index("{") :])
@@ -351,8 +341,4 @@ def open_run(directory: str | os.PathLike[str]) -> Run:
     """
     from rlax_plugin.commands.report.run import open_run as find
 
-    place = os.fspath(directory) if isinstance(directory, str | os.PathLike) else None
-    if not isinstance(place, str):
-        reason = "must be the directory of a run, such as runs/demo"
-        raise ConfigError("directory", described(directory), reason)
-    return Run(find(place).location())
+    return Run(find(os.fspath(directory)).location())

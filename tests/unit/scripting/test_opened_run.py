@@ -6,16 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
 from histories import History
-from waiting import wait_until
 
 import rlax_plugin
 from rlax_plugin.concurrency.threads import on_daemon
@@ -92,8 +89,6 @@ def test_each_sample_is_in_the_table_once(files: RunFiles) -> None:
     assert few.num_rows == sum(step == 2 for step in found["step"].to_pylist()) > 0
     with pytest.raises(ConfigError, match="did you mean 'reward'"):
         run.samples(["rewards"])
-    with pytest.raises(ConfigError, match="must be a list of names"):
-        run.samples("reward")
     files.put(journal.samples_name(2), b"PAR1")
     with pytest.raises(RlaxError, match="is damaged"):
         run.samples()
@@ -226,27 +221,6 @@ def test_damaged_records_are_one_error_and_no_progress(files: RunFiles) -> None:
     assert run.status == "stopped"
 
 
-def test_wrong_arguments_of_a_handle_are_named(files: RunFiles) -> None:
-    run = rlax_plugin.open(files.url)
-    wrong: list[tuple[str, Callable[[Any], object], Any, str]] = [
-        ("directory", rlax_plugin.open, None, "must be the directory of a run"),
-        ("directory", rlax_plugin.open, b"runs/mine", "must be the directory of a run"),
-        ("columns", run.samples, 1, "must be a list of names"),
-        ("columns", run.samples, [1], "no such column"),
-        (
-            "steps",
-            lambda steps: run.samples(steps=steps),
-            5,
-            r"must be a range, such as range\(5, 5",
-        ),
-        ("k", lambda k: run.evaluate(k=k), 8, r"must be a list of numbers"),
-    ]
-    for key, call, value, reason in wrong:
-        with pytest.raises(ConfigError, match=reason) as caught:
-            call(value)
-        assert caught.value.key == key
-
-
 def test_a_log_that_is_gone_or_moved_away_from_does_not_end_the_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,21 +271,3 @@ def test_a_forked_process_neither_holds_the_run_nor_waits_for_it(tmp_path: Path)
     """
     command = [sys.executable, "-W", "ignore", "-c", code]
     assert subprocess.check_output(command, cwd=tmp_path, text=True) == "0 True\n"
-
-
-def test_a_run_that_is_stopped_while_its_python_starts_has_not_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!{sys.executable}\nimport signal, sys, time\n"
-        "def end(*_):\n    print('\\nKeyboardInterrupt', flush=True)\n    sys.exit(1)\n"
-        "signal.signal(signal.SIGINT, end)\nprint('begun', flush=True)\ntime.sleep(100)\n"
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    started = Started(Path("no.yml"), tmp_path / "train.log")
-    wait_until(lambda: started.last_line() or started.ended(0.0), "its first line")
-    assert not started.ended(0.0)
-    started.interrupt()
-    assert started.ended(60) and started.status == 1 and started.stopped

@@ -115,7 +115,7 @@ def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
     ("arguments", "said"),
     [
         (["nowhere"], "RUN = 'nowhere': is not a run directory"),
-        (["run.yml"], "--controller: must be given with a config"),
+        (["run.yml"], "RUN = 'run.yml': is not a run directory"),
         (["nowhere", "--name", "w"], "--name = 'w': can only be used with --controller"),
         ([], "RUN: must be given, or --controller HOST:PORT"),
         (
@@ -125,7 +125,7 @@ def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
         (["--open", "--controller", "127.0.0.1:1"], "--open = True: cannot be used with"),
         (["a.b[0]=1", "--controller", "127.0.0.1:1"], "must be key=value"),
         (
-            ["run.yml", "--controller", "127.0.0.1:1", "--name", "w", "--version", "0"],
+            ["--controller", "127.0.0.1:1", "--name", "w", "--version", "0"],
             "--version = 0: cannot be used with --controller",
         ),
         (
