@@ -23,13 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from rlax_code.needed_names import (
-    certain_nodes,
-    free_names,
-    given,
-    modules_among,
-    unbound_names,
-)
+from rlax_code.needed_names import free_names, given, modules_among, unbound_names
 from rlax_code.plain import decode, encode
 
 CHANNEL = 3
@@ -47,7 +41,6 @@ _MOST_ITEMS = 256  # so many of the further ones are sent together at most
 _NOT_RAISED = (StopIteration, StopAsyncIteration, ExceptionGroup)
 _CHECK = "check"  # the function of a test that gets the tested function
 _NOT_PLAIN = "a test can give the code plain data only, not {}"
-_ITERATORS = {"enumerate", "filter", "iter", "map", "reversed", "zip"}
 
 
 class _Unusable(TypeError):
@@ -301,7 +294,7 @@ class _Remote:
 def _is_of_tests(value: Any) -> bool:
     """True for what no code returns: functions, modules, generators of a test, other instances."""
     return (
-        isinstance(value, FunctionType | ModuleType)
+        isinstance(value, FunctionType | ModuleType | enumerate | filter | map | zip)
         or isinstance(getattr(value, "__self__", None), ModuleType)  # such as math.sqrt
         or getattr(value, "__module__", None) == _TESTS
         or getattr(getattr(value, "gi_code", None), "co_filename", None) == _FILE
@@ -332,7 +325,7 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
             namespace[name] = importlib.import_module(name)
         names -= namespace.keys()
         withheld = names - left if entry else set[str]()
-        _check_certain(test, withheld, left, names - withheld, _CHECK if entry else "")
+        _check_test(test, withheld, left)
     except BaseException:  # noqa: BLE001  the author of the tests is told
         _end(BROKEN)
     # From here on the code has a part in what happens. If it could make a test look unusable, its
@@ -356,54 +349,26 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
     _end(RIGHT)
 
 
-def _check_certain(
-    test: str, withheld: set[str], left: set[str], supplied: set[str], called: str
-) -> None:
-    """Checks the imports, names and calls that a test makes whatever the code returns.
+def _check_test(test: str, withheld: set[str], left: set[str]) -> None:
+    """Checks the names and the imports of a test, whatever the code returns.
 
     Args:
       withheld: names that nothing defines.
       left: names that the prefix leaves to the code, for the message.
-      supplied: names of the test that the code supplies.
-      called: the function of the test that gets the tested one; "": none does.
 
     Raises:
-      ImportError: it imports what is not there.
-      _Unusable: it uses a name that is withheld, or gives an iterator to the code.
+      ImportError: it imports what is not there, and neither in a branch nor in a function.
+      _Unusable: it uses a name that is withheld.
     """
-    nodes = list(certain_nodes(test, called))
-    imported: dict[str, Any] = {"__name__": _TESTS}
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            exec(compile(ast.Module([node], []), _FILE, "exec", dont_inherit=True), imported)
-    used = {node.id for node in nodes if isinstance(node, ast.Name)} - imported.keys()
-    for name in sorted(used & withheld):
+    for name in sorted(unbound_names([test]) & withheld):
         raise _Unusable(
             f"the test uses {name}, which neither the test nor the columns of setup and prefix "
             f"define, and the code supplies only {', '.join(sorted(left))}"
         )
-    everything = list(ast.walk(ast.parse(test)))
-    for node in everything:
-        match node:
-            case ast.FunctionDef(name=name, args=ast.arguments(args=[first, *_])) if name == called:
-                supplied = supplied | {first.arg}
-    for node in everything:
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                supplied = supplied - {name}
-    iterators = _ITERATORS & unbound_names([test])
-    calls = [node for node in nodes if _is_call_of(node, supplied)]
-    for call in calls:
-        for argument in call.args:
-            if _is_call_of(argument, iterators):
-                raise _Unusable(_NOT_PLAIN.format(f"{argument.func.id}: {ast.unparse(call)}"))
-
-
-def _is_call_of(node: ast.AST, names: set[str]) -> bool:
-    match node:
-        case ast.Call(func=ast.Name(id=name)):
-            return name in names
-    return False
+    imported: dict[str, Any] = {"__name__": _TESTS}
+    for statement in ast.parse(test).body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            exec(compile(ast.Module([statement], []), _FILE, "exec", dont_inherit=True), imported)
 
 
 def _no_check(candidate: Any) -> NoReturn:

@@ -9,12 +9,11 @@ import ast
 import builtins
 import symtable
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 _IMPORTS = (ast.Import, ast.ImportFrom)
-_BRANCHES = (ast.If, ast.Match, ast.Try, ast.TryStar, ast.With)  # with suppress(ImportError)
 _GIVEN = (*_DEFINITIONS, *_ASSIGNMENTS, *_IMPORTS)
 
 
@@ -55,45 +54,6 @@ def modules_among(names: Iterable[str], texts: Iterable[str]) -> set[str]:
         node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in of_attributes
     }
     return (set(names) & sys.stdlib_module_names) - otherwise
-
-
-def certain_nodes(text: str, called: str) -> Iterator[ast.AST]:
-    """Yields the nodes of a program that run whatever the values of its expressions are.
-
-    So those of branches and of functions that are not certain to be called are left out.
-
-    Args:
-      called: name of a function of the program that is called by others.
-    """
-    program = ast.parse(text)
-    functions = {one.name: one for one in ast.walk(program) if isinstance(one, _DEFINITIONS)}
-    nodes: list[ast.AST] = [program]
-    if called in functions:
-        nodes += functions.pop(called).body
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, _BRANCHES):
-            continue
-        yield node
-        nodes += _certain_parts(node)
-        match node:
-            case ast.Call(func=ast.Name(id=name)) if name in functions:
-                nodes += functions.pop(name).body
-
-
-def _certain_parts(node: ast.AST) -> Iterable[ast.AST]:
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return [*node.decorator_list, node.args]
-        case ast.Lambda():
-            return [node.args]
-        case ast.BoolOp():
-            return node.values[:1]
-        case ast.IfExp() | ast.While() | ast.Assert():  # the message of one that does not hold
-            return [node.test]
-        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            return [node.generators[0].iter]
-    return ast.iter_child_nodes(node)
 
 
 def given(prefix: str, entry: str) -> tuple[str, set[str]]:

@@ -185,10 +185,7 @@ def test_tests_that_cannot_be_used_leave_the_sample_unscored(share: PythonTests)
         ([f"{DOUBLE[0]}\nimport math\ndouble(math.sqrt)"], "plain data only, not builtin"),
         ([f"{DOUBLE[0]}\nclass A: pass\ndouble([A()])"], "plain data only, not A"),
         ([f"{DOUBLE[0]}\nimport re\ndouble(re.compile('a'))"], "plain data only, not Pattern"),
-        (
-            [f"{DOUBLE[0]}\nassert double(map(int, '12')) == 1"],
-            "only, not map: double.map.int, '12",
-        ),
+        ([f"{DOUBLE[0]}\nassert double(map(int, '12')) == 1"], "plain data only, not map"),
         (["assert double(2) == 5\nimport no_such_module"], "used: ModuleNotFoundError: No mod"),
         ([], "has no tests in column 'tests', and the reference"),
         ([1, 2], "has no tests"),
@@ -198,27 +195,11 @@ def test_tests_that_cannot_be_used_leave_the_sample_unscored(share: PythonTests)
             share(replace(prompt(tests), reference=""), RIGHT)
 
 
-@pytest.mark.parametrize(
-    "test",
-    [
-        "def spare(): return no_such_name\nassert double(2) == 4",
-        "def spare():\n    import no_such_module\nassert double(2) == 4",
-        "spare = lambda: no_such_name\nassert double(2) == 4",
-        "assert double(2) == 4 or no_such_name\nassert double(2) == 4, no_such_name",
-        "assert double(2) == (4 if double(1) == 2 else no_such_name)",
-        "def spare(double): return double(map(int, '12'))\nassert double(2) == 4",
-        "assert double(2) == 4\nassert max(map(int, '12')) == 2",
-    ],
-)
-def test_what_a_test_never_runs_does_not_make_it_unusable(share: PythonTests, test: str) -> None:
-    assert passed(share, [test], RIGHT) == 1.0
-    assert passed(share, [test], RIGHT.replace("2", "3")) == 0.0
-    checks = PythonTests(PythonTestsConfig(entry_point="entry"))
-    lines = "".join(f"    {line}\n" for line in test.splitlines())
-    asked = prompt(f"def check(double):\n{lines}", entry="double")
-    assert checks(asked, RIGHT).total == 1.0
-    assert checks(asked, RIGHT.replace("2", "3")).total == 0.0
-    checks.close()
+def test_what_a_test_never_runs_does_not_make_it_unusable(share: PythonTests) -> None:
+    for line in ("import no_such_module", "return double(map(int, '12'))"):
+        test = f"def spare(double):\n    {line}\nassert double(2) == 4"
+        assert passed(share, [test], RIGHT) == 1.0
+        assert passed(share, [test], RIGHT.replace("2", "3")) == 0.0
 
 
 UNUSABLE_BY_THE_CODE = {
@@ -282,10 +263,6 @@ def test_names_are_missing_whatever_the_code_does() -> None:
     for code in ("f = lambda x: 1", "f = lambda x: 2"):
         with pytest.raises(ValueError, match="cannot be used: the test uses helped, which neither"):
             reward(prompt(always, entry="f"), code)
-    at_times = "def check(f):\n    try:\n        assert f(1) == 1\n    except ValueError:\n"
-    at_times += "        helped()\n"
-    assert reward(prompt(at_times, entry="f"), "def f(x): raise ValueError").total == 0.0
-    assert reward(prompt(at_times, entry="f"), "f = lambda x: 1").total == 1.0
     tried = "import contextlib\ndef check(f):\n    with contextlib.suppress(ImportError):\n"
     tried += "        import no_such_module\n    assert f(1) == 1\n"
     assert reward(prompt(tried, entry="f"), "f = lambda x: 1").total == 1.0
