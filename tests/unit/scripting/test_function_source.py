@@ -39,6 +39,7 @@ import os.path as paths
 LIMIT = 3
 TABLE = {"a": [1, 2.5, None], "b": (True, "é\\n")}
 VOWELS = {"e", "a"}
+STOPS = frozenset({".", "!"})
 NUMBER = re.compile(r"[0-9]+", re.I)
 UNUSED = object()
 
@@ -60,7 +61,7 @@ def correct(completion: str, reference: Optional[str] = None, limit=LIMIT, *, mo
         "share": float(share), "pi": math.floor(math.pi), "node": node,
         "vowels": sum(Counter(completion)[v] for v in VOWELS),
         "table": TABLE["b"], "base": paths.basename("a/b"), "mode": mode,
-        "later": (lambda: LIMIT + 1)(),
+        "later": (lambda: LIMIT + 1)(), "stops": "." in STOPS,
     }
 """
 
@@ -77,7 +78,7 @@ def test_a_written_function_does_what_it_did() -> None:
     }
     assert "UNUSED" not in text and text.count("def even") == text.count("def odd") == 1
     # The same cells in another process, where sets have another order, give the same text.
-    assert "VOWELS = {'a', 'e'}" in text
+    assert "VOWELS = {'a', 'e'}" in text and "frozenset({'!', '.'})" in text
     assert gathered(notebook(USES_ALL), "correct") == text
 
 
@@ -171,9 +172,16 @@ def test_async_functions_are_written() -> None:
         ),
         (
             "x = float('nan')\ndef f(c):\n    return x",
-            "uses x, which is or contains the number nan",
+            "uses x, which is or contains an object of the class float",
         ),
-        ("x = []\nx.append(x)\ndef f(c):\n    return x", "nested more than 50 deep"),
+        (
+            "x = []\nx.append(x)\ndef f(c):\n    return x",
+            "contains an object of the class list",
+        ),
+        (
+            "class D(dict): ...\nx = [D()]\ndef f(c):\n    return x",
+            "uses x, which is or contains an object of the class list",
+        ),
         ("class A: ...\ndef f(c):\n    return A()", "uses A, which is or contains the class A"),
         ("x = 'a' * 2**21\ndef f(c):\n    return x", "a value of 2,097,154 characters"),
         ("def g(c):\n    return y\ndef f(c):\n    return g(c)", "calls g, which uses the name y"),

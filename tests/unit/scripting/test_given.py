@@ -139,21 +139,20 @@ def test_rows_are_written_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "key", "reason"),
+    ("value", "reason"),
     [
-        (np.int64(3), "['x']", "numpy.int64"),
-        (float("nan"), "['x']", "must be a finite number"),
-        ((1, 2), "['x']", "an object of the class tuple"),
-        ([1, {"a": datetime.date(2020, 1, 1)}], "['x'][1]['a']", "datetime.date"),
-        ({1: 2}, "['x']", "must be a text"),
-        ("\ud800", "['x']", "is not Unicode text"),
-        (2**63, "['x']", "must fit into 64 bits"),
+        (np.int64(3), "int64 is not JSON"),
+        (float("nan"), "not JSON compliant"),
+        ((1, 2), "which JSON keeps exactly"),
+        ([1, {"a": datetime.date(2020, 1, 1)}], "date is not JSON"),
+        ({1: 2}, "which JSON keeps exactly"),
+        ("\ud800", "surrogates not allowed"),
     ],
 )
-def test_values_that_json_would_change_are_refused(value: Any, key: str, reason: str) -> None:
+def test_values_that_json_would_change_are_refused(value: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         given_data([{"question": "a"}, {"question": "b", "x": value}])
-    assert caught.value.key == f"data[1]{key}"
+    assert caught.value.key == "data[1]"
 
 
 def test_other_data_is_refused() -> None:
