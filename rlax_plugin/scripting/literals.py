@@ -14,6 +14,19 @@ MOST_CHARACTERS = 1 << 20
 _NAMES = {"__builtins__": {}, "set": set, "frozenset": frozenset}
 
 
+class _Writer(pprint.PrettyPrinter):
+    """Writes values in one line, and sets in a fixed order."""
+
+    def format(
+        self, object: Any, context: dict[int, int], maxlevels: int, level: int
+    ) -> tuple[str, bool, bool]:
+        if not object or type(object) not in (set, frozenset):
+            return super().format(object, context, maxlevels, level)
+        items = sorted(self.format(item, context, maxlevels, level + 1)[0] for item in object)
+        text = f"{{{', '.join(items)}}}"
+        return (text if type(object) is set else f"frozenset({text})"), True, False
+
+
 def literal(value: Any) -> str:
     """Returns source that evaluates to an equal value of the same types.
 
@@ -28,7 +41,7 @@ def literal(value: Any) -> str:
     """
     try:
         marshal.dumps(value)  # which refuses subclasses
-        text = pprint.pformat(value, width=sys.maxsize, sort_dicts=False)
+        text = _Writer(width=sys.maxsize, sort_dicts=False).pformat(value)
         if len(text) > MOST_CHARACTERS:
             raise ValueError(f"a value of {len(text):,} characters")
         same = eval(text, dict(_NAMES)) == value
@@ -58,7 +71,8 @@ def check_json(key: str, value: Any) -> None:
     """
     why = ""
     try:
-        if json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode()) == value:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        if repr(json.loads(text)) == repr(value):  # with the same types
             return
     except (TypeError, ValueError, RecursionError) as error:
         why = f": {error}"

@@ -45,6 +45,16 @@ def test_a_piece_that_hangs_is_left_behind() -> None:
     assert behind.result(60) == 7  # shutdown ends the thread behind what was submitted
 
 
+def test_what_has_not_begun_can_be_cancelled_at_the_end() -> None:
+    worker, begun, go_on = BackgroundWorker("files", 10), threading.Event(), threading.Event()
+    running, waiting = worker.submit(lambda: begun.set() or go_on.wait(60)), worker.submit(int)
+    assert begun.wait(60)
+    worker.shutdown(cancel_futures=True)
+    assert waiting.cancelled() and not running.cancelled()
+    go_on.set()
+    assert running.result(60)
+
+
 def test_what_was_worked_on_is_forgotten_before_more_work_comes() -> None:
     class Large:
         pass

@@ -112,7 +112,7 @@ def test_the_digests_identify_a_run_and_no_sample(tmp_path: Path) -> None:
     )
     assert config_hash(one.content) != config_hash(other.content)
     assert sample_hash(one.content) == sample_hash(other.content) == sample_hash(config.content)
-    # A worker with the user's config file has no files of functions, and joins.
-    joined = for_worker(of_bytes(to_bytes(one)), own=config)
+    # A worker has no files of functions, and joins.
+    joined = for_worker(of_bytes(to_bytes(one)), [])
     assert joined.section.rewards == config.section.rewards
     registry_for(joined.section).validate(joined.section)

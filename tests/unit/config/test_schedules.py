@@ -109,19 +109,13 @@ def test_a_compiled_function_computes_them_for_every_step_with_one_program() -> 
 
 BAD = [
     ({"from": 1, "steps": 2}, "to", "must be given"),
-    ({"to": 1, "steps": 2}, "from", "must be given"),
-    ({"from": 1, "to": 2}, "steps", "must be given"),
     ({"from": 1, "to": 2, "steps": 0}, "steps", "greater than or equal to 1"),
-    ({"from": 1, "to": 2, "steps": -3}, "steps", "greater than or equal to 1"),
     ({"from": 1, "to": 2, "steps": 1.5}, "steps", "whole number"),
     ({"from": 1, "to": 2, "steps": 2**31 - 1}, "steps", "less than or equal"),
     ({"from": 1, "to": -1, "steps": 2}, "to", "greater than 0"),
     ({"from": float("nan"), "to": 1, "steps": 2}, "from", "finite"),
-    ({"from": 1, "to": float("inf"), "steps": 2}, "to", "finite"),
-    ({"from": True, "to": 1, "steps": 2}, "from", "must be a number"),
     ({"from": 1, "to": 2, "steps": 2, "shape": "square"}, "shape", "'linear', 'cosine' or 'step'"),
     ({"from": 1, "to": 2, "steps": 2, "shap": "step"}, "shap", "did you mean 'shape'?"),
-    ({}, "from", "must be given"),
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.functions.calling import FunctionFilter, ReturnedError, as_reward
 from rlax_plugin.functions.checking import check_columns
-from rlax_plugin.functions.signatures import FunctionError, Signature, signature_of
+from rlax_plugin.functions.signatures import Signature, signature_of
 from rlax_plugin.rewards.messages import score_from
 from rlax_plugin.rewards.process import Failures, form_of, scores_of
 from rlax_plugin.testing import make_episode, make_group, make_prompt, make_sampled
@@ -303,11 +303,3 @@ def test_a_failing_filter_of_the_user_ends_the_run_with_its_line(tmp_path) -> No
         chosen.reject(make_group((1.0, 0.0)))
     assert "rlax.curation.filters.0 = 'first': the function failed in reject" in str(caught.value)
     assert "(bad_filter.py, line 2, in first)" in str(caught.value)
-
-
-def test_names_of_both_forms_contradict_each_other() -> None:
-    def both(completion, prompts):
-        return 1.0
-
-    with pytest.raises(FunctionError, match="take those of one form"):
-        reward(both)

@@ -214,14 +214,6 @@ def test_data_and_arithmetic_pass():
     assert [one for one in CODE if is_harmless_arithmetic(one)] == []
 
 
-@pytest.mark.parametrize(
-    "answer", ["\ud800", "\u0664\u0662", "\u200f1", "9" * MEGABYTE, r"\boxed{1}"]
-)
-@pytest.mark.parametrize("task", ["countdown", "knights_knaves", "basic_arithmetic"])
-def test_odd_answers_are_wrong(reward, task, answer):
-    assert reward(prompt_of(task), said(answer)) < 0.5
-
-
 def test_a_prompt_from_elsewhere_gives_no_reward(reward):
     plain = Prompt("p", np.array([1], np.int32), "?", "1", {"level": 3})
     with pytest.raises(ValueError, match=r"prompt p has no 'source_dataset' .* \['level'\]"):

@@ -97,25 +97,10 @@ def test_the_weight_is_no_option_and_1_unless_given():
     assert RewardChoice.model_validate(Choice(name="size", times=3)).options == {"times": 3}
 
 
-@pytest.mark.parametrize(
-    ("weight", "said"),
-    [
-        ("'1'", "must be a number"),
-        ("true", "must be a number"),
-        (".nan", "must be a finite number"),
-        (".inf", "must be a finite number"),
-        ("null", "must be a number"),
-    ],
-)
-def test_a_weight_is_a_finite_number(weight, said):
-    import yaml
-
-    given = {
-        "prompt_source": {"name": "x"},
-        "rewards": [{"name": "a"}, {"name": "b", "weight": yaml.safe_load(weight)}],
-    }
-    with pytest.raises(ConfigError, match=said) as error:
-        validate(RlaxSection, given, "rlax")
+def test_a_weight_is_a_finite_number():
+    rewards = [{"name": "a"}, {"name": "b", "weight": float("nan")}]
+    with pytest.raises(ConfigError, match="must be a finite number") as error:
+        validate(RlaxSection, {"prompt_source": {"name": "x"}, "rewards": rewards}, "rlax")
     assert error.value.key == "rlax.rewards.1.weight"
 
 

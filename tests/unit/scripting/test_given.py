@@ -142,6 +142,7 @@ def test_rows_are_written_exactly() -> None:
     ("value", "reason"),
     [
         (np.int64(3), "int64 is not JSON"),
+        (np.float64(3), "which JSON keeps exactly"),
         (float("nan"), "not JSON compliant"),
         ((1, 2), "which JSON keeps exactly"),
         ([1, {"a": datetime.date(2020, 1, 1)}], "date is not JSON"),

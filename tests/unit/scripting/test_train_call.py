@@ -156,7 +156,6 @@ def test_a_list_of_files_that_is_damaged_is_one_error() -> None:
     ("given", "key", "reason"),
     [
         ({"steps": 0}, "steps", "greater than or equal to 1|at least 1"),
-        ({"steps": "many"}, "steps", "integer|number"),
         ({"preset": "dappo"}, "rlax.objective.preset", "did you mean 'dapo'"),
         ({"model": "no-such-model"}, "model", "no such model of MaxText"),
         ({"model": "no.yml"}, "model|config", "cannot be read"),
@@ -178,7 +177,6 @@ def test_a_list_of_files_that_is_damaged_is_one_error() -> None:
         ({"config": {"run_name": "a"}}, r"config\['run_name'\]", "must be given as name"),
         ({"config": {"rlax.rollouts.group_size": 0}}, r"config\['rlax.rollouts.group_size'\]", "1"),
         ({"config": {"rlax.rollouts.group_sise": 4}}, "rlax.rollouts.group_sise", "did you mean"),
-        ({"data": ""}, "data", "name of a file"),
         (
             {"data": "a.jsonl", "config": {"rlax.prompt_source": {"name": "arithmetic"}}},
             r"config\['rlax.prompt_source.name'\]",
@@ -198,8 +196,8 @@ def test_a_list_of_files_that_is_damaged_is_one_error() -> None:
         ({"model": TESTING, "preset": "grpo", "config": {"rlax": 3}}, "rlax", "must be a mapping"),
         (
             {"model": TESTING, "rewards": [{"name": "even", "weight": np.float64(0.5)}]},
-            r"rewards\[0\]\['weight'\]",
-            "must be None, a bool, int, float",
+            r"rewards\[0\]",
+            "which JSON keeps exactly",
         ),
         (
             {"rewards": ["no.py:correct"]},
@@ -213,7 +211,6 @@ def test_a_list_of_files_that_is_damaged_is_one_error() -> None:
         ),
         ({"name": "\ud800"}, "name", "must not contain control characters"),
         ({"name": "a/b"}, "name", "the name of one directory"),
-        ({"name": ""}, "name", "must be the name of a directory"),
         ({"folder": 3}, "folder", "must be a name or a path"),
     ],
 )

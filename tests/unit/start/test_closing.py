@@ -13,7 +13,6 @@ import pytest
 from waiting import eventually
 
 from rlax_plugin.concurrency.loop_thread import LoopThread
-from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Choice
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.start import closing
@@ -125,31 +124,3 @@ def test_what_comes_after_the_result_is_no_failure_if_it_is_late() -> None:
         assert thread.run_last(asyncio.sleep(60), 0.05) is False
     finally:
         thread.close()
-
-
-def test_a_thread_for_files_does_one_thing_after_the_other_and_forgets_what_is_cancelled() -> None:
-    began, go_on, done = threading.Event(), threading.Event(), []
-    thread = BackgroundWorker("files", 10)
-
-    def slow() -> str:
-        began.set()
-        go_on.wait(60)
-        return "slow"
-
-    def fail() -> None:
-        raise OSError("disk")
-
-    first, failed, second = thread.submit(slow), thread.submit(fail), thread.submit(done.append, 1)
-    assert began.wait(60) and not second.done()
-    go_on.set()
-    second.result(60)
-    assert first.result(0) == "slow" and str(failed.exception(0)) == "disk" and done == [1]
-
-    began.clear()
-    go_on.clear()
-    running, waiting = thread.submit(slow), thread.submit(done.append, 2)
-    assert began.wait(60)
-    thread.shutdown(cancel_futures=True)
-    assert waiting.cancelled() and not running.cancelled()
-    go_on.set()
-    assert running.result(60) == "slow" and done == [1]

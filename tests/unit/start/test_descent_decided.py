@@ -103,18 +103,6 @@ def test_what_is_recorded_holds_for_as_long_as_the_run_does(tmp_path: Path) -> N
     assert decide(new, None) == decide(new, f"{old.url}@10") == second
 
 
-def test_without_a_step_the_recorded_one_is_meant_although_there_is_a_newer_one(
-    tmp_path: Path,
-) -> None:
-    old, new = put_run(RunFiles(tmp_path / "old"), 5, 10), RunFiles(tmp_path / "new")
-    first = decide(new, f"{old.url}@5")
-    assert first is not None and decide(new, old.url) == first
-    new.put("journal/1.json", b"")
-    assert decide(new, old.url) == first and first.step == 5
-    with pytest.raises(ConfigError, match=f"new started from {old.url}@5: continue it without"):
-        decide(new, f"{old.url}@10")
-
-
 def test_a_run_that_began_from_weights_of_its_own_keeps_them(tmp_path: Path) -> None:
     old, new = put_run(RunFiles(tmp_path / "old"), 5), RunFiles(tmp_path / "new")
     new.put("versions.json", b"{}")  # its first weights are published: groups may be generated

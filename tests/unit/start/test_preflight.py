@@ -54,22 +54,24 @@ def bucket() -> list[str]:
     return Bucket.looked
 
 
-@pytest.mark.parametrize("command", ["check", "train"])
 @pytest.mark.parametrize(
-    ("override", "rpc_s", "message"),
+    ("command", "override", "rpc_s", "message"),
     [
         (
+            "train",
             "base_output_directory=bucket://stuck/runs",
             0.3,
             "base_output_directory = 'bucket://stuck/runs': cannot be reached within 0.3 s "
             "(rlax.deadlines.rpc_s sets this limit)",
         ),
         (
+            "check",
             "base_output_directory=bucket://denied/runs",
             60,
             "base_output_directory = 'bucket://denied/runs': cannot be read: ",
         ),
         (
+            "check",
             "rlax.weights.path=bucket://stuck/weights",
             0.3,
             "rlax.weights.path = 'bucket://stuck/weights': cannot be reached within 0.3 s",

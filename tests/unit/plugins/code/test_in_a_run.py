@@ -77,7 +77,7 @@ def test_a_pool_serves_whatever_the_code_does(
     )
     config = section(
         plugins=[],
-        rewards=[{"name": "python_tests", "test_s": 4.0, "memory_mib": 128, "processes": 8}],
+        rewards=[{"name": "python_tests", "test_s": 4.0, "memory_mib": 128}],
         reward_processes=1,
     )
 
