@@ -360,15 +360,15 @@ def _check_test(test: str, withheld: set[str], left: set[str]) -> None:
       ImportError: it imports what is not there, and neither in a branch nor in a function.
       _Unusable: it uses a name that is withheld.
     """
-    for name in sorted(unbound_names([test]) & withheld):
-        raise _Unusable(
-            f"the test uses {name}, which neither the test nor the columns of setup and prefix "
-            f"define, and the code supplies only {', '.join(sorted(left))}"
-        )
     imported: dict[str, Any] = {"__name__": _TESTS}
     for statement in ast.parse(test).body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([statement], []), _FILE, "exec", dont_inherit=True), imported)
+    for name in sorted(unbound_names([test]) & withheld - imported.keys()):  # after "import *"
+        raise _Unusable(
+            f"the test uses {name}, which neither the test nor the columns of setup and prefix "
+            f"define, and the code supplies only {', '.join(sorted(left))}"
+        )
 
 
 def _no_check(candidate: Any) -> NoReturn:
