@@ -47,7 +47,7 @@ def report(
             metavar="FILE",
             show_default=False,
             help="write only a file of Chrome trace events, for Perfetto or chrome://tracing: who "
-            "was busy when, and the critical path of each step",
+            "was busy when",
         ),
     ] = None,
 ) -> None:

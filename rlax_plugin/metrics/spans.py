@@ -175,15 +175,10 @@ class SpansFile:
                 self._file.close()
 
 
-def read(content: bytes, last: int | None = None) -> list[StepOfSpans]:
-    """Returns the steps in a file's content, ascending; damaged lines are left out.
-
-    Args:
-      last: number of lines at the end of the file that are read; None: all.
-    """
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
+def read(content: bytes) -> list[StepOfSpans]:
+    """Returns the steps in a file's content, ascending; damaged lines are left out."""
     found: dict[int, StepOfSpans] = {}
-    for line in lines if last is None else lines[-last:]:
+    for line in content[: content.rfind(b"\n") + 1].splitlines():
         try:
             one = _decoded(json.loads(line))
         except (ValueError, LookupError, TypeError):

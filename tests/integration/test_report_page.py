@@ -95,10 +95,6 @@ def test_charts_show_the_metrics(page, run):
         "Array.from(chartPlaces(), (p) => [p.layout.xaxis.title.text, p.layout.yaxis.title.text])"
     )
     assert len(titles) >= 12 and all(x or y for x, y in titles)
-    version, generated_with = page.evaluate(
-        "byId('chart-weights-testing').data.slice(0, 2).map((t) => t.name)"
-    )
-    assert version == "published" and generated_with in ("local-0", "local-1")
     # Nothing is cut off: every axis title lies inside its figure.
     cut = page.evaluate(
         """Array.from(document.querySelectorAll("figure")).flatMap((figure) => {
@@ -208,7 +204,6 @@ def test_all_charts_over_steps_move_to_another_x_axis(page, run):
         page.locator("#axis").get_by_label(label, exact=True).check()
         for key in ("chart-reward", "chart-phases"):
             assert page.evaluate(x_of, key) == pytest.approx(positions)
-        assert page.evaluate(x_of, "chart-calibration") == [0, 1]  # not over steps
     titles = page.evaluate("xAxes.titles")
     assert titles["samples"] == "samples scored"
     samples = page.evaluate("moved(20, 'samples', 0)")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rlax_plugin.commands.report import curation, special
-from rlax_plugin.commands.report.busy import BusyStep, busy_chart
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.section import Section
 from rlax_plugin.commands.report.series import Chart, Lines, chart, column, present
-from rlax_plugin.commands.report.special import PREFIX, machine_charts
 from rlax_plugin.metrics import file
 from rlax_plugin.metrics import names as metric_names
 
@@ -70,7 +68,9 @@ _REWARD_PART = "reward_part/"
 _OBJECTIVE = ("objective/", "schedule/", "learning/", "logprob_gap/")
 _ROLLOUTS = ("reward/", "reward_metric/", "curation/", "length/", "episode/", "batch/")
 _MACHINES = ("time/", "rollout/", "train/")
-_TOGETHER = ("evaluation", _REWARD_PART, PREFIX)  # with intervals, or several in one chart
+_MACHINE = "machine/"
+"""Metrics are named ``machine/<processes>_<figure>``; no first part has an underscore."""
+_TOGETHER = ("evaluation", _REWARD_PART, _MACHINE)  # with intervals, or several in one chart
 _MOST_OTHERS = 100  # charts of a section: plug-ins may invent names
 _SHOWN_ELSEWHERE = {
     metric
@@ -79,21 +79,18 @@ _SHOWN_ELSEWHERE = {
     for metric, _ in lines.metrics
 } | {
     "step", "time/step_s", "time/wait_s", "time/train_s", "time/publish_on_loop_s",
-    "curation/groups_issued", "curation/groups_scored", "curation/groups_rejected",
-    "curation/groups_dropped", "rollout/tokens", "rollout/samples", "train/tokens", "batch/rows",
+    "curation/groups_issued", "curation/groups_scored", "rollout/tokens", "rollout/samples",
+    "train/tokens", "batch/rows",
     "logprob_gap/tokens", "objective/tokens", "objective/sequences",
     "learning/total_weights",
 }  # fmt: skip
 
 
-def sections(
-    runs: Sequence[RunData], curated: Section | None = None, busy: Sequence[BusyStep] = ()
-) -> list[Section]:
+def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Section]:
     """Returns every section for which any of the runs has data.
 
     Args:
       curated: section on curation of a page of one run, besides the metrics.
-      busy: the newest steps of a page of one run, with what was busy in them.
     """
     several = len(runs) > 1
     learning = Section(
@@ -103,27 +100,26 @@ def sections(
     )
     objective, constant = _others(runs, _OBJECTIVE)
     staleness = Section(
-        "Staleness and weights",
-        present(chart(_STALENESS, runs), *_each(special.weight_versions, runs)),
-        about="how old the policy is that generated what trains, and whether workers keep up",
+        "Staleness",
+        present(chart(_STALENESS, runs)),
+        about="how old the policy is that generated what trains",
     )
     machines, constant_figures = _others(runs, _MACHINES)
     time = Section(
         "Time and machines",
         [
             *present(
-                special.mean_phases(runs) if several else special.phases(runs[0]),
+                None if several else special.phases(runs[0]),
                 chart(_STEP_TIME, runs) if several else chart(_BESIDE, runs),
                 special.throughput(runs),
                 _if_varied(_PACKING, runs),
                 _if_varied(_FLEET, runs),
-                busy_chart(busy),
+                *_machine_charts(runs),
             ),
-            *machine_charts(runs),
             *machines,
         ],
         constant_figures,
-        about="what a step waits for, who is busy, and what the machines have to give",
+        about="what a step waits for, and what the machines have to give",
     )
     found = [
         learning,
@@ -148,9 +144,7 @@ def sections(
 def _rollouts_and_data(runs: Sequence[RunData], curated: Section | None) -> Section:
     others, constant = _others(runs, _ROLLOUTS)
     of_runs = [
-        *_each(curation.pass_rates, runs),
         *present(
-            special.rejected_share(runs) if len(runs) > 1 else None,
             chart(_LENGTH, runs),
             chart(_TURNS, runs),
             _if_any(_ERRORS, runs),
@@ -165,14 +159,6 @@ def _rollouts_and_data(runs: Sequence[RunData], curated: Section | None) -> Sect
     return replace(curated, charts=[*curated.charts, *of_runs], note=note, about=about)
 
 
-def _each(make: Callable[[RunData], Chart | None], runs: Sequence[RunData]) -> list[Chart]:
-    """Returns a chart per run, with its name if there are several runs."""
-    charts = present(*map(make, runs))
-    if len(runs) == 1:
-        return charts
-    return [replace(made, title=f"{made.title}: {made.of}") for made in charts]
-
-
 def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
     """Returns a chart of the mean of each reward, if there are several."""
     names = sorted({n for run in runs for n in run.metrics if n.startswith(_REWARD_PART)})
@@ -180,6 +166,23 @@ def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
     caption = "Mean of each of rlax.rewards; the reward is their sum, each times its weight."
     lines = Lines("reward-parts", "Rewards, one by one", "mean per sample", pairs, caption)
     return chart(lines, runs) if names else None
+
+
+def _machine_charts(runs: Sequence[RunData]) -> list[Chart | None]:
+    """Returns a chart of each figure of the machines, with a line for each kind of processes."""
+    names = sorted({name for run in runs for name in run.metrics if name.startswith(_MACHINE)})
+    figures: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        processes, _, figure = name.removeprefix(_MACHINE).partition("_")
+        figures.setdefault(figure, []).append((name, processes))
+    charts = []
+    for figure, pairs in figures.items():
+        row = metric_names.find(pairs[0][0])
+        unit = row.unit if row else figure.replace("_", " ")
+        charts.append(
+            chart(Lines(f"machine-{figure}", f"{_MACHINE}{figure}", unit, tuple(pairs)), runs)
+        )
+    return charts
 
 
 def _others(runs: Sequence[RunData], stages: tuple[str, ...]) -> tuple[list[Chart], str]:

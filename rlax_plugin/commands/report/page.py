@@ -17,7 +17,6 @@ import plotly.offline
 from markupsafe import Markup
 
 from rlax_plugin.commands.report import figures, tables
-from rlax_plugin.commands.report.busy import BusyStep
 from rlax_plugin.commands.report.charts import sections
 from rlax_plugin.commands.report.rollouts import Rollouts
 from rlax_plugin.commands.report.run import RunData
@@ -53,19 +52,15 @@ def _environment() -> jinja2.Environment:
 
 
 def report_page(
-    run: RunData,
-    rollouts: Rollouts,
-    curated: Section,
-    busy: Sequence[BusyStep] = (),
-    reload_s: float | None = None,
+    run: RunData, rollouts: Rollouts, curated: Section, reload_s: float | None = None
 ) -> str:
     """Returns the page of one run.
 
     Args:
-      curated, busy: see ``sections``.
+      curated: see ``sections``.
       reload_s: seconds after which it reloads itself; None: it does not.
     """
-    found = sections([run], curated, busy)
+    found = sections([run], curated)
     blobs = {"rollouts": rollouts.index}
     blobs |= {f"tokens-{number}": text for number, text in enumerate(rollouts.chunks)}
     return render(
@@ -75,7 +70,6 @@ def report_page(
         runs=[run],
         reload_s=reload_s,
         run=run,
-        busy=bool(busy),
         state=figures.state(run),
         figures=figures.figures(run),
         changes=tables.changes(run),
@@ -147,12 +141,7 @@ def _plotly() -> str:
 
 def _charts_json(found: Sequence[Section], runs: Sequence[RunData], axes: Sequence[XAxis]) -> str:
     """Returns the figures of all charts, and the tables that move them to other x axes."""
-    numbers = {run.name: number for number, run in enumerate(runs)}
-    charts = {
-        chart.key: f'{{"run":{json.dumps(numbers.get(chart.of))},"figure":{figure.to_json()}}}'
-        for section in found
-        for chart, figure in ((chart, chart.figure) for chart in section.charts)
-    }
+    charts = {chart.key: chart.figure.to_json() for section in found for chart in section.charts}
     x_axes = {
         "titles": {axis.key: axis.title for axis in axes},
         "tables": [table(run, axes) for run in runs],

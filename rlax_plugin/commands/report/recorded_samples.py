@@ -1,7 +1,4 @@
-"""Reads the samples of a run for the page; read again, it opens only files that it does not know.
-
-A file of samples is not written again once a segment of the journal names it.
-"""
+"""Reads the samples of a run for the page: the groups of all files, then the episodes of some."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ _BYTES_PER_TURN = 12
 
 
 _COLUMNS_OF_GROUPS = (
-    *("step", "state", "group", "trajectory", "prompt_id", "prompt"),
-    *("completion", "texts", "versions", "reward", "pass_rate_before"),
+    *("step", "state", "group", "trajectory", "prompt", "completion", "texts", "versions"),
 )
 
 
@@ -44,19 +40,14 @@ class GroupAt:
       trained: True if the file's batch trained on it.
       samples: number of samples.
       size: upper estimate of its bytes on the page.
-      mixed: True if its rewards differ.
-      pass_rate_before: pass rate of its prompt before; None: the prompt had none.
     """
 
     file: str
     group: int
     step: int
     trained: bool
-    prompt_id: str
     samples: int
     size: float
-    mixed: bool = False
-    pass_rate_before: float | None = None
 
 
 def read_rows(files: RunFiles, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -82,10 +73,6 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
     ids, trajectories = table["group"].to_pylist(), table["trajectory"].to_pylist()
     starts = {group: row for row, group in reversed(list(enumerate(ids)))}
     counts, size = Counter[int](), defaultdict[int, float](float)
-    rewards = defaultdict[int, set[float]](set)
-    for group, reward in zip(ids, table["reward"].to_pylist(), strict=True):
-        if reward is not None:
-            rewards[group].add(reward)
     texts = zip(table["completion"].to_pylist(), table["texts"].to_pylist(), strict=True)
     for group, trajectory, length, (text, of_turns) in zip(
         ids, trajectories, tokens, texts, strict=True
@@ -98,11 +85,7 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
         characters = len(text) + sum(map(len, of_turns))
         size[group] += characters * _BYTES_PER_CHARACTER
         size[group] += _BYTES_PER_ROLLOUT + _BYTES_PER_TURN * len(of_turns)
-    head = (
-        table.select(["step", "state", "prompt_id", "prompt", "pass_rate_before"])
-        .take(list(starts.values()))
-        .to_pylist()
-    )
+    head = table.select(["step", "state", "prompt"]).take(list(starts.values())).to_pylist()
     for group, row in zip(starts, head, strict=True):
         of_prompt = len(row["prompt"]) * _BYTES_PER_CHARACTER
         yield GroupAt(
@@ -110,11 +93,8 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
             group=group,
             step=row["step"],
             trained=row["state"] == "trained",
-            prompt_id=row["prompt_id"],
             samples=counts[group],
             size=size[group] + of_prompt,
-            mixed=len(rewards[group]) > 1,
-            pass_rate_before=row["pass_rate_before"],
         )
 
 
@@ -198,72 +178,39 @@ def figures_of(text: str | None) -> dict[str, float]:
         return {}
 
 
-class SamplesReader:
-    """Reads the samples of a run, which may grow meanwhile."""
+def recorded_groups(files: RunFiles, run: RunData, progress: Progress) -> list[GroupAt]:
+    """Returns every recorded group once; a trained group as in its batch.
 
-    def __init__(self) -> None:
-        self._groups: dict[str, list[GroupAt]] = {}  # by file, of files that remain as they are
-        self._rollouts: dict[tuple[str, int], list[Recorded]] = {}  # those chosen last
-
-    def groups(self, files: RunFiles, run: RunData, progress: Progress) -> list[GroupAt]:
-        """Returns every recorded group once; a trained group as in its batch.
-
-        Raises:
-          RlaxError: the file system fails.
-        """
-        committed = journal.last_number(files)
-        names = journal.sample_files(files)
-        last = journal.samples_name(committed)
-        self._groups = {name: self._groups[name] for name in names if name in self._groups}
-        found: dict[int, GroupAt] = {}
-        for done, name in enumerate(names, start=1):
-            groups = self._groups.get(name)
-            if groups is None:
-                groups = self._read(files, run, name)
-                if groups is None:
-                    continue
-                if name <= last:
-                    self._groups[name] = groups
-            for group in groups:
+    Raises:
+      RlaxError: the file system fails.
+    """
+    names = journal.sample_files(files)
+    found: dict[int, GroupAt] = {}
+    for done, name in enumerate(names, start=1):
+        with run.noting():
+            for group in groups_in(files, name):
                 if group.trained or group.group not in found:
                     found[group.group] = group
-            progress("rollouts", done, len(names))
-        return list(found.values())
+        progress("rollouts", done, len(names))
+    return list(found.values())
 
-    @staticmethod
-    def _read(files: RunFiles, run: RunData, name: str) -> list[GroupAt] | None:
-        try:
-            return list(groups_in(files, name))
-        except RlaxError as error:
-            run.missing.append(str(error))
-            return None
 
-    def rollouts(
-        self, files: RunFiles, run: RunData, chosen: Iterable[GroupAt], progress: Progress
-    ) -> Iterator[Recorded]:
-        """Yields the episodes of some groups, in the order of files, steps and groups.
+def recorded_episodes(
+    files: RunFiles, run: RunData, chosen: Iterable[GroupAt], progress: Progress
+) -> Iterator[Recorded]:
+    """Yields the episodes of some groups, in the order of files, steps and groups.
 
-        Raises:
-          RlaxError: the file system fails.
-        """
-        ordered = sorted(chosen, key=lambda group: (group.file, group.step, group.group))
-        by_file = {
-            name: [group.group for group in found]
-            for name, found in itertools.groupby(ordered, key=lambda group: group.file)
-        }
-        known, self._rollouts = self._rollouts, {}
-        for done, (name, wanted) in enumerate(by_file.items(), start=1):
-            new = {group for group in wanted if (name, group) not in known}
-            of_group: dict[int, list[Recorded]] = {
-                g: known[name, g] for g in wanted if g not in new
-            }
-            with run.noting():
-                if new:
-                    rows = samples.only(read_rows(files, name), new)
-                    for one in recorded_in(rows):
-                        of_group.setdefault(one.row["group"], []).append(one)
-            for group in wanted:
-                if name in self._groups and group in of_group:
-                    self._rollouts[name, group] = of_group[group]
-                yield from of_group.get(group, ())
-            progress("tokens", done, len(by_file))
+    Raises:
+      RlaxError: the file system fails.
+    """
+    by_file: dict[str, list[int]] = {}
+    for group in sorted(chosen, key=lambda group: (group.file, group.step, group.group)):
+        by_file.setdefault(group.file, []).append(group.group)
+    for done, (name, wanted) in enumerate(by_file.items(), start=1):
+        of_group: dict[int, list[Recorded]] = {}
+        with run.noting():
+            for one in recorded_in(samples.only(read_rows(files, name), set(wanted))):
+                of_group.setdefault(one.row["group"], []).append(one)
+        for group in wanted:
+            yield from of_group.get(group, ())
+        progress("tokens", done, len(by_file))

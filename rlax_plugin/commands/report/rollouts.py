@@ -6,7 +6,6 @@ A rollout is one episode with all of its turns and trajectories: one line of the
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -18,8 +17,9 @@ from rlax_plugin.build import build_part
 from rlax_plugin.commands.report.recorded_samples import (
     GroupAt,
     Recorded,
-    SamplesReader,
     figures_of,
+    recorded_episodes,
+    recorded_groups,
 )
 from rlax_plugin.commands.report.run import Progress, RunData
 from rlax_plugin.config import RlaxSection, plain_name
@@ -46,14 +46,12 @@ class Rollouts:
       index: JSON text of the table: a list per column.
       chunks: JSON texts of tokens, milli-nats and versions of ``CHUNK`` rollouts each.
       shown, recorded: numbers of rollouts.
-      groups: all recorded groups, including those that are not shown.
     """
 
     index: str
     chunks: list[str]
     shown: int
     recorded: int
-    groups: list[GroupAt]
 
 
 @dataclass(slots=True)
@@ -114,19 +112,13 @@ class _Index:
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
 
-def read_rollouts(
-    files: RunFiles, run: RunData, progress: Progress, reader: SamplesReader | None = None
-) -> Rollouts:
+def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts:
     """Reads a run's samples and prepares them for the page.
-
-    Args:
-      reader: the one with which the samples of this run were read before.
 
     Raises:
       RlaxError: the file system fails.
     """
-    reader = reader or SamplesReader()
-    groups = reader.groups(files, run, progress)
+    groups = recorded_groups(files, run, progress)
     with run.noting():
         if (pruned := read_pruned(files)).until:
             run.missing.append(f"{pruned}: no rollout of these steps is shown")
@@ -137,7 +129,7 @@ def read_rollouts(
     chosen = choose(groups)
     source = _prompt_source(run) if chosen else None
     index, chunks, used = _Index(), list[dict[str, list[Any]]](), set[int]()
-    for found in reader.rollouts(files, run, chosen, progress):
+    for found in recorded_episodes(files, run, chosen, progress):
         arrays = found.arrays
         index.add(found, _fate(found.row, run), _asked(found, source))
         if not chunks or len(chunks[-1]["tokens"]) == CHUNK:
@@ -151,7 +143,6 @@ def read_rollouts(
         chunks=[json.dumps(chunk, separators=(",", ":")) for chunk in chunks],
         shown=len(index.columns.get("step", ())),
         recorded=sum(group.samples for group in groups),
-        groups=groups,
     )
 
 
@@ -256,30 +247,15 @@ def choose(
 ) -> list[GroupAt]:
     """Returns as many groups as fit, with the steps evenly represented.
 
-    Groups that would not fit alone are left out.
+    Groups that would not fit alone are left out. Groups are numbered in the order of their issue,
+    and multiples of the golden ratio, modulo 1, are spread evenly, however many one takes.
     """
     groups = [group for group in groups if fits(group, max_rollouts, max_bytes)]
     chosen: list[GroupAt] = []
     rollouts, size = 0, 0.0
-    for group in _evenly(groups):
+    for group in sorted(groups, key=lambda g: g.group * _GOLDEN % 1):
         rollouts, size = rollouts + group.samples, size + group.size
         if rollouts > max_rollouts or size > max_bytes:
             break
         chosen.append(group)
     return sorted(chosen, key=lambda g: (g.step, g.group))
-
-
-def _evenly(groups: Sequence[GroupAt]) -> list[GroupAt]:
-    """Returns the groups in an order of which every prefix is spread evenly over the steps.
-
-    Steps take turns; multiples of the golden ratio, modulo 1, order them and the groups of each.
-    """
-    of_step: dict[int, list[GroupAt]] = defaultdict(list)
-    for group in sorted(groups, key=lambda g: g.group * _GOLDEN % 1):
-        of_step[group.step].append(group)
-    turns = [
-        (turn, step * _GOLDEN % 1, group)
-        for step, found in of_step.items()
-        for turn, group in enumerate(found)
-    ]
-    return [group for _, _, group in sorted(turns, key=lambda t: t[:2])]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import difflib
 import math
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import yaml
 
 from rlax_plugin.commands.report.evaluations import Measured, read_evaluations, set_apart
-from rlax_plugin.commands.report.history import History, HistoryReader
+from rlax_plugin.commands.report.history import History, read_history
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.metrics import file
 from rlax_plugin.metrics.file import lacking
@@ -29,74 +28,29 @@ Columns = dict[str, list[float]]
 """Metric -> a value per recorded step, NaN where a step has none; always has "step"."""
 
 
-@dataclass(slots=True)
-class _Read:
-    """The beginning of the file, up to the end of a line, as it was read last.
+def read_metrics(files: RunFiles, missing: list[str]) -> Columns:
+    """Returns all columns so far, in the order of the steps.
 
-    Attributes:
-      nbytes, crc32c: its length and checksum.
-      lines: its number of lines.
-      damaged: numbers of the damaged lines, from 1.
+    Args:
+      missing: gets a sentence about damaged lines.
+
+    Raises:
+      RlaxError: there are no metrics yet, or the file cannot be read.
     """
-
-    columns: Columns = field(default_factory=lambda: {"step": []})
-    nbytes: int = 0
-    crc32c: int = 0
-    lines: int = 0
-    damaged: list[int] = field(default_factory=list)
-
-
-class MetricsReader:
-    """Reads the metrics of a run, which may grow meanwhile."""
-
-    def __init__(self) -> None:
-        self._read = _Read()
-
-    def read(self, files: RunFiles, missing: list[str]) -> Columns:
-        """Returns all columns so far, in the order of the steps.
-
-        Args:
-          missing: gets a sentence about damaged lines.
-
-        Raises:
-          RlaxError: there are no metrics yet, or the file cannot be read.
-        """
-        try:
-            content = files.get(file.NAME)
-        except FileNotFoundError:
-            self._read = _Read()
-            raise RlaxError("metrics.jsonl does not exist: no step has ended yet") from None
-        known = self._read
-        if google_crc32c.value(content[: known.nbytes]) != known.crc32c:
-            known = self._read = _Read()  # a resume has cut the file, and written other lines
-        new = content[known.nbytes : content.rfind(b"\n") + 1]
-        recorded = file.read(new)
-        steps = known.columns["step"]
-        if steps and min(recorded.by_step, default=steps[-1] + 1) <= steps[-1]:
-            self._read = _Read()  # a step is recorded twice: the last line counts
-            return self.read(files, missing)
-        for step in sorted(recorded.by_step):
-            _append(known.columns, recorded.by_step[step])
-        known.damaged += [known.lines + number for number in recorded.damaged]
-        known.lines += new.count(b"\n")
-        known.nbytes += len(new)
-        known.crc32c = google_crc32c.value(content[: known.nbytes])
-        if known.damaged:
-            missing.append(str(file.Recorded({}, known.damaged)))
-        return {name: known.columns[name] for name in sorted(known.columns)}
-
-
-def _append(columns: Columns, row: Mapping[str, Any]) -> None:
-    count = len(columns["step"])
-    for name, value in row.items():
-        if (column := columns.get(name)) is None:
-            column = columns[name] = []
-        if len(column) < count:  # absent since
-            column.extend([math.nan] * (count - len(column)))
-        column.append(float(value) if isinstance(value, int | float) else math.nan)
-    for column in columns.values():
-        if len(column) == count:
-            column.append(math.nan)
+    try:
+        recorded = file.read(files.get(file.NAME))
+    except FileNotFoundError:
+        raise RlaxError("metrics.jsonl does not exist: no step has ended yet") from None
+    if recorded.damaged:
+        missing.append(str(recorded))
+    rows = [metrics for _, metrics in sorted(recorded.by_step.items())]
+    return {
+        name: [
+            float(value) if isinstance(value := row.get(name), int | float) else math.nan
+            for row in rows
+        ]
+        for name in sorted({"step"}.union(*rows))
+    }
 
 
 Progress = Callable[[str, int, int], object]
@@ -182,34 +136,21 @@ def run_name(files: RunFiles) -> str:
     return posixpath.basename(files.location().rstrip("/"))
 
 
-@dataclass(slots=True)
-class Readers:
-    """Readers of the records that grow; read again, they decode only what is new."""
-
-    metrics: MetricsReader = field(default_factory=MetricsReader)
-    history: HistoryReader = field(default_factory=HistoryReader)
-
-
-def read_run(
-    files: RunFiles, progress: Progress = no_progress, readers: Readers | None = None
-) -> RunData:
+def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
     """Reads all records except the rollouts; the run may be active or incomplete.
-
-    Args:
-      readers: those with which this run was read before.
 
     Raises:
       RlaxError: the run is of another format, or the file system fails.
     """
     check_format(files)
-    run, readers = RunData(run_name(files), files.url), readers or Readers()
+    run = RunData(run_name(files), files.url)
     with run.noting():
         run.config = _read_config(files)
     run.training = holder(local_state(files, run)) is not None
     with run.noting():
         run.started_from = str(descent.recorded(files) or "")
     with run.noting():
-        run.metrics = readers.metrics.read(files, run.missing)
+        run.metrics = read_metrics(files, run.missing)
     with run.noting():
         run.summary = files.get_json("summary.json") or {}
         if not run.summary:
@@ -223,7 +164,7 @@ def read_run(
         run.missing += others
         if not (run.measured or others):
             raise RlaxError("evaluation/ is empty: the run has not been evaluated")
-    run.history = readers.history.read(files, progress)
+    run.history = read_history(files, progress)
     run.missing += run.history.problems if run.history else ["journal/ does not exist"]
     return run
 

@@ -1,4 +1,4 @@
-"""The elements of a section of a page, besides its charts."""
+"""A section of a page, and the tables and lists of prompts of a page."""
 
 from __future__ import annotations
 
@@ -26,26 +26,16 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSample:
-    """A completion with its reward; both are cut if they are long."""
-
-    reward: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class ShownPrompt:
     """A prompt that is shown as an example.
 
     Attributes:
       facts: values in the order of ``PromptList.columns``.
       text: beginning of the prompt, see ``shortened``.
-      samples: samples of the prompt; may be empty.
     """
 
     facts: Sequence[str]
     text: str
-    samples: Sequence[ShownSample] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +44,29 @@ class PromptList:
 
     Attributes:
       columns: names of the facts about each prompt, besides its text.
-      samples: title of the column of samples; empty: there is none.
+      texts: True if the prompts' texts are known.
     """
 
     title: str
     columns: Sequence[str]
     prompts: Sequence[ShownPrompt]
-    samples: str = ""
+    texts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Charts under one heading, with their figures, tables and prompts.
+    """Charts under one heading, with their figures.
 
     Attributes:
       note: a sentence below the charts.
       about: the questions that the section answers, for the table of contents.
       figures: figures above the charts.
-      tables, prompts: tables and lists of prompts below the charts.
     """
 
     title: str
     charts: Sequence[Chart]
     note: str = ""
     figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-    prompts: Sequence[PromptList] = ()
     about: str = ""
 
     @property
@@ -89,4 +76,4 @@ class Section:
 
     def __bool__(self) -> bool:
         """True if it has any content."""
-        return bool(self.charts or self.figures or self.tables or self.prompts)
+        return bool(self.charts or self.figures)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from rich.markup import escape
 
 from rlax_plugin.commands.report.figures import duration, state
 from rlax_plugin.commands.report.run import RunData, local_state
@@ -48,7 +46,14 @@ def watch_report(run: str, out: str | None, every_s: float, console: Console) ->
       KeyboardInterrupt: the user ended it; the page does not reload itself any more.
     """
     page = ReportPage(run, out)
-    with _display(console) as say:
+    with console.status("reading the run") as shown:
+
+        def say(line: str) -> None:
+            if console.is_terminal:
+                shown.update(escape(f"{line}  (Ctrl-C ends)"))
+            else:
+                console.print(line, soft_wrap=True, markup=False, highlight=False)
+
         try:
             _watch(page, every_s, say)
         except KeyboardInterrupt:
@@ -119,22 +124,3 @@ def has_ended(files: RunFiles, run: RunData) -> bool:
     if run.summary.get("complete") and run.summary.get("steps", 0) >= max(run.steps, default=0):
         return True
     return holder_has_ended(local_state(files, run))
-
-
-@contextmanager
-def _display(console: Console) -> Iterator[Say]:
-    """Shows lines: on a terminal only the newest, with the time until the next look."""
-    if not console.is_terminal:
-        yield lambda line: console.print(line, soft_wrap=True, markup=False, highlight=False)
-        return
-    newest = ""
-
-    def say(line: str) -> None:
-        nonlocal newest
-        newest = line
-
-    def shown() -> Text:
-        return Text(f"{newest}  (Ctrl-C ends)" if newest else "reading the run")
-
-    with Live(get_renderable=shown, console=console, refresh_per_second=2):
-        yield say

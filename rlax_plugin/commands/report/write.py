@@ -11,14 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from rlax_plugin.commands.report.busy import CHART_STEPS, BusyStep, read_busy, trace_json
 from rlax_plugin.commands.report.curation import curation_section
 from rlax_plugin.commands.report.page import compare_page, report_page, without_reload
-from rlax_plugin.commands.report.recorded_samples import SamplesReader
 from rlax_plugin.commands.report.rollouts import read_rollouts
 from rlax_plugin.commands.report.run import (
     Progress,
-    Readers,
     RunData,
     no_progress,
     open_run,
@@ -26,6 +23,7 @@ from rlax_plugin.commands.report.run import (
     run_name,
 )
 from rlax_plugin.commands.report.series import COLOURS
+from rlax_plugin.commands.report.trace import trace_of
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.private import check_private_run
@@ -47,7 +45,7 @@ def progress_bars() -> Iterator[Progress]:
 
 
 class ReportPage:
-    """The page of one run; written again, it reads only what is new.
+    """The page of one run.
 
     Args:
       run: the run's directory, a path or an fsspec URL.
@@ -67,7 +65,6 @@ class ReportPage:
         if out is None:
             check_private_run(self.files)
         self.path = _report_path(self.files, out)
-        self._readers, self._samples = Readers(), SamplesReader()
 
     def write(self, reload_s: float | None = None, progress: Progress = no_progress) -> RunData:
         """Writes the page, and returns the records that it shows.
@@ -79,13 +76,10 @@ class ReportPage:
           ConfigError: the file cannot be written.
           RlaxError: the run's file system fails.
         """
-        data = read_run(self.files, progress, self._readers)
-        rollouts = read_rollouts(self.files, data, progress, self._samples)
-        curated = curation_section(self.files, data, rollouts.groups)
-        busy: list[BusyStep] = []
-        with data.noting():
-            busy = read_busy(self.files, CHART_STEPS)
-        _put(self.path, report_page(data, rollouts, curated, busy, reload_s))
+        data = read_run(self.files, progress)
+        rollouts = read_rollouts(self.files, data, progress)
+        curated = curation_section(self.files, data)
+        _put(self.path, report_page(data, rollouts, curated, reload_s))
         return data
 
     def stop_reloading(self) -> None:
@@ -118,7 +112,7 @@ def write_trace(run: str, out: str) -> Path:
       RlaxError: the run has recorded no spans, or its file system fails.
     """
     files, path = open_run(run), Path(out)
-    _put(path, trace_json(read_busy(files), run_name(files)), "--trace")
+    _put(path, trace_of(files, run_name(files)), "--trace")
     return path
 
 

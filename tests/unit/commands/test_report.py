@@ -14,10 +14,16 @@ from rlax_plugin.cli import app
 from rlax_plugin.commands.report import charts, figures, tables
 from rlax_plugin.commands.report.history import ACCEPTED
 from rlax_plugin.commands.report.rollouts import read_rollouts
-from rlax_plugin.commands.report.run import RunData, no_progress, open_run, read_run
+from rlax_plugin.commands.report.run import (
+    RunData,
+    no_progress,
+    open_run,
+    read_metrics,
+    read_run,
+)
 from rlax_plugin.commands.report.series import smoothed, thinned
 from rlax_plugin.commands.report.write import write_comparison, write_report
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import Pruned, write_pruned
@@ -44,9 +50,7 @@ def test_the_journal_is_told_step_by_step(files):
         2: {ACCEPTED: 2},
         3: {ACCEPTED: 2, "dropped: its worker was quarantined": 1},
     }
-    assert {step: at.newest for step, at in history.steps.items()} == {1: 0, 2: 1, 3: 2}
-    assert history.steps[2].generated_with == {"w0": 1}
-    assert history.steps[1].pass_rates == {(1, 2): 4}
+    assert sorted(history.steps[1].scored) == [(prompt, 1, 2) for prompt in "abcd"]
     assert history.resumed == [2]
     assert list(history.dropped) == [6]
 
@@ -81,6 +85,17 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be(files, tmp_path):
         "summary.json is dam",
     ):
         assert part in said
+
+
+def test_a_step_that_is_recorded_twice_has_its_last_line(tmp_path):
+    files, missing = RunFiles(tmp_path), list[str]()
+    with pytest.raises(RlaxError, match="no step has ended yet"):
+        read_metrics(files, missing)
+    lines = b'{"step": 1, "a": 1}\nnot JSON\n{"step": 2, "b": 2}\n{"step": 2, "b": 3}\n{"step": 3'
+    files.put("metrics.jsonl", lines)
+    nan = pytest.approx(float("nan"), nan_ok=True)
+    assert read_metrics(files, missing) == {"a": [1.0, nan], "b": [nan, 3.0], "step": [1.0, 2.0]}
+    assert missing == ["metrics.jsonl: 1 damaged lines are left out (line 2)"]
 
 
 def test_steps_without_metrics_are_named(files):
@@ -192,15 +207,6 @@ def test_a_step_without_scored_groups_has_no_reward(files):
     assert {f.name: f.value for f in figures.figures(run)}["reward"] == "0.625 → 0.625"
 
 
-def test_pass_rates_are_shares_of_the_scored_groups(files):
-    sections = {s.title: s.charts for s in charts.sections([read_run(files)])}
-    heat = next(
-        c for c in sections["Rollouts and data"] if c.title == "Pass rates of groups"
-    ).figure.data[0]
-    assert list(heat.y) == [0, 50, 100] and list(heat.x) == [1, 2, 3]
-    assert np.asarray(heat.z).tolist() == [[0, 0, 0], [100, 100, 100], [0, 0, 0]]
-
-
 def test_runs_with_many_measures_and_one_that_has_just_begun_are_overlaid():
     metrics = {"step": [1.0, 2.0], "time/step_s": [1.0, 3.0], "time/train_s": [1.0, 1.0]}
     metrics |= {f"reward_part/r{i}": [i / 10, i / 5] for i in range(9)}
@@ -209,8 +215,8 @@ def test_runs_with_many_measures_and_one_that_has_just_begun_are_overlaid():
     lines = [t for t in found["reward-parts"].data if t.name and t.name.startswith("a: ")]
     assert [list(t.y) for t in lines] == [[i / 10, i / 5] for i in range(9)]
     assert len({t.line.color for t in lines}) == 1  # of the run
-    phases = found["phases"].data
-    assert {t.y[0] for t in phases} == {"a"} and all(t.showlegend for t in phases)
+    (times,) = found["step-time"].data
+    assert (times.name, list(times.y)) == ("a", [1.0, 3.0])
     alone = {c.key: c.figure for s in charts.sections(runs[:1]) for c in s.charts}
     assert len({t.line.color for t in alone["reward-parts"].data}) == 8
 

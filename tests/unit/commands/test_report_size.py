@@ -84,7 +84,7 @@ def test_what_is_estimated_is_not_exceeded(tmp_path):
 
 def test_steps_are_evenly_represented():
     groups = [
-        GroupAt("file", 40 * step + i, step, True, f"prompt {20 * step + i}", 8, size=1000.0)
+        GroupAt("file", 40 * step + i, step, True, 8, size=1000.0)
         for step in range(1, 101)
         for i in range(20)
     ]
@@ -95,7 +95,7 @@ def test_steps_are_evenly_represented():
     chosen = choose(groups, max_rollouts=10**6, max_bytes=50_000)
     assert len(chosen) == 50
     assert choose(groups, 10**6, 1e9) == sorted(groups, key=lambda g: (g.step, g.group))
-    large = GroupAt("file", 0, 1, True, "prompt", samples=8, size=60_000.0)
+    large = GroupAt("file", 0, 1, True, samples=8, size=60_000.0)
     assert len(choose([large, *groups], max_rollouts=10**6, max_bytes=50_000)) == 50
 
 

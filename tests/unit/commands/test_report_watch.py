@@ -1,4 +1,4 @@
-"""``rlax report --watch``: when a page is written again, what is read for it, and when it ends."""
+"""``rlax report --watch``: when a page is written again, and when it ends."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ import threading
 from pathlib import Path
 
 import psutil
-import pytest
 from histories import History
 from long_runs import LongRun
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
-from rlax_plugin.commands.report import recorded_samples, watch
-from rlax_plugin.commands.report.recorded_samples import SamplesReader
-from rlax_plugin.commands.report.rollouts import read_rollouts
-from rlax_plugin.commands.report.run import MetricsReader, Readers, RunData, no_progress, read_run
+from rlax_plugin.commands.report import watch
+from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.write import ReportPage
-from rlax_plugin.errors import RlaxError
 from rlax_plugin.records.files import RunFiles
 
 RELOADS = '<body data-reload-s="10.0" data-written="'
@@ -31,48 +27,6 @@ def lock(directory: Path, pid: int, host: str = "") -> None:
     started_s = psutil.Process().create_time() if pid == os.getpid() else 0.0
     document = {"host": host or socket.gethostname(), "pid": pid, "started_s": started_s}
     (directory / ".lock").write_text(json.dumps(document))
-
-
-def test_a_page_that_is_written_again_shows_what_a_new_one_shows(tmp_path, monkeypatch):
-    run, files = LongRun(tmp_path / "run"), RunFiles(tmp_path / "run")
-    opened: list[str] = []
-    read = recorded_samples.groups_in
-
-    def counted(files: RunFiles, name: str):
-        opened.append(name.rpartition("/")[2])
-        return read(files, name)
-
-    monkeypatch.setattr(recorded_samples, "groups_in", counted)
-    readers, samples = Readers(), SamplesReader()
-    for steps in (3, 2, 0):
-        run.go_on(steps)
-        again, new = read_run(files, no_progress, readers), read_run(files)
-        assert again.metrics == new.metrics and again.steps[-1] >= 3
-        assert again.history is not None and new.history is not None
-        assert again.history.steps == new.history.steps
-        for column in ("group", "passed", "trained_at"):
-            found = (one.history.groups.column(column).tolist() for one in (again, new))
-            assert next(found) == next(found)
-        opened.clear()
-        shown = read_rollouts(files, again, no_progress, samples)
-        assert len(opened) == steps  # each file once
-        whole = read_rollouts(files, new, no_progress)
-        assert (shown.index, shown.chunks) == (whole.index, whole.chunks)
-        assert shown.shown == 16 * again.steps[-1]
-
-
-def test_metrics_are_read_again_after_a_resume_has_cut_them(tmp_path):
-    files, reader, missing = RunFiles(tmp_path), MetricsReader(), list[str]()
-    with pytest.raises(RlaxError, match="no step has ended yet"):
-        reader.read(files, missing)
-    files.put("metrics.jsonl", b'{"step": 1, "a": 1}\nnot JSON\n{"step": 2, "b": 2}\n{"step": 3')
-    nan = pytest.approx(float("nan"), nan_ok=True)
-    assert reader.read(files, missing) == {"a": [1.0, nan], "b": [nan, 2.0], "step": [1.0, 2.0]}
-    assert missing == ["metrics.jsonl: 1 damaged lines are left out (line 2)"]
-    files.put("metrics.jsonl", b'{"step": 1, "a": 1}\n{"step": 2, "a": 5}\n')
-    assert reader.read(files, []) == {"a": [1.0, 5.0], "step": [1.0, 2.0]}
-    files.put("metrics.jsonl", files.get("metrics.jsonl") + b'{"step": 2, "a": 6}\n')
-    assert reader.read(files, []) == {"a": [1.0, 6.0], "step": [1.0, 2.0]}
 
 
 def test_a_run_has_ended_if_its_process_has(tmp_path):

@@ -144,19 +144,19 @@ function movedLayout(layout, axis, run) {
 
 const OPTIONS = { responsive: true, displaylogo: false, displayModeBar: "hover",
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
-let charts = {}; // key -> {figure, run}
+let charts = {}; // key -> figure
 let xAxes = { titles: {}, tables: [] };
 let look = 0; // counts changes of axis, lines and theme; charts of an earlier look are drawn again
 const near = new Set(); // places of charts that are on the screen, or almost
 
 /** Traces and layout of a chart, as the switches of the page are set. */
 function figureNow(key) {
-  const { figure: { data, layout }, run } = charts[key];
+  const { data, layout } = charts[key];
   const axis = chosen("axis", "step"), lines = chosen("smoothing", "both");
   const moves = axis !== "step" && layout.meta?.steps;
   const hidden = left.charts?.[key]?.hidden ?? [];
   const traces = data.map((trace) => {
-    const made = moves ? movedTrace(trace, axis, run ?? trace.meta?.run ?? 0) : { ...trace };
+    const made = moves ? movedTrace(trace, axis, trace.meta?.run ?? 0) : { ...trace };
     const kind = trace.meta?.lines;
     if (kind) {
       made.visible = lines === "both" || kind === lines;
@@ -164,7 +164,7 @@ function figureNow(key) {
     }
     return hidden.includes(trace.name) ? { ...made, visible: "legendonly" } : made;
   });
-  const placed = moves ? movedLayout(layout, axis, run ?? 0) : { ...layout, uirevision: "step" };
+  const placed = moves ? movedLayout(layout, axis, 0) : { ...layout, uirevision: "step" };
   const zoomed = left.charts?.[key]?.axes ?? {};
   for (const [name, range] of Object.entries(zoomed)) {
     if (placed[name]) placed[name] = { ...placed[name], ...range };
