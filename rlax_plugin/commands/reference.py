@@ -405,8 +405,8 @@ def preset_notes(preset: Preset) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     yield from ((heading, lines) for heading, lines in notes.items() if lines)
 
 
-PAGES = {"config": config_page, "metrics": names.markdown, "objectives": objectives_page}
-"""Name of a page -> its generated text."""
+PAGES = {"config": config_page, "metrics": names.page, "objectives": objectives_page}
+"""Name of a page -> its text; that of the metrics is not generated."""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
