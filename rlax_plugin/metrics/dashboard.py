@@ -14,12 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.evaluation.measures import is_score, label
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.evaluation.statistics import Estimate
 from rlax_plugin.fleet.fleet import Worker
-from rlax_plugin.metrics.durations import Durations
 from rlax_plugin.metrics.waiting import Waiting
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -42,7 +40,6 @@ class Dashboard:
       total_steps: the run's last step.
       every_s: seconds between plain lines.
       clock: returns monotonic seconds, by which plain lines are timed.
-      durations: of the phases of earlier commands; None: unknown.
 
     Attributes:
       workers: the live workers, read at each refresh.
@@ -55,11 +52,9 @@ class Dashboard:
         total_steps: int,
         every_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
-        durations: Durations | None = None,
     ):
         say = None if console.is_terminal else self.message
-        known = Durations(None, "") if durations is None else durations
-        self.waiting = Waiting(known, say, clock=clock)
+        self.waiting = Waiting(say, clock=clock)
         self._console, self._clock = console, clock
         self.workers: Mapping[str, Worker] = {}
         self._total_steps, self._every_s = total_steps, every_s
@@ -90,10 +85,8 @@ class Dashboard:
         self.waiting.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.waiting.__exit__()
-        if kind is None:
-            self.waiting.save()
         if self._live is not None:
             self._live.stop()
 
@@ -137,9 +130,7 @@ class Dashboard:
         self._histogram = histogram
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
-        if self.waiting.active:
-            self.waiting.end()
-            on_daemon(self.waiting.save, "rlax-durations")  # a disk may be slow
+        self.waiting.end()
         self._phase.update(self._task, completed=step)
         now = self._clock()
         last = step >= self._total_steps

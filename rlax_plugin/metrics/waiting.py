@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.text import Text
 
 from rlax_plugin.liveness.run_status import Doing, shown
-from rlax_plugin.metrics.durations import Durations
 from rlax_plugin.text.harmless import one_line
 
 ASSUME = "rlax.deadlines.assume"
@@ -48,7 +47,6 @@ class Waiting:
     Any thread may call it: a phase is replaced as a whole.
 
     Args:
-      durations: those of earlier commands.
       say: prints a line, when a phase begins and whenever it has gone on for ``every_s``; None:
         ``line`` is shown elsewhere.
       every_s: seconds between two lines about the same phase.
@@ -60,23 +58,17 @@ class Waiting:
 
     def __init__(
         self,
-        durations: Durations,
         say: Callable[[str], None] | None,
         *,
         every_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._durations, self._say = durations, say
+        self._say = say
         self._every_s, self._clock = every_s, clock
         self._phase: _Phase | None = None
         self._said_s = 0.0
         self._ended = threading.Event()
         self.beside: Callable[[], str] = lambda: ""
-
-    @property
-    def active(self) -> bool:
-        """True between ``begin`` and ``end``."""
-        return self._phase is not None
 
     def begin(
         self,
@@ -89,21 +81,17 @@ class Waiting:
         """Begins a phase; the phase before it has ended.
 
         Args:
-          what: the phase, as the subject of a line; also its name in ``durations``.
-          typical_s: seconds that it typically takes, for the first time; 0: unknown.
+          what: the phase, as the subject of a line.
+          typical_s: seconds that it typically takes; 0: unknown.
           assumed: key with the speeds of an estimate, and the estimate, instead of ``typical_s``.
           ends: the end of the line, see ``ends_at``.
         """
         what = one_line(what, _LONGEST)
-        self._measure()
-        about_s, source = self._durations.last_s(what), "as last time"
-        if about_s is None and assumed is not None:
-            source, about_s = f"at the speeds of {assumed[0]}", assumed[1]
-        elif about_s is None and typical_s > 0:
-            source, about_s = "typically", typical_s
-        about = ""
-        if about_s is not None:
-            about_s = max(about_s, _LEAST_S)
+        about_s, about = None, ""
+        if assumed is not None or typical_s > 0:
+            key, seconds = assumed or ("", typical_s)
+            about_s = max(seconds, _LEAST_S)
+            source = f"at the speeds of {key}" if key else "typically"
             about = f"about {_seconds(about_s)}, {source}"
         now_s = self._said_s = self._clock()
         self._phase = _Phase(what, now_s, about_s, about, ends)
@@ -117,12 +105,7 @@ class Waiting:
 
     def end(self) -> None:
         """Ends the last phase."""
-        self._measure()
         self._phase = None
-
-    def save(self) -> None:
-        """Keeps the durations of the phases that have ended, for the next command."""
-        self._durations.save()
 
     def line(self) -> str:
         """Returns the line about the phase; empty if there is none."""
@@ -155,10 +138,6 @@ class Waiting:
         self._said_s = now_s
         self._say(self.line())
 
-    def _measure(self) -> None:
-        if (phase := self._phase) is not None:
-            self._durations.measured(phase.what, self._clock() - phase.began_s)
-
     def __enter__(self) -> Self:
         if self._say is not None:  # the main thread may be inside an import
             threading.Thread(target=self._tick_on, name="rlax-waiting", daemon=True).start()
@@ -186,10 +165,10 @@ class WaitingDisplay:
       waiting: the phases that are shown, within ``with``.
     """
 
-    def __init__(self, console: Console, durations: Durations, *, show: bool = True):
+    def __init__(self, console: Console, *, show: bool = True):
         terminal = console.is_terminal
         say = console.print if show and not terminal else None
-        self.waiting = Waiting(durations, say)
+        self.waiting = Waiting(say)
         self._live: Live | None = None
         if show and terminal:
             self._live = Live(
@@ -211,10 +190,7 @@ class WaitingDisplay:
         self._live.refresh()
         return True
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.waiting.__exit__()
-        if kind is None:
-            self.waiting.end()
-            self.waiting.save()
         if self._live is not None:
             self._live.stop()

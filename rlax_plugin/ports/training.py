@@ -280,7 +280,7 @@ class TrainerPort(Publication, Protocol):
 
         Args:
           what: always the same text for the same activity, as its duration is remembered under it.
-          typical_s: seconds that it typically takes, shown the first time; 0: unknown.
+          typical_s: seconds that it typically takes; 0: unknown.
         """
 
     def found_damaged(self, what: str) -> None:

@@ -32,7 +32,6 @@ from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.functions.copies import keep_functions, read_functions
 from rlax_plugin.liveness.activity import ends_at
 from rlax_plugin.metrics.dashboard import Dashboard
-from rlax_plugin.metrics.durations import Durations, kind_of_work
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.record import record_prompts
@@ -137,8 +136,7 @@ def train(
         for key, text in warnings:
             out.print(f"warning: {key} {text}")
         reached(FaultPoint.CONFIG_WRITTEN)
-        durations = Durations.of_user(kind_of_work("train", section, maxtext))
-        dashboard = Dashboard(out, last_step, durations=durations)
+        dashboard = Dashboard(out, last_step)
         builder = Builder.of(
             config, state_dir, run_url=files.url, progress=dashboard.reading, hosts=hosts
         )

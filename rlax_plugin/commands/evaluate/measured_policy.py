@@ -27,7 +27,6 @@ from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, TrainingError
 from rlax_plugin.functions.copies import kept_functions
 from rlax_plugin.liveness.activity import ends_at
-from rlax_plugin.metrics.durations import Durations, kind_of_work
 from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay
 from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.prompts.of_run import Part, RunPrompts
@@ -199,10 +198,9 @@ class Policy:
         Raises:
           RlaxError: the weights cannot be found or read, or a process did not start.
         """
-        kind = kind_of_work("evaluate", self.section, self._origin.config.maxtext)
         with (
             Running(signals, log.warning, "this log") as running,
-            WaitingDisplay(console, Durations.of_user(kind), show=show) as waiting,
+            WaitingDisplay(console, show=show) as waiting,
         ):
             session = self._session(running, waiting)
             yield running.thread, session, waiting

@@ -46,7 +46,7 @@ def test_plain_output_names_what_matters_and_the_last_step_always():
         shown = [line.split()[1] for line in out.getvalue().splitlines() if "reward" in line]
         assert shown == ["1/10", "4/10", "7/10"]
         dashboard.step(10, metrics(0.75), 10, [0, 1])
-    assert not dashboard.waiting.active
+    assert not dashboard.waiting.line()
     line = out.getvalue().splitlines()[-1]
     assert line.startswith("step 10/10  reward 0.750  staleness 2  gap p95 1.5e-06  500 ms/step")
     assert "200 tok/s  workers 3  version 10  left 0 s" in line

@@ -5,36 +5,27 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
-import json
 import os
 import pty
 import struct
 import termios
 import threading
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.liveness.activity import ends_at
-from rlax_plugin.metrics.durations import Durations, kind_of_work
 from rlax_plugin.metrics.waiting import Waiting, WaitingDisplay
 from rlax_plugin.text.terminal import console
 
-SECTION = RlaxSection.model_validate(
-    {"prompt_source": {"name": "numbers"}, "rewards": [{"name": "even"}]}
-)
 ENDS = ends_at("rlax.deadlines.startup_s", 180.0)
 
 
 class Lines:
     """A ``Waiting`` without a terminal, with a clock that is set."""
 
-    def __init__(self, path: Path | None = None):
+    def __init__(self) -> None:
         self.now_s, self.said = 0.0, list[str]()
-        self.durations = Durations(path, "a")
-        self.waiting = Waiting(self.durations, self.said.append, clock=lambda: self.now_s)
+        self.waiting = Waiting(self.said.append, clock=lambda: self.now_s)
 
     def pass_seconds(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -59,7 +50,7 @@ def test_a_log_has_a_line_per_phase_and_another_every_15_s() -> None:
     ]
     one.waiting.end()
     one.pass_seconds(100)
-    assert len(one.said) == 5 and one.waiting.line() == "" and not one.waiting.active
+    assert len(one.said) == 5 and one.waiting.line() == ""
 
 
 def test_a_line_has_the_progress_the_workers_and_a_late_one_the_deadline() -> None:
@@ -101,100 +92,6 @@ def test_text_of_a_trainer_is_made_harmless() -> None:
     assert "d\\ne" in one.waiting.line()
 
 
-def test_durations_are_those_of_the_last_time(tmp_path: Path) -> None:
-    path = tmp_path / "rlax" / "phases.json"
-    first = Lines(path)
-    first.waiting.begin("importing", typical_s=20)
-    first.now_s = 7.0
-    first.waiting.begin("compiling", typical_s=20)
-    first.now_s = 7.25
-    first.waiting.end()
-    first.waiting.save()
-    assert json.loads(path.read_text()) == {"a": {"importing": 7.0, "compiling": 0.25}}
-    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
-    second = Lines(path)
-    second.waiting.begin("importing", typical_s=20)
-    second.waiting.begin("compiling", typical_s=20)
-    assert second.said == ["importing (about 7 s, as last time)", "compiling"]
-    assert second.waiting.line() == "compiling: 0 s of about 1 s, as last time"
-    assert Durations(path, "b").last_s("importing") is None
-    # A phase that is cut short by an error has no duration.
-    Lines(path).waiting.begin("importing")
-    assert Durations(path, "a").last_s("importing") == 7.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[1]",
-        "{",
-        '{"a": 3}',
-        '{"a": {"importing": "7"}}',
-        '{"a": {"importing": true}}',
-        '{"a": {"importing": NaN}}',
-        '{"a": {"importing": Infinity}}',
-        '{"a": {"importing": -1}}',
-        '{"a": {"importing": 1e9}}',
-        f'{{"a": {{"importing": 1{"0" * 400}}}}}',
-        "[" * 50_000,
-        '{"a": {"importing": 7}}' + " " * 70_000,
-        "\udcff\udcfe",
-    ],
-    ids=lambda text: text[:24],
-)
-def test_a_damaged_file_counts_as_empty(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "phases.json"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    durations = Durations(path, "a")
-    assert durations.last_s("importing") is None
-    durations.measured("importing", 3.0)
-    durations.save()
-    assert Durations(path, "a").last_s("importing") == 3.0
-
-
-def test_a_file_that_others_could_write_is_neither_read_nor_written(tmp_path: Path) -> None:
-    path = tmp_path / "shared" / "phases.json"
-    path.parent.mkdir()
-    path.write_text('{"a": {"importing": 7}}')
-    assert Durations(path, "a").last_s("importing") == 7
-    path.parent.chmod(0o777)
-    durations = Durations(path, "a")
-    assert durations.last_s("importing") is None
-    durations.measured("importing", 3.0)
-    durations.save()
-    assert path.read_text() == '{"a": {"importing": 7}}'
-
-
-def test_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text('{"a": {"importing": 7}}')
-    link, pipe = tmp_path / "link", tmp_path / "pipe"
-    link.symlink_to(tmp_path / "file")
-    os.mkfifo(pipe)
-    assert Durations(link, "a").last_s("importing") is None
-    assert Durations(pipe, "a").last_s("importing") is None  # and does not block
-
-
-def test_only_the_newest_kinds_of_work_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "phases.json"
-    for number in range(60):
-        durations = Durations(path, str(number))
-        durations.measured("importing", 1.0 + number)
-        durations.save()
-    assert len(json.loads(path.read_text())) == 50
-    assert Durations(path, "9").last_s("importing") is None
-    assert Durations(path, "10").last_s("importing") == 11
-
-
-def test_a_kind_of_work_depends_on_the_model_and_not_on_the_names() -> None:
-    model = {"model_name": "qwen3-0.6b", "run_name": "a", "base_output_directory": "x"}
-    kind = kind_of_work("train", SECTION, model)
-    other = {"run_name": "b", "base_output_directory": "y", "learning_rate": 1e-4}
-    assert kind_of_work("train", SECTION, model | other) == kind
-    assert kind_of_work("train", SECTION, model | {"model_name": "qwen3-4b"}) != kind
-    assert kind_of_work("evaluate", SECTION, model) != kind
-
-
 def test_lines_come_while_the_main_thread_is_busy() -> None:
     said, second = list[str](), threading.Event()
 
@@ -203,7 +100,7 @@ def test_lines_come_while_the_main_thread_is_busy() -> None:
         if len(said) > 1:
             second.set()
 
-    with Waiting(Durations(None, ""), say, every_s=0.0) as waiting:
+    with Waiting(say, every_s=0.0) as waiting:
         waiting.begin("importing")
         assert second.wait(60)
     assert said[1].startswith("importing: ")
@@ -214,7 +111,7 @@ def test_a_terminal_has_one_live_line_which_is_removed() -> None:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
     with os.fdopen(theirs, "w") as terminal:
         shown = Console(file=terminal, force_terminal=True, width=120)
-        display = WaitingDisplay(shown, Durations(None, ""))
+        display = WaitingDisplay(shown)
         with display as waiting:
             waiting.begin("importing MaxText", typical_s=20)
             assert display.refresh()
@@ -233,10 +130,10 @@ def test_a_terminal_has_one_live_line_which_is_removed() -> None:
 
 def test_nothing_is_shown_if_so_asked() -> None:
     out = io.StringIO()
-    with WaitingDisplay(console(out), Durations(None, ""), show=False) as waiting:
+    with WaitingDisplay(console(out), show=False) as waiting:
         waiting.begin("importing")
         waiting.tick()
     assert out.getvalue() == ""
-    with WaitingDisplay(console(out), Durations(None, "")) as waiting:
+    with WaitingDisplay(console(out)) as waiting:
         waiting.begin("importing [bold]")
     assert out.getvalue() == "importing [bold]\n"
