@@ -132,8 +132,8 @@ def check(
     With --compile it then compiles the train step, and a worker's prefill and decode loop, for
     TPUs that this machine need not have: minutes for a large model. A table has the memory that
     each program needs on a chip, its floating-point operations and its collective operations. The
-    figures are kept in the user's cache directory. The exit status is 1 if the compiler rejects a
-    program, or if one does not fit into the memory of a chip.
+    exit status is 1 if the compiler rejects a program, or if one does not fit into the memory of a
+    chip.
     """
     with exit_status():
         from rlax_plugin.build import registry_for

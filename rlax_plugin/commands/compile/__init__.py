@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 from rich.console import Console
 
-from rlax_plugin.commands.compile import cache
 from rlax_plugin.commands.compile.chips import Slice
-from rlax_plugin.commands.compile.process import DEADLINE, Progress, compile_part
+from rlax_plugin.commands.compile.process import DEADLINE, compile_part
 from rlax_plugin.commands.compile.show import CompiledPart, document, show_part, show_verdict
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
@@ -58,7 +57,7 @@ class Wanted:
 def compile_run(
     config: ResolvedConfig, wanted: Wanted, errors: Console, out: Console | None
 ) -> list[CompiledPart]:
-    """Compiles the programs of the trainer and of a worker, unless their figures are known.
+    """Compiles the programs of the trainer and of a worker.
 
     Args:
       errors: if it is a terminal, it shows what is compiled, and for how many seconds.
@@ -68,26 +67,15 @@ def compile_run(
       ConfigError: the config does not suit the slices.
       DeadlineError: compiling took too long.
       RlaxError: the process that compiles failed.
-      OSError: the cache directory cannot be written.
     """
     parts = []
     for part, chips in (("trainer", wanted.trainer), ("worker", wanted.worker)):
         with counting(errors) as progress:
-            parts.append(_compiled(config, part, chips, wanted.deadline_s, progress))
+            kind = _KINDS[part]
+            found = compile_part(config, kind, chips.name, wanted.deadline_s, progress)
+        parts.append(CompiledPart(part, chips, found))
         if out is not None:
             show_part(out, parts[-1])
     if out is not None:
         show_verdict(out, parts)
     return parts
-
-
-def _compiled(
-    config: ResolvedConfig, part: str, chips: Slice, deadline_s: float, progress: Progress
-) -> CompiledPart:
-    used = cache.versions()
-    name = cache.key(config, _KINDS[part], chips.name, used, cache.source_digest())
-    if (known := cache.read(name)) is not None:
-        return CompiledPart(part, chips, known, cache.directory() / f"{name}.json")
-    found = compile_part(config, _KINDS[part], chips.name, deadline_s, progress)
-    cache.write(name, found, {"topology": chips.name, "part": part, "versions": used})
-    return CompiledPart(part, chips, found)

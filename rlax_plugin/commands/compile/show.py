@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -26,13 +25,11 @@ class CompiledPart:
       part: ``trainer`` or ``worker``.
       slice: the chips.
       programs: in the order in which they were compiled.
-      cached: file of an earlier call from which the figures are; None if they are new.
     """
 
     part: str
     slice: Slice
     programs: Sequence[CompiledProgram]
-    cached: Path | None = None
 
     def fits(self, program: CompiledProgram) -> bool:
         """True if a program compiled, and it and what is held beside it fit into the memory."""
@@ -52,7 +49,6 @@ def document(parts: Sequence[CompiledPart]) -> dict[str, Any]:
                 "topology": one.slice.name,
                 "devices": one.slice.devices,
                 "hbm_bytes": one.slice.chip.hbm_bytes,
-                "cached": None if one.cached is None else str(one.cached),
                 "programs": [
                     dataclasses.asdict(program)
                     | {"total_bytes": program.total_bytes, "fits": one.fits(program)}
@@ -75,8 +71,10 @@ def show_part(console: Console, one: CompiledPart) -> None:
     )
     console.print(Text(heading, "bold"))
     console.print(_table(one))
-    for note in _notes(one):
-        console.print(Text(f"  {note}"), soft_wrap=True)
+    for program in one.programs:
+        if program.rejected:
+            note = f"  {program.name} is rejected: {one_line(program.rejected)}"
+            console.print(Text(note), soft_wrap=True)
 
 
 def show_verdict(console: Console, parts: Sequence[CompiledPart]) -> None:
@@ -133,10 +131,3 @@ def _table(one: CompiledPart) -> Table:
         row(kind, [f"{p.collectives[kind]:,}" if kind in p.collectives else "-" for p in programs])
     row("compiled in", [in_seconds(p.seconds) for p in programs])
     return table
-
-
-def _notes(one: CompiledPart) -> list[str]:
-    notes = [f"{p.name} is rejected: {one_line(p.rejected)}" for p in one.programs if p.rejected]
-    if one.cached is not None:
-        notes.append(f"these figures are from an earlier call, kept in {one.cached}")
-    return notes

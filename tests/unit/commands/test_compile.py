@@ -15,7 +15,7 @@ from rich.console import Console
 from waiting import wait_until
 
 from rlax_plugin.commands import compile as compiling
-from rlax_plugin.commands.compile import cache, process, show
+from rlax_plugin.commands.compile import process, show
 from rlax_plugin.commands.compile.chips import Slice
 from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
@@ -38,12 +38,6 @@ STEP = CompiledProgram(
 @pytest.fixture
 def config() -> ResolvedConfig:
     return resolve(DEMO)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "rlax" / "compiled"
 
 
 @pytest.fixture
@@ -129,45 +123,8 @@ def test_a_config_that_does_not_suit_the_slice_is_an_error(config, monkeypatch) 
         compiled("rejects", config, monkeypatch)
 
 
-def key(config: ResolvedConfig, **changed: Any) -> str:
-    given: dict[str, Any] = {
-        "kind": "trainer",
-        "topology": "v5e-16",
-        "used": {"jax": "1", "libtpu": "1"},
-        "source": "a",
-    }
-    return cache.key(config, **given | changed)
-
-
-def test_keys_of_the_cache(config, monkeypatch) -> None:
-    known = key(config)
-    assert known == key(resolve(DEMO, ["steps=7", "run_name=other", "rlax.launcher.workers=1"]))
-    others = [
-        key(resolve(DEMO, ["learning_rate=1e-3"])),
-        key(config, kind="rollout_engine"),
-        key(config, topology="v5e-32"),
-        key(config, used={"jax": "1", "libtpu": "2"}),
-        key(config, source="b"),
-    ]
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_enable_async_collective_fusion=true")
-    others.append(key(config))
-    assert len({known, *others}) == 7
-
-
-def test_entries_of_the_cache(own_cache: Path) -> None:
-    assert cache.read("a") is None
-    path = cache.write("a", [STEP], {"topology": "v5e-16"})
-    assert path == own_cache / "a.json"
-    assert cache.read("a") == [STEP]
-    assert own_cache.stat().st_mode & 0o777 == 0o700
-    path.write_text(path.read_text()[:-5])  # damaged: it is compiled again
-    assert cache.read("a") is None
-    path.write_text(json.dumps({"programs": [{"name": "of another version"}]}))
-    assert cache.read("a") is None
-
-
-def parts(*programs: CompiledProgram, cached: Path | None = None) -> list[show.CompiledPart]:
-    return [show.CompiledPart("trainer", Slice.parse("", "v5e-16"), programs, cached)]
+def parts(*programs: CompiledProgram) -> list[show.CompiledPart]:
+    return [show.CompiledPart("trainer", Slice.parse("", "v5e-16"), programs)]
 
 
 def printed(found: list[show.CompiledPart]) -> str:
@@ -179,14 +136,13 @@ def printed(found: list[show.CompiledPart]) -> str:
 
 
 def test_a_table() -> None:
-    lines = printed(parts(STEP, cached=Path("kept.json"))).splitlines()
+    lines = printed(parts(STEP)).splitlines()
     assert lines[1] == "Programs of the trainer on v5e-16: 16 chips with 15.8 GiB each"
     rows = {line[:30].strip(): line[30:].strip() for line in lines[2:]}
     assert rows["one call"] == "16 rows x 2,048 tokens"
     assert (rows["arguments"], rows["in all"], rows["fits"]) == ("6 GiB", "12 GiB", "yes")
     assert rows["floating-point operations"] == "1.27e+14"
     assert rows["all-gather"] == "529"
-    assert "  these figures are from an earlier call, kept in kept.json" in lines
     assert lines[-1] == "All programs compile and fit: train step (v5e-16)."
 
 
@@ -224,9 +180,8 @@ def test_the_command(with_compiler, monkeypatch) -> None:
     assert result.exit_code == 0, result.stderr
     assert asked == [("trainer", "v5e-16"), ("rollout_engine", "v5e-4")]
     assert "All programs compile and fit" in result.stdout
-    again = json.loads(rlax(*line, "--json").stdout)["compiled"]
-    assert len(asked) == 2  # the second call compiles nothing, and says so
-    assert all(part["cached"].endswith(".json") for part in again["parts"])
+    compiled = json.loads(rlax(*line, "--json").stdout)["compiled"]
+    assert [part["topology"] for part in compiled["parts"]] == ["v5e-16", "v5e-4"]
     large = replace(STEP, memory={"arguments": 20 * GIB})
     monkeypatch.setattr(compiling, "compile_part", lambda *_: [large])
     result = rlax(*line, "--compile-worker", "v6e-4")
