@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlax_plugin.cli.common import LOOK, RUN_FAILED, Run, command, ending_at_once, exit_status
+from rlax_plugin.cli.common import LOOK, RUN_FAILED, Run, command, exit_status
 from rlax_plugin.errors import ConfigError
 
 Out = Annotated[
@@ -139,32 +139,14 @@ def replay(
             "RUN/replay, or ./replay-NAME for a run on an object store",
         ),
     ] = None,
-    hosts: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=4096,
-            show_default=False,
-            help="number of hosts that the run was trained on; as many processes are started here",
-        ),
-    ] = None,
-    host: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
-    coordinator: Annotated[str, typer.Option(hidden=True)] = "",
-    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
     """Trains again on the recorded batches of a run, and compares the weights.
 
     Only the trainer runs, without workers or generation. The fingerprints of every weight version
     are compared with those of the run; on CPU they are bit-identical. The exit status is 0 if all
-    are equal, and 1 otherwise. A run of several hosts is bit-identical with as many: --hosts.
+    are equal, and 1 otherwise. Several hosts add up numbers in another order than this replay.
     """
-    from rlax_plugin.start.places import Places
-
-    places = Places(hosts, host, coordinator)
-    with ending_at_once(host), exit_status():
+    with exit_status():
         from rlax_plugin.commands.replay import replay as run_again
 
-        if with_parent:
-            places.end_with_parent()
-        status = run_again(run, to, out, places)
-        raise typer.Exit(status)
+        raise typer.Exit(run_again(run, to, out))

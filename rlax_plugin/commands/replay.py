@@ -17,16 +17,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from rlax_plugin.commands.replay_hosts import KEPT, led_hosts
 from rlax_plugin.config import Algorithm, RlaxSection
-from rlax_plugin.config.loading import ResolvedConfig, of_yaml
+from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.hosts.following import START
-from rlax_plugin.hosts.leading import Leader
 from rlax_plugin.objective import batches, loss
-from rlax_plugin.ports.orders import Order
-from rlax_plugin.ports.training import Decision, NewWeights, Trainer, TrainerPort
+from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
@@ -35,18 +31,13 @@ from rlax_plugin.records.private import check_private, check_private_run, make_p
 from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import as_batch
 from rlax_plugin.start import descent
-from rlax_plugin.start.follower import Seeker, log_file, obey
-from rlax_plugin.start.hosts import check_processor, on_all_hosts
-from rlax_plugin.start.leading import check_hosts
-from rlax_plugin.start.places import ALONE, Places
 from rlax_plugin.text.terminal import quiet
-from rlax_plugin.types import HostPlace
 from rlax_plugin.weights.fingerprint import digest
 from rlax_plugin.weights.publisher import fingerprints
 
 log = logging.getLogger("rlax.replay")
 
-_OURS = {CONFIG, "trainer.log", "replayed", "logs", *KEPT}  # what a replay leaves
+_OURS = {CONFIG, "trainer.log", "replayed"}  # what a replay leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +69,7 @@ class ReplayPort(TrainerPort):
         run: Recorded,
         last_step: int,
         on_step: Callable[[int], object],
-        leader: Leader | None = None,
     ):
-        self._leader = leader
-        if leader is not None:
-            self.followers = leader
-            leader.tell_all(Order(START, arrays={"canary": self.canary_tokens}))
         self._section, self._algorithm, self._run = section, algorithm, run
         self._last_step, self._on_step = last_step, on_step
         self.digests: dict[int, str] = {}
@@ -119,10 +105,7 @@ class ReplayPort(TrainerPort):
         log.info("%s: %d of %d %s", phase, done, of, note)
 
     def decide(self, step: int) -> Decision:
-        decision = Decision(save=False, stop=step >= self._last_step)
-        if self._leader is not None:
-            self._leader.decided(step, decision)
-        return decision
+        return Decision(save=False, stop=step >= self._last_step)
 
 
 def _read_run(files: RunFiles) -> Recorded:
@@ -162,7 +145,7 @@ def _empty(directory: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def replay(run: str, to: int | None = None, out: str | None = None, places: Places = ALONE) -> int:
+def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     """Trains again on the recorded batches of a run, in a separate directory.
 
     Args:
@@ -170,7 +153,6 @@ def replay(run: str, to: int | None = None, out: str | None = None, places: Plac
       to: last step; None: the last recorded step.
       out: local directory for the replay's checkpoints and log; empty, or of an earlier replay.
         None: ``RUN/replay``, or ``./replay-<name>`` for a run on an object store.
-      places: the hosts of the trainer, which compute bit for bit what as many hosts of the run did.
 
     Returns:
       0 if every version equals that of the run, 1 otherwise.
@@ -179,14 +161,12 @@ def replay(run: str, to: int | None = None, out: str | None = None, places: Plac
       RlaxError: the run cannot be read, or the trainer failed.
     """
     files = RunFiles(run)
-    place = places.place()
     if out is None:
         check_private_run(files)
     directory = _directory(files, out)
     config = files.config()
-    follows = place is not None and not place.leads
-    recorded = Recorded(files, {}, {}) if follows else _read_run(files)
-    if not follows and not (recorded.segments and recorded.digests):
+    recorded = _read_run(files)
+    if not (recorded.segments and recorded.digests):
         reason = (
             "cannot be replayed yet: it has no recorded batch, or no weight version to compare with"
         )
@@ -195,95 +175,34 @@ def replay(run: str, to: int | None = None, out: str | None = None, places: Plac
         raise ConfigError("RUN", files.url, f"cannot be replayed from its first step: {pruned}")
     overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
     resolved = of_yaml(config, files.location(CONFIG), overrides)
-    if follows:
-        return _follow(_Replay(files, resolved, directory, place))
-    if place is None or not place.several:  # else the process that has started this one did
-        _empty(directory)
-        RunFiles(directory).put(CONFIG, config, private=True)
-    if place is None and places.several:
-        check_processor(resolved.maxtext, places.count)
-        (directory / "logs").mkdir()
-        command = ["replay", run, "--out", str(directory), *(["--to", str(to)] if to else [])]
-        host_s = resolved.section.deadlines.host_s
-        return on_all_hosts(command, places.count, host_s, directory)[0]
-    return _lead(_Replay(files, resolved, directory, place), recorded, to)
-
-
-@dataclass(frozen=True, slots=True)
-class _Replay:
-    """A replay, as each of its processes sees it.
-
-    Attributes:
-      files: of the run.
-      config: of the run, with the directory of the replay.
-      directory: of the replay.
-      place: of this process; None: hosts are not spoken of.
-    """
-
-    files: RunFiles
-    config: ResolvedConfig
-    directory: Path
-    place: HostPlace | None
-
-    def builder(self) -> Builder:
-        builder = Builder.of(
-            self.config,
-            self.directory,
-            run_url=str(self.directory.resolve() / "replayed"),
-            replays=self.files.location(),
-            hosts=self.place,
-        )
-        builder.registry.validate(self.config.section)
-        return builder
-
-    def trainer(self, builder: Builder) -> Trainer:
-        trainer = builder.trainer()
-        check_hosts(self.place, trainer, self.config.section)
-        if (origin := descent.recorded(self.files)) is not None:
-            descent.start(trainer, self.config.section.trainer.name, origin)
-        return trainer
-
-
-def _follow(replay: _Replay) -> int:
-    """Replays as another host than 0; returns the exit status."""
-    trainer = replay.trainer(replay.builder())
-    assert replay.place is not None
-    with quiet(log_file(replay.directory, replay.place.index)):
-        seeker = Seeker(replay.config, replay.directory, replay.place)
-        return obey(trainer, seeker, lambda zero: None)
-
-
-def _lead(replay: _Replay, recorded: Recorded, to: int | None) -> int:
-    """Replays as the only host, or as host 0 of several; returns the exit status."""
-    digests, last_step = recorded.digests, len(recorded.segments)
-    last_step = min(to or last_step, last_step)
-    builder, section = replay.builder(), replay.config.section
+    _empty(directory)
+    RunFiles(directory).put(CONFIG, config, private=True)
+    section, url = resolved.section, str(directory.resolve() / "replayed")
+    builder = Builder.of(resolved, directory, run_url=url, replays=files.location())
+    builder.registry.validate(section)
+    trainer = builder.trainer()
+    if (origin := descent.recorded(files)) is not None:
+        descent.start(trainer, section.trainer.name, origin)
     algorithm = loss.resolve(section, builder.part).algorithm
-    trainer = replay.trainer(builder)
-    hosted = led_hosts(replay.place, replay.config, replay.directory)
-    several = replay.place is not None and replay.place.several
-    log_path = log_file(replay.directory, 0) if several else replay.directory / "trainer.log"
-    with quiet(log_path) as console, hosted as leader:
+    last_step = min(to or len(recorded.segments), len(recorded.segments))
+    with quiet(directory / "trainer.log") as console:
         with Progress(console=console, disable=not console.is_terminal) as progress:
-            bar = progress.add_task(f"replaying {replay.files.url}", total=last_step)
+            bar = progress.add_task(f"replaying {files.url}", total=last_step)
             port = ReplayPort(
                 section,
                 algorithm,
                 recorded,
                 last_step,
                 lambda step: progress.update(bar, completed=step),
-                leader,
             )
             trainer.run(port)
-        hint = _other_hosts(replay)
-        return _compared(port, digests, console, hint)
+        return _compared(port, recorded.digests, console, _hosts_hint(files))
 
 
-def _other_hosts(replay: _Replay) -> str:
-    """A hint if the run was trained on another number of hosts, which rounds differently."""
-    recorded = (replay.files.get_json("config.json") or {}).get("hosts", 1)
-    given = 1 if replay.place is None else replay.place.count
-    return "" if recorded == given else f"; it was trained with --hosts {recorded}"
+def _hosts_hint(files: RunFiles) -> str:
+    """A hint if the run was trained on several hosts, which round differently."""
+    hosts = (files.get_json("config.json") or {}).get("hosts", 1)
+    return "" if hosts == 1 else f"; it was trained on {hosts} hosts, which round sums differently"
 
 
 def _compared(port: ReplayPort, digests: Mapping[int, str], console: Console, hint: str) -> int:

@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 import runs
-from processes import finished
 from runs import ROOT, Run, digests, lines
 
 from rlax_plugin.commands.audit import audit
@@ -126,11 +125,9 @@ def _steps(run: Run) -> int:
     return len(lines(run.dir / "metrics.jsonl"))
 
 
-def test_replay_and_bytes_of_a_run_on_hosts(base, undisturbed):
+def test_bytes_of_a_run_on_hosts(undisturbed):
     steps = undisturbed.steps()
     sent = [step["train/sent_bytes"] for step in steps]
     # Half of the rows of 22 arrays for the update, of 6 arrays for the reference; 4 bytes each.
     of_a_step = 8 * 16 * 4 * (22 + 6)
     assert sent[1:] == [of_a_step] * (STEPS - 1)
-    found = finished("replay", str(undisturbed.dir), "--hosts", "2", cwd=ROOT, timeout_s=500)
-    assert found.returncode == 0 and f"identical: {STEPS + 1} versions" in found.stdout, found
