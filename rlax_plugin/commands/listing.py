@@ -6,7 +6,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
@@ -17,10 +16,7 @@ from rlax_plugin.config import Schedule, leaf_fields
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import PluginError
-from rlax_plugin.metrics.dashboard import sparkline
 from rlax_plugin.ports.manager import Installed, Manager, installed
-
-_BARS = 24  # of a drawn schedule
 
 
 def document(config: str | None, overrides: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -125,13 +121,7 @@ def add_options(table: Table, options: Mapping[str, Mapping[str, Any]]) -> None:
     """Adds the ``option_rows`` of a part: name, value, and meaning with the default."""
     for name, option in options.items():
         value = option["value"]
-        shown = _drawn(value) if isinstance(value, Schedule) else Text(yaml_text(value))
+        shown = Text(str(value) if isinstance(value, Schedule) else yaml_text(value))
         default = "" if option["required"] else f"default {yaml_text(option['default'])}"
         meaning = "; ".join(filter(None, (option["description"], default)))
         table.add_row(Text(f"  {name}"), shown, Text(meaning, "dim"))
-
-
-def _drawn(schedule: Schedule) -> Text:
-    """Returns a schedule in words, and its values from step 1 to its last one as bars."""
-    steps = np.linspace(1, schedule.steps + 1, _BARS).round().astype(int).tolist()
-    return Text(f"{schedule}\n{sparkline([schedule.at(step) for step in steps])}")

@@ -120,7 +120,3 @@ class Places:
         if self.controller and not is_address(self.controller):
             raise ConfigError("--controller", self.controller, "must be HOST:PORT")
         return HostPlace(self.host, self.hosts, self.coordinator)
-
-
-ALONE = Places()
-"""One process, with all devices that it finds."""

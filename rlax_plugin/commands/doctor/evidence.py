@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -25,7 +25,7 @@ from rlax_plugin.start.run_directory import weights_directory
 from rlax_plugin.text.harmless import one_line
 
 _LOG_BYTES = 1 << 16
-_MOMENT_S = 0.5  # any process waits for a disk now and then, but not so long
+_MOMENT_S = 0.5
 CLOCK_S = 5.0
 """Seconds by which a clock may differ from another."""
 
@@ -113,7 +113,7 @@ def gather(run: RunFiles, section: RlaxSection | None, state_dir: Path) -> Evide
       section: of its config; None: it cannot be read, and the deadlines are the defaults.
     """
     seen, damaged = _seen(run, state_dir)
-    memory, processes = psutil.virtual_memory(), _processes(marks(state_dir))
+    memory, processes = psutil.virtual_memory(), [_process(mark) for mark in marks(state_dir)]
     return Evidence(
         now=time.time(),
         seen=seen,
@@ -157,34 +157,6 @@ def _settled(run: RunFiles, state_dir: Path) -> Seen:
         if not seen.problem.startswith(UNDATED):
             break
     return seen
-
-
-def _processes(found: Sequence[Mark]) -> list[Process]:
-    """Looks at processes; those that wait for a disk just now are looked at once more.
-
-    One that has run in between does not count: a process is in the same state, D, for a moment
-    whenever it starts another one (vfork).
-    """
-    processes = [_process(mark) for mark in found]
-    before = {one.mark: _switches(one.mark.pid) for one in processes if one.state == "D"}
-    if before:
-        time.sleep(_MOMENT_S)
-        processes = [_again(one, before) if one.mark in before else one for one in processes]
-    return processes
-
-
-def _again(process: Process, before: Mapping[Mark, int]) -> Process:
-    again = _process(process.mark)
-    ran = again.state == "D" and _switches(process.mark.pid) != before[process.mark]
-    return replace(again, state="R") if ran else again
-
-
-def _switches(pid: int) -> int:
-    """Returns how often the main thread of a process has been switched; 0: it has ended."""
-    try:
-        return sum(psutil.Process(pid).num_ctx_switches())
-    except (OSError, psutil.Error):
-        return 0
 
 
 def _process(mark: Mark) -> Process:

@@ -148,12 +148,6 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                 f"kill -CONT {mark.pid} continues it",
             )
             continue
-        if process.state == "D":
-            yield Finding(
-                f"{mark.who} waits for a disk or a network file system",
-                try_="look at the machine's disks: dmesg, iostat",
-                process=process,
-            )
         for what, since in mark.still:
             if mark.pid in jobs:
                 break  # the finding about the job also says which prompt, and its own deadline

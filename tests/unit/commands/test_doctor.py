@@ -101,7 +101,6 @@ def test_a_machine_without_disk_or_memory() -> None:
             "rlax.deadlines.heartbeats_lost x heartbeat_s = 20 s",
         ),
         (process("parameter server", "", pid=9), "parameter server (pid 9) was killed", ""),
-        (process("worker", "D", "b", 9), "worker b (pid 9) waits for a disk", ""),
         (
             process("worker", "S", "b", 9, still=(("the engine", 980.0),)),
             "the engine of worker b (pid 9) stands still since 20 s",
@@ -326,22 +325,6 @@ with announced(Path(sys.argv[1]), "trainer"):
     print("there", flush=True)
     time.sleep(600)
 """
-
-
-def test_a_process_that_starts_others_does_not_wait_for_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is in state D for a moment each time (vfork), and runs in between."""
-    monkeypatch.setattr(evidence_module, "_MOMENT_S", 0.05)
-    monkeypatch.setattr(evidence_module, "state", lambda pid: "D")
-    switches = iter(range(100))
-    monkeypatch.setattr(evidence_module, "_switches", lambda pid: next(switches))
-    with announced(tmp_path, "rewards"):
-        found = gather(RunFiles(tmp_path), None, tmp_path)
-        assert [one.state for one in found.processes] == ["R"]
-        monkeypatch.setattr(evidence_module, "_switches", lambda pid: 7)
-        found = gather(RunFiles(tmp_path), None, tmp_path)
-        assert [one.state for one in found.processes] == ["D"]
 
 
 def test_a_frozen_process_that_the_trainer_has_started_is_found(tmp_path: Path) -> None:
