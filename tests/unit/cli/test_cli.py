@@ -97,23 +97,6 @@ def test_every_command_rejects_a_bad_config(
     assert result.stderr.startswith(f"error: {bad[1]}")
 
 
-def test_fast_check_is_silent_about_what_only_the_parts_know(folder: Path) -> None:
-    config = str(folder / "run.yml")
-    result = rlax("check", "--fast", config)
-    assert result.exit_code == 0
-    assert result.stdout.startswith(f"ok  section rlax: and 1 plug-in of {config}\n")
-    result = rlax("check", config)
-    assert result.exit_code == 2
-    assert "error: steps" in result.stderr and "must be none" in result.stderr
-
-
-def test_check_rejects_an_objective_that_corrects_twice(folder: Path) -> None:
-    twice = "rlax.objective.importance_weight.name=truncated"
-    result = rlax("check", "--fast", str(folder / "run.yml"), twice)
-    assert result.exit_code == 2 and "more than once" in result.stderr
-    assert "grad_1 (clipped_ratio: policy/old)" in result.stderr
-
-
 def test_plugins_lists_what_is_installed(folder: Path) -> None:
     install(folder, "tc_broken", "import tc_nowhere", distribution="tc-bad", version="9")
     listed = {row["name"]: row for row in json.loads(rlax("plugins", "--json").stdout)["installed"]}
@@ -274,7 +257,3 @@ def test_a_parameter_server_keeps_its_index_where_no_other_user_writes(folder: P
     result = rlax("parameter-server", str(folder / "run.yml"), "--index", f"{shared}/index.json")
     assert result.exit_code == 2
     assert f"--index = '{shared}/index.json': {shared} has mode 1777, so other" in result.stderr
-
-
-def test_the_versions_are_an_option():
-    assert rlax("--version").stdout.startswith("rlax-plugin 0.")

@@ -73,41 +73,6 @@ def test_the_demo_in_words() -> None:
     assert document["warnings"] == [] and document["memory_bytes"] == {}
 
 
-def test_episodes_in_words() -> None:
-    calculator = "rlax.environment={name: calculator, begin: a, end: b, result: c, after: d}"
-    limits = "rlax.episodes={max_turns: 3, max_tokens: 20, max_trajectories: 2}"
-    document = explained("--fast", DEMO, calculator, limits)
-    words = document["words"]["One step"]
-    assert words["episodes"] == (
-        "calculator: at most 3 answers, 20 tokens after the prompt of a trajectory and "
-        "2 trajectories"
-    )
-    assert words["batch"].startswith("512 rows of 28 tokens (prompt 8 + episode 20): at most 7,680")
-    assert document["numbers"]["completion_tokens_per_step"] == 512 * 3 * 5
-
-
-def test_observers_in_words() -> None:
-    chosen = ("rlax.plugins=[rlax_plugin.testing]", "rlax.observers=[{name: tally}]")
-    document = explained("--fast", DEMO, *chosen)
-    assert document["words"]["The run"]["observers"] == "tally"
-
-
-@pytest.mark.parametrize(
-    ("bounds", "expected"),
-    [
-        ("{max_staleness: 2}", "one step off-policy: workers load every version, and a sample"),
-        ("{reload_every: 2, max_staleness: 4}", "workers load one of 2 versions, and a sample"),
-        (
-            "{reload_every: 2, max_staleness: 4}",
-            "at most 3 versions before the weights that its update starts from (staleness 4)",
-        ),
-    ],
-)
-def test_staleness_in_words(bounds: str, expected: str) -> None:
-    config = ("--fast", DEMO, "rlax.objective.preset=aipo", f"rlax.staleness={bounds}")
-    assert expected in explained(*config)["words"]["Staleness"]["staleness"]
-
-
 @pytest.mark.parametrize(
     ("override", "key", "text"),
     [
@@ -134,23 +99,6 @@ def test_staleness_in_words(bounds: str, expected: str) -> None:
 def test_what_is_allowed_and_perhaps_not_meant(override: str, key: str, text: str) -> None:
     found = doubted("--fast", DEMO, override)
     assert list(found) == [key] and text in found[key]
-
-
-def test_a_threshold_that_is_given_is_meant() -> None:
-    two = "rlax.rewards=[{name: exact_answer}, {name: exact_answer}]"
-    assert doubted("--fast", DEMO, two, "rlax.curation.pass_threshold=0.5") == {}
-
-
-def test_steps_are_counted_as_updates_whatever_the_trainer() -> None:
-    for path in (DEMO, TESTING):
-        words = explained("--fast", path, "steps=7")["words"]
-        assert words["One step"]["updates"].endswith("= 1 update; then one weight version")
-        assert words["The run"]["steps"].startswith("7 updates = 7 RL steps, ")
-
-
-def test_slots_that_steps_ahead_fill_are_not_doubted() -> None:
-    two_steps = ("rlax.objective.preset=aipo", "rlax.staleness.max_staleness=2")
-    assert doubted("--fast", DEMO, "rlax.rollouts.slots=600", *two_steps) == {}
 
 
 @pytest.mark.parametrize(

@@ -192,14 +192,6 @@ def test_rewards_that_fail_are_named_before_the_wait_for_them() -> None:
     assert second.what.startswith("waiting for the batch of step 5")
 
 
-def test_a_reward_that_takes_long_comes_before_a_slow_worker() -> None:
-    job = JobStatus(what="a reward", prompt="cd", used_s=9.0, limit_s=30.0, key="k", pid=9)
-    workers = (worker("a", speed=0.1), worker("b"))
-    first, second = said(seen=Seen(status(0.05, workers=workers, jobs=(job,))))
-    assert first[0] == "a reward of prompt cd takes 9 s so far, in process 9"
-    assert second[0] == "worker a decodes at 10% of the median worker's speed"
-
-
 def test_a_trainer_that_takes_long() -> None:
     doing = Doing(what="publishing version 7", since=940.0, ends="weights_s")
     found = status(0.05, step_s=2.0).model_copy(update={"publisher": doing})
@@ -352,15 +344,6 @@ def test_clocks() -> None:
     assert what == "the clock of worker a is 90 s behind the trainer's"
     ((what, _),) = said(seen=Seen(status(0.05), ahead_s=90.0))
     assert what == "the clock of the trainer is 90 s ahead of this command's"
-
-
-def test_times_of_a_trainer_whose_clock_differs_are_read_by_its_clock() -> None:
-    doing = Doing(what="waiting for the batch of step 5", since=NOW - 90 - 3)
-    workers = (worker("a"), worker("b", clock_s=90.0), worker("c", clock_s=45.0))
-    found = status(0.05, step_s=1.0, workers=workers).model_copy(update={"trainer": doing})
-    (trainer, _), (third, _) = said(seen=Seen(found, ahead_s=-90.0))
-    assert trainer == "the clock of the trainer is 90 s behind this command's"
-    assert third == "the clock of worker c is 45 s ahead of the trainer's"  # b's is right
 
 
 def test_a_lost_worker_is_missed_until_it_comes_back() -> None:
@@ -555,9 +538,3 @@ def test_the_threads_that_matter_are_shown() -> None:
         *("MainThread:", '  File "lib/threading.py", line 3 in wait'),
     ]
     assert shortened(STACKS, {})[0] == "0x00000002:"
-
-
-def test_a_worker_that_the_launcher_cannot_keep_running() -> None:
-    sentence = "worker a is started again at 12:00:00: it ended 2 times in a row"
-    ((what, _),) = said(seen=Seen(status(0.05, failing=(sentence,))))
-    assert what == sentence and sentence in lines_of(Seen(status(failing=(sentence,))))

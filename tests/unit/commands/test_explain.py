@@ -25,12 +25,6 @@ def rejected(*arguments: str) -> str:
     return result.output
 
 
-def test_the_list_has_every_preset() -> None:
-    text = rlax("preset")
-    for name in PRESETS:
-        assert re.search(rf"^objective {name}$", text, re.MULTILINE)
-
-
 def example(output: str) -> list[list[str]]:
     """Numbers of the worked example, a row per token, the first two columns left out."""
     lines = output.split("Worked example")[1].split("loss")[0].splitlines()[2:]

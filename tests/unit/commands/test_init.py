@@ -320,11 +320,6 @@ def test_a_converted_model_must_suit(
     assert not Path("run.yml").exists()
 
 
-def test_a_directory_that_is_no_converted_model_is_said(folder: Path) -> None:
-    result = rlax("init", "--model", "./elsewhere")
-    assert result.exit_code == 2 and "has no model.yml" in result.stderr
-
-
 def test_on_a_terminal_it_asks(folder: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

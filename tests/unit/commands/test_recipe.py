@@ -53,18 +53,6 @@ def test_the_rule_is_more_careful_than_the_demo_which_was_tried_with_its_rate() 
     assert demo["per_device_batch_size"] == DEMO.rows
 
 
-@pytest.mark.parametrize("name", ["groups", "group_size", "steps"])
-def test_a_larger_run_never_has_a_lower_rate(name: str) -> None:
-    rates = [replace(DEMO, **{name: n}).learning_rate for n in range(1, 400, 7)]
-    assert rates == sorted(rates) and rates[0] < rates[-1]
-
-
-@pytest.mark.parametrize("name", ["staleness", "width"])
-def test_old_samples_and_a_wide_model_never_have_a_higher_rate(name: str) -> None:
-    rates = [replace(DEMO, **{name: n}).learning_rate for n in range(1, 5000, 77)]
-    assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1] > 0
-
-
 def test_the_rate_is_a_number_of_yaml() -> None:
     assert replace(DEMO, groups=16, steps=20).learning_rate_text == "6.25e-5"
     assert yaml.safe_load(DEMO.learning_rate_text) == 5e-4
@@ -91,13 +79,3 @@ def test_what_the_user_says_stays_and_the_rest_follows(tmp_path: Path) -> None:
     assert found["learning_rate"] == expected.learning_rate
     assert found["warmup_steps_fraction"] == 0.1
     assert "every" not in found["rlax"]["evaluation"]  # it needs a second worker
-
-
-def test_staleness_and_the_model_s_width_count(tmp_path: Path) -> None:
-    usual = written(tmp_path, "--yes")["learning_rate"]
-    assert usual == pytest.approx(2.8e-4, rel=0.005)
-    assert written(tmp_path, "--staleness 2")["learning_rate"] == pytest.approx(
-        usual / 2, rel=0.005
-    )
-    large = written(tmp_path, "--model llama3.1-8b")["learning_rate"]
-    assert large == Size(16, 8, steps=100, staleness=1, width=4096, workers=2).learning_rate

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from rlax_plugin.commands.report import charts
-from rlax_plugin.commands.report.page import packed
-from rlax_plugin.commands.report.recorded_samples import groups_in
 from rlax_plugin.commands.report.rollouts import Rollouts, read_rollouts
 from rlax_plugin.commands.report.run import RunData, no_progress
 from rlax_plugin.records import journal, samples
@@ -102,27 +100,6 @@ def test_what_was_given_first_is_shown_where_it_is_not_the_prompt(tmp_path):
     prompts = json.loads(found.index)["prompts"]
     # Without the run's prompt source only the numbers of tokens are known.
     assert [one.get("asked") for one in prompts] == ["tokens 9, 8", None]
-
-
-def test_the_texts_of_turns_count_as_part_of_the_page(tmp_path):
-    rng = np.random.default_rng(0)
-
-    def text(length: int) -> str:
-        return "".join(map(chr, rng.integers(97, 123, length)))
-
-    def episode(index: int):
-        turns = [turn(3, 30, tokens=rng.integers(0, 50_000, 30)) for _ in range(5)]
-        texts = tuple(text(60 + 400 * (i % 2)) for i in range(9))
-        return make_episode(*turns, index=index, texts=texts)
-
-    made = [
-        replace(make_group([0.0] * 4, id=n), episodes=tuple(map(episode, range(4))))
-        for n in range(10)
-    ]
-    files, found = read(tmp_path, *made)
-    estimated = sum(at.size for at in groups_in(files, journal.samples_name(1)))
-    needed = sum(len(packed(part)) for part in (found.index, *found.chunks))
-    assert 0.5 * estimated < needed <= estimated
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -88,8 +88,3 @@ def test_ctrl_c_leaves_a_page_that_does_not_reload(tmp_path, monkeypatch):
         "stopped watching; the page remains and does not reload any more"
     )
     assert "<body>" in path.read_text()
-
-
-def test_a_run_that_is_not_there_cannot_be_watched(tmp_path):
-    result = CliRunner().invoke(app, ["report", str(tmp_path / "mine"), "--watch"])
-    assert result.exit_code == 2 and "is not a run directory" in result.output

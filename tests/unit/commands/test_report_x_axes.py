@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from rlax_plugin.commands.report.run import RunData
@@ -35,13 +34,3 @@ def test_an_axis_that_a_step_has_not_recorded_is_not_offered():
     assert [a.key for a in available(runs)] == ["hours"]
     assert available([RunData("c", "c")]) == available([]) == []
     assert table(RunData("c", "c"), []) == {"step": []}
-
-
-def test_a_long_table_keeps_its_ends_and_a_thousand_steps():
-    steps = np.arange(1.0, 10_001.0)
-    metrics = {"step": steps.tolist(), "rollout/tokens": [3.0] * 10_000}
-    run = RunData("a", "a", metrics=metrics)
-    found = table(run, available([run]))
-    assert len(found["step"]) == 1000
-    assert found["step"][0] == 0 and found["step"][-1] == 10_000
-    assert found["tokens"] == [3 * step for step in found["step"]]

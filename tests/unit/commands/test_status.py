@@ -16,7 +16,7 @@ from rich.console import Console
 
 from rlax_plugin.commands.status import source as source_module
 from rlax_plugin.commands.status.bottleneck import bottleneck
-from rlax_plugin.commands.status.command import source, to_json
+from rlax_plugin.commands.status.command import to_json
 from rlax_plugin.commands.status.place import place_of, read_plain
 from rlax_plugin.commands.status.show import lines_of, rendered
 from rlax_plugin.commands.status.source import Seen, seen_here
@@ -290,14 +290,3 @@ def test_a_run_is_found_although_its_config_cannot_be_read(tmp_path: Path) -> No
     config.unlink()
     os.mkfifo(config)
     assert on_daemon(lambda: place_of(str(tmp_path)), "reader").result(60).state_dir == tmp_path
-
-
-def test_it_is_said_which_run_and_which_token(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="RUN: must be a run directory"):
-        source(None, "", "")
-    with pytest.raises(ConfigError, match="RUN = 'runs/a': must be a run directory"):
-        source("runs/a", "host:1", "")
-    with pytest.raises(ConfigError, match=r"--token-file: must name client-token\.json"):
-        source(None, "host:1", "")
-    with pytest.raises(ConfigError, match="is not a run directory"):
-        source(str(tmp_path), "", "")

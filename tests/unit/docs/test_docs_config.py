@@ -164,41 +164,6 @@ def test_finds_sections_keys_and_options(wanted: str, titles: list[str], keys: l
     assert all(key in listed for key in keys if key.startswith("rlax"))
 
 
-def test_options_in_sections_have_dotted_names() -> None:
-    (whole,) = explain.find("rlax.trainer.warm_start").blocks
-    assert [k.key for k in whole.keys][:3] == [
-        "warm_start.enabled",
-        "warm_start.steps",
-        "warm_start.batch_rows",
-    ]
-    assert explain.find("warm_start").blocks == (whole,)
-    text = " ".join(rlax("rlax.trainer.warm_start.directory").stdout.split())
-    assert text.startswith(
-        'trainer maxtext warm_start.directory text; default "" directory of a finished'
-    )
-
-
-def test_prints_a_section() -> None:
-    text = " ".join(rlax("rlax.staleness").stdout.split())
-    (block,) = [s for s in reference.sections() if s.title == "rlax.staleness"]
-    about = " ".join(block.text.split())
-    keys = "reload_every whole number, at least 1; default 1 j: "
-    assert text.startswith(f"rlax.staleness {about} {keys}")
-    everything = " ".join(rlax().stdout.split())
-    assert all(section.title in everything for section in reference.sections())
-    assert all(name in everything for name in ("wandb", "gspo_token", "clipped_ratio", "time/..."))
-
-
-def test_the_name_of_a_part_shows_its_options() -> None:
-    text = " ".join(rlax("wandb").stdout.split())
-    assert text.startswith("tracker wandb ") and "project text; default rlax W&B project" in text
-    (launcher,) = explain.find("local").blocks
-    assert [key.key for key in launcher.keys][:2] == ["workers", "max_restarts"]
-    assert "did you mean 'wandb' or " in rlax("wanbd").stderr
-    clipped = " ".join(rlax("clipped_ratio").stdout.split())
-    assert clipped.startswith("gradient term clipped_ratio clip(r, 1 - low, 1 + high) if A > 0")
-
-
 def test_a_name_with_several_meanings_shows_all_of_them() -> None:
     staleness = explain.find("staleness")
     assert [block.title for block in staleness.blocks] == ["rlax.staleness"]

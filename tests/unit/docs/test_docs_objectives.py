@@ -34,29 +34,6 @@ def test_the_tables_are_those_of_the_code() -> None:
     )
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_tells_its_sources_and_differences(name: str) -> None:
-    preset = reference.presets_of(registry_for(section_of({})))[name]
-    assert preset.title and preset.formula and preset.conventions
-    assert preset.paper.startswith("https://")
-    assert {"TRL", "verl", "Tunix"} <= preset.peers.keys()
-
-
-@pytest.mark.parametrize(
-    ("name", "library", "words"),
-    [  # seen in the libraries' code, where a reader would expect something else
-        ("ppo", "TRL", "no effect for A > 0"),
-        ("ppo", "ROLL", "1 + 2 clip, 1.4 for a clip of 0.2"),
-        ("topr", "ROLL", "the sign of the reward, not of the advantage"),
-        ("aipo", "verl", "in bypass mode with loss_type: reinforce is this term"),
-        ("reinforce_plus_plus_baseline", "slime", "to each token alone"),
-        ("reinforce_plus_plus_baseline", "verl", "before the group's mean is taken"),
-    ],
-)
-def test_what_other_libraries_do_is_said_with_the_preset(name, library, words) -> None:
-    assert words in reference.presets_of(registry_for(section_of({})))[name].peers[library]
-
-
 def test_icepop_alone_is_said_to_be_only_a_mask_wherever_it_is_chosen() -> None:
     registry = registry_for(section_of({}))
     assert "Alone it is only a mask" in reference.part_text(registry, "correction", "icepop")

@@ -72,12 +72,6 @@ def test_every_command_that_is_mentioned_exists(page: Path) -> None:
     assert set(named) <= set(GROUP.commands)
 
 
-@pytest.mark.parametrize("line", ["chek a.yml", "check --quick a.yml", "audit", "replay --to x r"])
-def test_a_wrong_command_line_is_found(line: str) -> None:
-    with pytest.raises(Exception, match=r"No such|Missing|valid integer"):
-        parse(line.split())
-
-
 def commands(group: Any, prefix: str = "") -> dict[str, Any]:
     """Name, with that of its group -> command."""
     found: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.evaluation.statistics import Estimate
-from rlax_plugin.metrics.dashboard import Dashboard, before_after_table, sparkline
+from rlax_plugin.metrics.dashboard import Dashboard, before_after_table
 
 
 def metrics(reward: float, step_s: float = 0.5) -> dict[str, float]:
@@ -25,13 +25,6 @@ def metrics(reward: float, step_s: float = 0.5) -> dict[str, float]:
 def console() -> tuple[Console, io.StringIO]:
     out = io.StringIO()
     return Console(file=out, width=200), out
-
-
-def test_sparklines_span_least_to_largest():
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▄█"
-    assert sparkline([2.0, 2.0]) == "▁▁"
-    assert sparkline([]) == ""
-    assert len(sparkline([float(i) for i in range(100)], 40)) == 40
 
 
 def test_plain_output_names_what_matters_and_the_last_step_always():
@@ -99,14 +92,6 @@ def test_the_first_step_tells_no_speed() -> None:
     dashboard.step(2, metrics(0.5, 0.25), 2, [])
     second = out.getvalue().splitlines()[1]
     assert "250 ms/step  400 tok/s" in second and second.endswith("version 2  left 2 s")
-
-
-def test_time_left_ignores_one_slow_step():
-    out_console, out = console()
-    dashboard = Dashboard(out_console, total_steps=104, every_s=0.0)
-    for step, step_s in ((1, 0.001), (2, 0.5), (3, 0.5), (4, 60.0)):
-        dashboard.step(step, metrics(0.0, step_s), step, [])
-    assert out.getvalue().rstrip().endswith("left 50 s")
 
 
 def test_the_table_shows_the_change_in_points():

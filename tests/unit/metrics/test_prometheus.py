@@ -120,11 +120,3 @@ def test_a_page_beyond_loopback_wants_a_token(key: str) -> None:
     exporter = Exporter(place, 0, key, CollectorRegistry(), token="0123456789abcdef")
     assert exporter.url.startswith("http://worker.example.org:")
     exporter.close()
-
-
-def test_a_page_on_ipv6() -> None:
-    exporter = Exporter(Place("::1"), 0, "some.port", CollectorRegistry())
-    assert exporter.url.startswith("http://[::1]:")
-    with urllib.request.urlopen(exporter.url, timeout=60) as answer:
-        assert answer.status == 200
-    exporter.close()

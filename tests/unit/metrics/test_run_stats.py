@@ -25,16 +25,6 @@ def test_sums_are_those_of_all_steps() -> None:
     assert len(stats.recent) == KEPT and stats.recent[-1]["a/x"] == values[-1]
 
 
-def test_a_metric_that_no_step_has() -> None:
-    stats = RunStats()
-    stats.add({"a": 1.0})
-    assert stats.mean("b") is stats.largest("b") is stats.first_mean("b", 3) is None
-    assert (
-        stats.last_mean("b", 3) is None and stats.count("b") == 0 and list(stats.newest("b")) == []
-    )
-    assert stats.rate("a", "b") == stats.rate("b", "a") == 0
-
-
 def test_memory_does_not_grow_with_steps() -> None:
     stats = RunStats({"m/0": 50})
     names = [f"m/{number}" for number in range(90)]

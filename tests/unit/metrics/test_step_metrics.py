@@ -81,17 +81,6 @@ def test_rejected_groups_are_counted_and_their_samples_with_the_others():
     assert found["curation/groups_rejected"] == 2
 
 
-def test_further_figures_have_a_mean_over_the_samples_that_have_them():
-    group = make_group([1.0, 0.0, None])
-    one, two, failed = group.scores
-    scores = (
-        replace(one, metrics={"found": 1.0, "tries": 3.0}),
-        replace(two, metrics={"found": 0.0}),
-    )
-    found = metrics(replace(group, scores=(*scores, failed)))
-    assert found["reward_metric/found"] == 0.5 and found["reward_metric/tries"] == 3
-
-
 def test_turns_and_given_tokens_are_counted_where_there_may_be_several():
     def turn(given: int) -> Turn:
         return Turn(np.full(given, 9, np.int32), make_sampled(2))
