@@ -359,9 +359,7 @@ class Controller(FleetListener):
         self._timeline.step_finished(done)
         self._track(done.step, metrics)
         self._observers.notify("step_end", step=done.step, metrics=metrics)
-        self.dashboard.step(
-            done.step, metrics, self.fleet.newest.number, self.run_state.rates.histogram()
-        )
+        self.dashboard.step(done.step, metrics, self.fleet.newest.number)
         error = gap_error(metrics, self.stats.newest(GAP), self.section.objective)
         if error is not None:
             self._supervision.fail(error)

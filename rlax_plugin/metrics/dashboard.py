@@ -33,7 +33,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 
 class Dashboard:
-    """Shows phase, step, reward, pass rates, staleness, speed, workers, version and time left.
+    """Shows phase, step, reward, staleness, speed, workers, version and time left.
 
     Args:
       console: the output; a terminal gets a live display, anything else plain lines.
@@ -69,7 +69,6 @@ class Dashboard:
         self._reported = ""  # the phase of the trainer that is shown
         self._rewards: deque[float] = deque(maxlen=400)
         self._latest: Mapping[str, float] = {}
-        self._histogram: list[int] = []
         self._version = -1
         self._step = 0
         self._step_s: deque[float] = deque(maxlen=50)
@@ -120,14 +119,11 @@ class Dashboard:
             parts += [reward_errors(found, name)] if name in found.failures else []
             self.message(f"{title}{which}: " + "  ".join(parts))
 
-    def step(
-        self, step: int, metrics: Mapping[str, float], version: int, histogram: list[int]
-    ) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], version: int) -> None:
         """Shows a finished step."""
         if self._latest:  # the first step's time is no step's: it began with no step's end
             self._step_s.append(metrics["time/step_s"])
         self._step, self._latest, self._version = step, metrics, version
-        self._histogram = histogram
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         self.waiting.end()
@@ -168,8 +164,6 @@ class Dashboard:
         if self._latest:
             parts.append(Text(self._line()))
             parts.append(Text(f"reward      {sparkline(list(self._rewards), 60)}"))
-            rates = sparkline([float(h) for h in self._histogram])
-            parts.append(Text(f"pass rates  {rates}  0..1"))
         table = Table(box=None, pad_edge=False)
         for column in ("worker", "version", "samples", "slots", "state"):
             table.add_column(column, style="dim")

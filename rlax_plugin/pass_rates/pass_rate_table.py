@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BINS = 10
-"""Number of ranges of pass rate in a histogram."""
-
 Indices = np.ndarray | Sequence[int]
 
 
@@ -84,7 +81,6 @@ class PassRateTable:
         self.half_life = half_life
         self._alpha, self._beta = prior_samples * prior_rate, prior_samples * (1 - prior_rate)
         self._columns = RateColumns.empty(size)
-        self._bins = np.zeros(BINS, np.int64)
         self.version = 0
         self.outcomes = (0, 0, 0)
 
@@ -110,7 +106,6 @@ class PassRateTable:
         c = self._columns
         good, bad, newest = float(c.passed_n[index]), float(c.failed_n[index]), version
         if (before := int(c.version_n[index])) >= 0:
-            self._bins[_bin(good, good + bad)] -= 1
             newest = max(before, version)
             old, new = self._kept(newest - before), self._kept(newest - version)
             good, bad = good * old + passed * new, bad * old + failed * new
@@ -127,9 +122,6 @@ class PassRateTable:
                 none_passed + (not passed),
                 mixed + bool(passed and failed),
             )
-        # From what was stored, which is rounded.
-        good, bad = float(c.passed_n[index]), float(c.failed_n[index])
-        self._bins[_bin(good, good + bad)] += 1
         self.version = max(self.version, version)
 
     def begin_with(self, passed_n: np.ndarray, failed_n: np.ndarray) -> None:
@@ -142,7 +134,6 @@ class PassRateTable:
         known = passed_n + failed_n > 0
         c.passed_n[:], c.failed_n[:] = passed_n, failed_n
         c.version_n[known] = self.version
-        self._count_bins()
 
     def columns(self) -> RateColumns:
         """Returns a copy of the table; for a million prompts this takes a few ms."""
@@ -158,14 +149,6 @@ class PassRateTable:
             raise ValueError(f"{len(columns.version_n)} rows for {len(self)} prompts")
         self._columns = columns.copy(columns.version, columns.outcomes)
         self.version, self.outcomes = columns.version, columns.outcomes
-        self._count_bins()
-
-    def _count_bins(self) -> None:
-        c = self._columns
-        known = c.version_n >= 0
-        good, bad = c.passed_n[known].astype(np.float64), c.failed_n[known].astype(np.float64)
-        places = np.minimum(BINS - 1, (BINS * good / (good + bad)).astype(np.int64))
-        self._bins = np.bincount(places, minlength=BINS)
 
     def _kept(self, age: int) -> float:
         return 0.5 ** (age / self.half_life)
@@ -216,17 +199,9 @@ class PassRateTable:
         """
         return self._columns.streak_n[_rows(indices)]
 
-    def histogram(self) -> list[int]:
-        """Returns the number of measured prompts in each of ``BINS`` equal ranges of pass rate."""
-        return self._bins.tolist()
-
 
 def _rows(indices: Indices | None) -> slice | np.ndarray:
     return slice(None) if indices is None else np.asarray(indices, np.int64)
-
-
-def _bin(good: float, seen: float) -> int:
-    return min(BINS - 1, int(BINS * good / seen))
 
 
 def _streak(before: int, passed: int, failed: int) -> int:

@@ -34,11 +34,11 @@ def test_plain_output_names_what_matters_and_the_last_step_always():
         dashboard.waiting.begin("generating the first batch")
         for step in range(1, 10):
             now_s[0] += 4.0
-            dashboard.step(step, metrics(step / 10), step, [0, 1])
+            dashboard.step(step, metrics(step / 10), step)
         # The first, and whenever more than ten seconds have passed.
         shown = [line.split()[1] for line in out.getvalue().splitlines() if "reward" in line]
         assert shown == ["1/10", "4/10", "7/10"]
-        dashboard.step(10, metrics(0.75), 10, [0, 1])
+        dashboard.step(10, metrics(0.75), 10)
     assert not dashboard.waiting.line()
     line = out.getvalue().splitlines()[-1]
     assert line.startswith("step 10/10  reward 0.750  staleness 2  gap p95 1.5e-06  500 ms/step")
@@ -77,7 +77,7 @@ def test_a_terminal_shows_the_phase_until_the_first_step_has_ended() -> None:
         dashboard.refresh()
         assert "importing MaxText: 0 s of about 20 s, typically" in out.getvalue()
         out.truncate(0)
-        dashboard.step(1, metrics(0.5), 1, [0, 1])
+        dashboard.step(1, metrics(0.5), 1)
         dashboard.refresh()
     assert "importing" not in out.getvalue() and "1/10" in out.getvalue()
 
@@ -85,11 +85,11 @@ def test_a_terminal_shows_the_phase_until_the_first_step_has_ended() -> None:
 def test_the_first_step_tells_no_speed() -> None:
     out_console, out = console()
     dashboard = Dashboard(out_console, total_steps=10, every_s=0.0)
-    dashboard.step(1, metrics(0.5, 0.001), 1, [])
+    dashboard.step(1, metrics(0.5, 0.001), 1)
     first = out.getvalue().rstrip()
     assert "ms/step" not in first and "tok/s" not in first and "left" not in first
     assert first.endswith("gap p95 1.5e-06  workers 3  version 1")
-    dashboard.step(2, metrics(0.5, 0.25), 2, [])
+    dashboard.step(2, metrics(0.5, 0.25), 2)
     second = out.getvalue().splitlines()[1]
     assert "250 ms/step  400 tok/s" in second and second.endswith("version 2  left 2 s")
 
