@@ -286,7 +286,9 @@ class _Measures(_Job):
 
     def _begin(self, session: Session) -> tuple[str, int, int]:
         wanted = self._asked.sets
-        self._sets = tuple(one for one in session.sets if one.name in (wanted or [one.name]))
+        self._sets = tuple(
+            one for one in session.generation.evaluator.sets if one.name in (wanted or [one.name])
+        )
         sizes = (f"{s.name}: {len(s.prompts)} problems x {s.samples}" for s in self._sets)
         return ", ".join(sizes), 0, sum(len(one.prompts) for one in self._sets)
 

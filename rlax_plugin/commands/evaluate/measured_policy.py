@@ -245,7 +245,7 @@ class Policy:
         ends = ends_at("rlax.deadlines.startup_s", deadline_s)
         waiting.begin("starting the reward processes and the workers", ends=ends)
         session = running.bring_up(opening, "starting the evaluation", deadline_s)
-        waiting.beside = session.starting
+        waiting.beside = session.generation.starting
         return session
 
     def _checkpoint(self, target: Target) -> Callable[[TrainerPort], None]:
@@ -292,9 +292,9 @@ class Policy:
             announcer=session,
             failures=running.supervision,
             deadline_s=self.section.deadlines.weights_s,
-            pace=session.pace,
+            pace=session.generation.pace,
         )
-        source = session.source
+        source = session.generation.source
         tokens = canary_tokens(source.prompts("train"), self.section.rollouts.max_prompt_tokens)
         try:
             publish(CheckpointPort(publisher, tokens, waiting))

@@ -11,10 +11,9 @@ from rlax_plugin.controller.chosen import Builder
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
-from rlax_plugin.fleet.deadlines import Pace
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.metrics.waiting import Waiting
-from rlax_plugin.ports.protocols import PromptSource, WeightStore
+from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.start.generation_start import GenerationStart
 from rlax_plugin.start.running import Running
@@ -31,6 +30,7 @@ class Session:
     ``open_session`` creates one. Its methods run on the event loop of that call.
 
     Attributes:
+      generation: its workers, rewards, prompts and sets.
       weights: digest of the weights, 8 hex digits; "" until they are published.
     """
 
@@ -38,28 +38,13 @@ class Session:
         self, supervision: Supervision, parameters: ParameterServer, generation: Generation
     ):
         self._supervision, self._parameters = supervision, parameters
-        self._generation = generation
+        self.generation = generation
         self.weights = ""
-
-    @property
-    def pace(self) -> Pace:
-        """The minimum deadlines."""
-        return self._generation.pace
 
     @property
     def version(self) -> int:
         """The version that is measured; -1 until it is published."""
-        return self._generation.fleet.newest.number
-
-    @property
-    def source(self) -> PromptSource:
-        """The prompt source of training."""
-        return self._generation.source
-
-    @property
-    def sets(self) -> tuple[ProblemSet, ...]:
-        """The problem sets."""
-        return tuple(self._generation.evaluator.sets)
+        return self.generation.fleet.newest.number
 
     async def writing(self, path: str) -> None:
         """Does nothing, see ``Announcer``: a session's files are removed with its directory."""
@@ -67,7 +52,7 @@ class Session:
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Publishes the version to measure to the workers."""
         await self._parameters.publish(version, restart)
-        self._generation.fleet.newest.number = version.version
+        self.generation.fleet.newest.number = version.version
         self.weights = digest({name: one.fingerprint for name, one in version.tensors.items()})
 
     async def worker_ready(self, waiting: Waiting) -> None:
@@ -76,11 +61,7 @@ class Session:
         Raises:
           RlaxError: no worker came.
         """
-        await self._supervision.unless_failed(self._generation.wait_for_worker(waiting))
-
-    def starting(self) -> str:
-        """Describes the workers that are not ready; empty if all are."""
-        return self._generation.starting()
+        await self._supervision.unless_failed(self.generation.wait_for_worker(waiting))
 
     async def measure(
         self, sets: tuple[ProblemSet, ...], progress: Callable[[int, int], None]
@@ -90,7 +71,7 @@ class Session:
         Raises:
           RlaxError: a group cannot be generated.
         """
-        evaluator = self._generation.evaluator
+        evaluator = self.generation.evaluator
         evaluator.sets = sets
         return await self._supervision.unless_failed(evaluator.run(self.version, progress))
 
@@ -105,11 +86,11 @@ class Session:
         return ProblemSet(
             name=split,
             purpose=f"measure/{split}",
-            source=self.source,
+            source=self.generation.source,
             prompts=prompts,
             samples=samples,
-            sampling=sampling_params(section, self.source),
-            rewards=self._generation.rewards,
+            sampling=sampling_params(section, self.generation.source),
+            rewards=self.generation.rewards,
         )
 
     async def ask(
@@ -139,7 +120,7 @@ class Session:
         wanted: Iterator[int],
         hand: Callable[[int, Answered], Awaitable[None]],
     ) -> None:
-        fleet, evaluator = self._generation.fleet, self._generation.evaluator
+        fleet, evaluator = self.generation.fleet, self.generation.evaluator
         going: dict[asyncio.Task[Answered], int] = {}
         more = True
         try:

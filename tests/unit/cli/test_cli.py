@@ -15,8 +15,6 @@ import pytest
 from command_line import rlax
 from installs import FILTER, PARTS, install, on_path, write
 
-from rlax_plugin.cli import app
-
 TESTING = str(Path(__file__).parents[2] / "configs/testing.yml")
 CONFIG = """
 steps: 10
@@ -167,17 +165,6 @@ def test_exit_statuses(folder: Path, raised: str, status: int) -> None:
     result = rlax("check", str(folder / "run.yml"), plugins, "rlax.trainer.name=fails")
     assert result.exit_code == status
     assert ("error: " in result.stderr) == (status != 130)
-
-
-def test_every_command_teaches_by_example() -> None:
-    names = [command.name for command in app.registered_commands]
-    overview = rlax("--help").stdout
-    for name, command in zip(names, app.registered_commands, strict=True):
-        name = name or command.callback.__name__.replace("_", "-")  # type: ignore[union-attr]
-        assert name in overview
-        result = rlax(name, "--help")
-        assert result.exit_code == 0
-        assert f"Example:  rlax {name}" in result.stdout
 
 
 def test_wrong_usage_is_status_2(folder: Path) -> None:
