@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,27 +28,14 @@ _RECORD = "prompts/prompts.json"
 _TRAINING = "training"
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingPrompts:
-    """The record of a run's training prompts.
-
-    Attributes:
-      prompts: number of prompts.
-      domains: domain -> number of its prompts; {}: there is only one domain.
-    """
-
-    prompts: int
-    domains: Mapping[str, int]
-
-
-def training_prompts(files: RunFiles) -> TrainingPrompts | None:
-    """Reads the record; None if there is none.
+def training_prompts(files: RunFiles) -> int | None:
+    """Reads the number of training prompts; None if it is not recorded.
 
     Raises:
       RlaxError: the record is damaged.
     """
     known = (files.get_json(_RECORD) or {}).get(_TRAINING)
-    return None if known is None else TrainingPrompts(known["rows"], known.get("domains", {}))
+    return None if known is None else known["rows"]
 
 
 def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -> None:
@@ -66,7 +52,7 @@ def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -
         found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **source.identity()}
         if name == _TRAINING and section.curation.only:
             found[name]["only"] = file_digest(section.curation.only)
-        found[name] |= {"weights": _weights(some), "domains": _counts(some)}
+        found[name]["weights"] = _weights(some)
         before = None if known is None else known.get(name)
         if before is None:
             files.put(ids_file, ids_n.tobytes())
@@ -121,15 +107,6 @@ def _weights(prompts: Sequence[Prompt]) -> dict[str, float]:
     if domains is None:
         return {}
     return dict(zip(domains.names, domains.weights.tolist(), strict=True))
-
-
-def _counts(prompts: Sequence[Prompt]) -> dict[str, int]:
-    """Domain -> number of its prompts; {} without domains."""
-    domains = prompts.domains if isinstance(prompts, PromptTable) else None
-    if domains is None:
-        return {}
-    counts = np.bincount(domains.of_n, minlength=len(domains.names))
-    return dict(zip(domains.names, counts.tolist(), strict=True))
 
 
 def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) -> str | None:

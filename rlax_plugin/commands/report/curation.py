@@ -38,9 +38,9 @@ def curation_section(files: RunFiles, run: RunData) -> Section:
         with run.noting():
             charts += domain_chart(run.history, domains_of(files))
         with run.noting():
-            if (record := training_prompts(files)) is not None:
-                never = record.prompts - len(run.history.asked)
-                share = f"{100 * never / max(record.prompts, 1):.1f} % of {record.prompts:,}"
+            if (prompts := training_prompts(files)) is not None:
+                never = prompts - len(run.history.asked)
+                share = f"{100 * never / max(prompts, 1):.1f} % of {prompts:,}"
                 figures.append(Figure("prompts never asked", f"{never:,}", share))
     return Section(TITLE, charts, figures=figures)
 

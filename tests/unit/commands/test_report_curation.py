@@ -71,7 +71,7 @@ def files(tmp_path) -> RunFiles:
     last.events.append(ev.Dropped(10, "no longer needed", samples=2, tokens=7))
     history.write(found)
     found.put("controller/00000003.pass_rates.parquet", rates())
-    training = {"rows": 20, "domains": {"x": 12, "y": 8}}
+    training = {"rows": 20}
     found.put_json("prompts/prompts.json", {"training": training})
     return found
 

@@ -151,17 +151,8 @@ def test_other_sources_and_evaluation_sets_are_held_to_it_too(tmp_path: Path) ->
     )
 
 
-def test_the_prompts_of_each_domain_are_counted(tmp_path: Path) -> None:
-    rows = [
-        {"question": f"{n}?", "answer": n, "kind": "few" if n < 3 else "many"} for n in range(9)
-    ]
-    path = write_lines(tmp_path / "a.jsonl", rows)
-    for files, options in ((RunFiles(tmp_path / "1"), {"domain": "kind"}), (begun(tmp_path), {})):
-        source = jsonl(path, **options)
-        assert training_prompts(files) is None
-        hold(files, RunPrompts(source, tables(source)["train"], ()))
-    with_domains = training_prompts(RunFiles(tmp_path / "1"))
-    assert with_domains is not None and with_domains.prompts == 9
-    assert with_domains.domains == {"few": 3, "many": 6}
-    without = training_prompts(RunFiles(tmp_path / "run"))
-    assert without is not None and (without.prompts, without.domains) == (9, {})
+def test_the_number_of_training_prompts_is_recorded(tmp_path: Path) -> None:
+    files = begun(tmp_path)
+    assert training_prompts(files) is None
+    hold(files, RunPrompts(None, [make_prompt("1"), make_prompt("2")], ()))
+    assert training_prompts(files) == 2
