@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
@@ -46,13 +47,14 @@ def watch_report(run: str, out: str | None, every_s: float, console: Console) ->
       KeyboardInterrupt: the user ended it; the page does not reload itself any more.
     """
     page = ReportPage(run, out)
-    with console.status("reading the run") as shown:
+    status = console.status("reading the run") if console.is_terminal else nullcontext()
+    with status as shown:
 
         def say(line: str) -> None:
-            if console.is_terminal:
-                shown.update(escape(f"{line}  (Ctrl-C ends)"))
-            else:
+            if shown is None:
                 console.print(line, soft_wrap=True, markup=False, highlight=False)
+            else:
+                shown.update(escape(f"{line}  (Ctrl-C ends)"))
 
         try:
             _watch(page, every_s, say)

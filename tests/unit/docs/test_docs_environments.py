@@ -17,9 +17,6 @@ import yaml
 from documents import fences, read, sections
 
 from rlax_plugin.api import Outcome, Session
-from rlax_plugin.build import Registry, registry_of
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.validation import validate
 from rlax_plugin.records.read_samples import rows_of
 from rlax_plugin.testing.contracts.environment import ScriptedSession
 
@@ -85,17 +82,6 @@ def test_its_turns_are_paid_as_the_page_says(done: tuple[Path, str]) -> None:
         assert row["reward"] == pytest.approx(sum(rewards))
         ends = np.cumsum(row["sampled_lengths"] or [len(row["tokens"])]) - 1
         assert np.array(row["token_rewards"])[ends].tolist() == rewards
-
-
-def test_the_config_of_the_calculator_is_valid() -> None:
-    (config,) = fences(PAGE["Use an environment"], "yaml")
-    content = yaml.safe_load(config)["rlax"]
-    needed = {"prompt_source": {"name": "numbers"}, "rewards": [{"name": "even"}]}
-    section = validate(RlaxSection, needed | content, "rlax")
-    registry: Registry = registry_of(("rlax_plugin.testing",))
-    options = registry.options("environment", section.environment, "rlax.environment")
-    assert options.begin == "<calc>" and options.max_calls == 1
-    assert section.episode_tokens == 96
 
 
 def test_every_member_of_a_session_and_an_outcome_is_explained() -> None:

@@ -19,8 +19,7 @@ from installs import on_path
 from runs import Run
 
 from rlax_plugin import api
-from rlax_plugin.build import Registry, registry_for
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.build import Registry
 from rlax_plugin.ports import hookspecs
 from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind
 from rlax_plugin.ports.manager import HOOKS, Manager
@@ -192,9 +191,3 @@ def test_every_hook_of_an_event_is_called_in_the_run(run: Run) -> None:
     assert len(re.findall(r": reward [01]\.", told)) == steps and "version 0 is at" in told
     assert [f"{name} is gone: no heartbeat" in told for name in WORKERS] == [True, True]
     assert told.count("the run failed: ") == 1 and "/samples" in told
-
-
-def test_the_config_checks(folder: Path) -> None:
-    section, maxtext = load_section(folder / "run.yml")
-    registry_for(section).validate(section)
-    assert maxtext["run_name"] == yaml.safe_load(CONFIG)["run_name"] == "hooks"

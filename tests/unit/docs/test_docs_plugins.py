@@ -20,7 +20,7 @@ from runs import Run
 
 from rlax_plugin import testing
 from rlax_plugin.build import registry_for
-from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.ports.protocols import BuildContext
 
@@ -71,17 +71,6 @@ def test_the_first_file_is_checked_and_trains(tmp_path: Path) -> None:
     steps = [json.loads(x) for x in (tmp_path / "runs/try/metrics.jsonl").read_text().splitlines()]
     rewards = [step["reward/mean"] for step in steps]
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1
-
-
-def test_the_config_of_the_objective_is_valid(tmp_path: Path) -> None:
-    """The rest of its section is run by test_docs_objectives.py."""
-    (tmp_path / "soft_gate.py").write_text(fences(OBJECTIVE, "python")[0])
-    (changes,) = fences(OBJECTIVE, "yaml")
-    with on_path(tmp_path):
-        path = config_with(f"{changes}  rewards: [{{name: even}}]\n", tmp_path)
-        section, _ = load_section(path)
-        registry_for(section).validate(section)
-    assert section.objective.grad_1 == Choice(name="soft_gate", tau_low=1.1)
 
 
 @pytest.fixture(scope="module")

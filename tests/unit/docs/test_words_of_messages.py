@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from plain_words import found
 from typer.main import get_group
 
@@ -74,13 +73,6 @@ def test_descriptions_of_keys_and_options_are_plain_words() -> None:
     meanings = [key.meaning for keys in shown for key in keys.keys]
     assert len(meanings) > 150
     assert [hit for text in (*meanings, *(k.text for k in shown)) for hit in found(text)] == []
-
-
-def test_notes_on_presets_are_plain_words() -> None:
-    presets = yaml.safe_load(PRESETS.read_text())
-    notes = [[*p["conventions"], *p["peers"].values(), p["title"]] for p in presets.values()]
-    assert len(notes) > 12
-    assert [hit for lines in notes for line in lines for hit in found(str(line))] == []
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
