@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable
 
-
-class Decoding(Protocol):
-    """A worker, as far as its slots are concerned; ``figures`` are those of its last heartbeat."""
-
-    @property
-    def identity(self) -> tuple[str, str]: ...
-
-    @property
-    def slots(self) -> int: ...
-
-    @property
-    def figures(self) -> Mapping[str, float]: ...
+from rlax_plugin.fleet.worker import Worker
 
 
 class SlotUse:
@@ -25,8 +13,11 @@ class SlotUse:
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], tuple[float, float, float]] = {}
 
-    def take(self, workers: Iterable[Decoding]) -> dict[str, float]:
-        """Returns the metrics since the last call; none if nothing was decoded or counted."""
+    def take(self, workers: Iterable[Worker]) -> dict[str, float]:
+        """Returns the metrics since the last call; none if nothing was decoded or counted.
+
+        ``figures`` of a worker are those of its last heartbeat.
+        """
         used = offered = decoded = seconds = 0.0
         now: dict[tuple[str, str], tuple[float, float, float]] = {}
         for worker in workers:
