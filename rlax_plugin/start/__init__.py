@@ -1,1 +1,1 @@
-"""Brings the parts of a run, an evaluation, a measurement or a replay up, and closes them again."""
+"""Brings the parts of a run, an evaluation or a measurement up, and closes them again."""

@@ -113,11 +113,11 @@ def follow(
         return obey(trainer, seeker, chunks)
 
 
-def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunks | None]) -> int:
+def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunks]) -> int:
     """Finds host 0 and follows it until it ends training; returns the exit status.
 
     Args:
-      chunks: makes the writer of this host's chunks of weights; None: they are not written.
+      chunks: makes the writer of this host's chunks of weights.
 
     Raises:
       RlaxError: host 0 rejects this host or cannot be reached, or training failed.
@@ -144,8 +144,7 @@ def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunk
         _tell(zero, error, seeker.section.deadlines.rpc_s)
         raise
     finally:
-        if writer is not None:
-            writer.close()
+        writer.close()
         zero.close()
         thread.close()
     return INTERRUPTED if port.stopped else 0
@@ -168,7 +167,7 @@ class Seeker:
       place: of this host.
       controller: host:port of host 0's controller; "": found in ``state_dir``.
       token_file: host-token.json of the run; "": found there as well.
-      shared: the run's directory, which host 0 must see as well; None: it is not looked at.
+      shared: the run's directory, which host 0 must see as well.
       origin: of the first weights; host 0 must have recorded the same.
     """
 
@@ -179,7 +178,8 @@ class Seeker:
         place: HostPlace,
         controller: str = "",
         token_file: str = "",
-        shared: RunFiles | None = None,
+        *,
+        shared: RunFiles,
         origin: Descent | None = None,
     ):
         self.section = config.section
@@ -229,16 +229,15 @@ class Seeker:
         zero = HostZero(self._place, address, secret, section.deadlines, thread, most_bytes)
         try:
             start = zero.join(self._hash, section.plugins, self._process)
-            if self._shared is not None:
-                self._check_shared(zero, self._shared, start)
+            self._check_shared(zero, start)
         except BaseException:
             zero.close()
             raise
         return zero
 
-    def _check_shared(self, zero: HostZero, shared: RunFiles, start: str) -> None:
+    def _check_shared(self, zero: HostZero, start: str) -> None:
         try:
-            check_shared(shared, start, self._origin)
+            check_shared(self._shared, start, self._origin)
         except RlaxError as error:
             _tell(zero, error, self.section.deadlines.rpc_s)  # it counts on this host already
             raise

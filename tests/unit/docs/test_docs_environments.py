@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from documents import fences, read, sections
+from test_docs_plugins import shell
 
 from rlax_plugin.api import Outcome, Session
 from rlax_plugin.records.read_samples import rows_of
@@ -23,21 +21,6 @@ from rlax_plugin.testing.contracts.environment import ScriptedSession
 PAGE = sections(read("environments.md"), 2)
 EXAMPLE = PAGE["Write an environment"]
 CONFIG = yaml.safe_load(fences(EXAMPLE, "yaml")[0])
-
-
-def shell(folder: Path, script: str) -> str:
-    """Runs a block of commands as its reader would; returns what it prints."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=folder,
-        env=os.environ | {"PATH": path, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
