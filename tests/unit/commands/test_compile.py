@@ -183,7 +183,8 @@ def test_the_command(with_compiler, monkeypatch) -> None:
     compiled = json.loads(rlax(*line, "--json").stdout)["compiled"]
     assert [part["topology"] for part in compiled["parts"]] == ["v5e-16", "v5e-4"]
     large = replace(STEP, memory={"arguments": 20 * GIB})
-    monkeypatch.setattr(compiling, "compile_part", lambda *_: [large])
+    of = {"trainer": STEP, "rollout_engine": large}
+    monkeypatch.setattr(compiling, "compile_part", lambda config, kind, *_: [of[kind]])
     result = rlax(*line, "--compile-worker", "v6e-4")
     assert result.exit_code == 0, result.stderr  # 22 GiB fit into a chip of v6e
     assert rlax(*line, "--compile-worker", "v5e-8").exit_code == 1
