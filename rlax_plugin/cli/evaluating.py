@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -123,7 +123,7 @@ def curate(
     keep: Annotated[str, typer.Option(help="range of pass rates that is kept")] = "0.2..0.8",
     out: Annotated[str, typer.Option(help="new Parquet file")],
     bound: Annotated[
-        str,
+        Literal["mean", "posterior"],
         typer.Option(
             help="quantity that must lie in the range: mean, the share of samples that passed; "
             "posterior, any part of the 90 % interval of the pass rate"
@@ -155,10 +155,10 @@ def curate(
     """
     with exit_status():
         from rlax_plugin.commands import curate as curating
-        from rlax_plugin.curation.choosing import rule_of
+        from rlax_plugin.curation.choosing import Rule, parsed_range
         from rlax_plugin.text.terminal import console, counting
 
-        rule = rule_of(keep, bound, drop_unmeasured=drop_unmeasured)
+        rule = Rule(*parsed_range(keep), bound, drop_unmeasured)
         with counting(console(sys.stderr)) as progress:
             chosen = curating.curate(
                 table, rule, out, without=without, config=config, progress=progress

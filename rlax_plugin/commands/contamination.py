@@ -70,7 +70,8 @@ def contamination(
         sets.add(name, ((prompt.id, prompt.text) for prompt in prompts))
     matches = found(train, sets, progress)
     if out is not None:
-        write_contaminated(out, _ids(train, matches), matches, sets)
+        rows = np.array([match.prompt for match in matches], np.int64)
+        write_contaminated(out, ids_of(train, rows).to_pylist(), matches, sets)
     return _document(train, asked, sets, matches)
 
 
@@ -109,12 +110,6 @@ def _texts(prompts: Sequence[Prompt]) -> Iterator[list[str]]:
         return
     for start in range(0, len(prompts), _AT_ONCE):
         yield [prompt.text for prompt in prompts[start : start + _AT_ONCE]]
-
-
-def _ids(prompts: Sequence[Prompt], matches: Sequence[Match]) -> list[str]:
-    if isinstance(prompts, PromptTable):
-        return [prompts.id_at(match.prompt) for match in matches]
-    return [prompts[match.prompt].id for match in matches]
 
 
 def _document(

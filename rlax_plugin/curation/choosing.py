@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.intervals import beta_interval
 from rlax_plugin.prompts.ids import among
 from rlax_plugin.prompts.kept import schema
@@ -60,13 +60,6 @@ def parsed_range(text: str) -> tuple[float, float]:
         reason = f"must have the lower pass rate first, such as {high}..{low}"
         raise ConfigError("--keep", text, reason)
     return found
-
-
-def rule_of(keep: str, bound: str, *, drop_unmeasured: bool = False) -> Rule:
-    """Returns the rule that a command's options describe; raises what ``parsed_range`` does."""
-    if bound not in ("mean", "posterior"):
-        raise ConfigError("--bound", bound, alternatives(bound, ("mean", "posterior")))
-    return Rule(*parsed_range(keep), bound, drop_unmeasured)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

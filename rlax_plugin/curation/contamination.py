@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlax_plugin.curation.ngrams import Grams, GramTable
+from rlax_plugin.curation.ngrams import GramTable
 from rlax_plugin.curation.plain_words import words_of
 
 KINDS = ("same id", "same text", "same words", "shared words")
@@ -71,7 +71,8 @@ class Sets:
         self._texts: dict[str, list[int]] = {}
         self._same_words: dict[tuple[int, ...], list[int]] = {}
         self._vocabulary: dict[str, int] = {}  # from 1 on; 0 is every other word
-        self._grams: dict[int, Grams] = {}
+        # length -> the words of problems of this length, and their numbers with those of their sets
+        self._grams: dict[int, list[tuple[list[int], tuple[int, int]]]] = {}
         self._tables: list[GramTable] | None = None
 
     def add(self, name: str, problems: Iterable[tuple[str, str]]) -> None:
@@ -95,7 +96,7 @@ class Sets:
                 self._same_words.setdefault(tuple(codes), []).append(number)
             length = min(self._length, len(codes))
             if length == self._length or length >= _WHOLE_FROM:
-                self._grams.setdefault(length, Grams(length)).add(codes, number, held_out)
+                self._grams.setdefault(length, []).append((codes, (number, held_out)))
 
     @property
     def ids(self) -> list[str]:
@@ -112,7 +113,9 @@ class Sets:
           first: index of the first text.
         """
         if self._tables is None:
-            self._tables = [grams.table() for grams in self._grams.values()]
+            self._tables = [
+                GramTable(length, *zip(*rows, strict=True)) for length, rows in self._grams.items()
+            ]
             self.common = sum(table.common for table in self._tables)
         known, flat, owner = self._vocabulary.get, [], []
         for row, text in enumerate(texts):

@@ -12,40 +12,23 @@ _OWN = 0.5  # share of a stretch's words that must not be of a template
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Grams:
-    """Collects the n-grams of one length."""
-
-    def __init__(self, length: int):
-        self._length = length
-        self._codes: list[np.ndarray] = []
-        self._problems: list[tuple[int, int]] = []
-
-    def add(self, codes: Sequence[int], problem: int, held_out: int) -> None:
-        """Adds a text of at least ``length`` words.
-
-        Args:
-          codes: a number above 0 for each word.
-        """
-        self._codes.append(np.array(codes, np.int64))
-        self._problems.append((problem, held_out))
-
-    def table(self) -> GramTable:
-        """Returns a table of all n-grams that were added."""
-        return GramTable(self._length, self._codes, self._problems)
-
-
 class GramTable:
     """The n-grams of one length, by hash.
+
+    Args:
+      length: number of words.
+      codes: for each text, of at least ``length`` words, a number above 0 for each word.
+      problems: for each text, the number of the problem and that of its set.
 
     Attributes:
       common: number of n-grams left out because they consist mostly of a template.
     """
 
     def __init__(
-        self, length: int, codes: Sequence[np.ndarray], problems: Sequence[tuple[int, int]]
+        self, length: int, codes: Sequence[Sequence[int]], problems: Sequence[tuple[int, int]]
     ):
         self._length = length
-        self._flat = flat = np.concatenate([np.append(one, 0) for one in codes])
+        self._flat = flat = np.concatenate([np.array([*one, 0], np.int64) for one in codes])
         ends = np.cumsum([len(one) + 1 for one in codes])
         problem, held_out = np.array(problems, np.int64).T
         start, hashes = _hashes(flat, length)

@@ -46,15 +46,9 @@ class RateColumns:
         )
 
     def copy(self, version: int, outcomes: tuple[int, int, int]) -> RateColumns:
-        return RateColumns(
-            passed_n=self.passed_n.copy(),
-            failed_n=self.failed_n.copy(),
-            version_n=self.version_n.copy(),
-            groups_n=self.groups_n.copy(),
-            streak_n=self.streak_n.copy(),
-            version=version,
-            outcomes=outcomes,
-        )
+        columns = ("passed_n", "failed_n", "version_n", "groups_n", "streak_n")
+        copies = {name: getattr(self, name).copy() for name in columns}
+        return RateColumns(**copies, version=version, outcomes=outcomes)
 
 
 class PassRateTable:

@@ -97,7 +97,7 @@ class DatasetConfig(Section):
     max_row_bytes: PositiveInt = Field(
         default=8_000_000, description="a longer row counts as broken; this bounds the memory used"
     )
-    duplicates: Literal["skip", "keep", "error"] = Field(
+    duplicates: Literal["skip", "keep"] = Field(
         default="skip",
         description="treatment of a row with the question and reference of an earlier one: "
         "skip: it is left out and counted",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ONLY = "rlax.curation.only"
-_AT_ONCE = 1 << 16
 
 
 def schema() -> pa.Schema:
@@ -63,11 +62,8 @@ def file_digest(path: str) -> str:
     Raises:
       FileNotFoundError, RlaxError: see ``kept_ids``.
     """
-    ids = kept_ids(path)
-    whole = hashlib.blake2b(digest_size=16)
-    for start in range(0, len(ids), _AT_ONCE):
-        whole.update("\n".join(ids[start : start + _AT_ONCE].to_pylist()).encode() + b"\n")
-    return whole.hexdigest()
+    ids = "".join(f"{one}\n" for one in kept_ids(path).to_pylist())
+    return hashlib.blake2b(ids.encode(), digest_size=16).hexdigest()
 
 
 def only_kept(

@@ -149,9 +149,6 @@ class _Preparing:
                 both = _hash(f"{split if split != TRAIN else ''}\0{row.text}\0{row.reference}")
                 if both in self._known:
                     what = "has the question and the reference of an earlier row"
-                    if policy == "error":
-                        reason = f"{row.place} {what}; keep and skip allow that"
-                        raise ConfigError(f"{KEY}.duplicates", policy, reason)
                     self._skip(target, DUPLICATE, row.place, what)
                     continue
                 self._known.add(both)

@@ -46,7 +46,7 @@ def test_training_questions_that_a_split_asks_are_left_out() -> None:
     )
 
 
-def test_duplicates_are_skipped_kept_or_an_error() -> None:
+def test_duplicates_are_skipped_or_kept() -> None:
     rows = [*questions(3), {**questions(3)[1], "more": 1}, {**questions(3)[1], "answer": "other"}]
     found = tables(listed(*rows))["train"]
     assert len(found) == 4 and counts(found) == {"duplicate": 1}
@@ -55,12 +55,6 @@ def test_duplicates_are_skipped_kept_or_an_error() -> None:
     ]
     kept = tables(listed(*rows, *rows[:1], duplicates="keep"))["train"]
     assert len(kept) == 6 and kept[0].id == kept[5].id and not kept.skipped
-    with pytest.raises(ConfigError) as raised:
-        tables(listed(*rows, duplicates="error"))
-    assert str(raised.value) == (
-        "rlax.prompt_source.duplicates = 'error': row 4 has the question and the reference of an "
-        "earlier row; keep and skip allow that"
-    )
 
 
 def test_prompts_that_are_too_long_are_counted() -> None:
