@@ -113,7 +113,7 @@ NUMBERS = [
         "rlax.curation.filters=[{name: truncated, most: .nan}]",
     ),
     bad("rlax.launcher.stop_s", "finite", "rlax.launcher.stop_s=.inf"),
-    bad("rlax.trackers.0.flush_s", "finite", "rlax.trackers=[{name: jsonl, flush_s: .nan}]"),
+    bad("rlax.trackers.0.flush_s", "finite", "rlax.trackers=[{name: tensorboard, flush_s: .nan}]"),
     bad("rlax.rollouts.max_new_tokens", "2147483647", f"rlax.rollouts.max_new_tokens={HUGE}"),
     bad(
         "rlax.rollouts.max_new_tokens",
@@ -326,20 +326,6 @@ PLACES = [
         "rlax.trainer.warm_start.directory",
         "does not exist",
         "rlax.trainer={name: maxtext, warm_start: {enabled: true, directory: {tmp}/missing}}",
-    ),
-    bad(
-        "rlax.trackers",
-        "is a file",
-        "rlax.trackers=[{name: jsonl, path: {tmp}/file/x.jsonl}]",
-        fast=False,
-        train=False,
-    ),
-    bad(
-        "rlax.trackers",
-        "not a directory",
-        "rlax.trackers=[{name: jsonl, path: {tmp}}]",
-        fast=False,
-        train=False,
     ),
 ]
 

@@ -28,7 +28,6 @@ from rlax_plugin.text.secrets import MARK
 TRACKERS = [
     {"name": "mlflow", "tracking_uri": "", "tags": {"team": "a"}},
     {"name": "wandb", "mode": "offline"},
-    {"name": "jsonl"},
     {"name": "tensorboard"},
 ]
 

@@ -49,9 +49,9 @@ def test_a_complete_run_ends_whatever_neither_deletes_nor_closes(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = Run(
         tmp_path,
-        plugins("rlax_jsonl", "stuck"),
+        plugins("rlax_tensorboard", "stuck"),
         "rlax.weights={store: {name: stuck}, keep: 1}",
-        "rlax.trackers=[{name: stuck}, {name: jsonl}]",
+        "rlax.trackers=[{name: stuck}, {name: tensorboard}]",
         "rlax.evaluation.problems=0",
         "rlax.deadlines.close_s=5",  # the other tracker closes in time, also on a busy machine
         "steps=3",
@@ -66,6 +66,6 @@ def test_a_complete_run_ends_whatever_neither_deletes_nor_closes(
     assert "error: " not in out and "stop_s" not in out
     assert run.summary()["complete"] and len(run.steps()) == 3
     # What is started before the trackers is ended after them: nothing is skipped.
-    assert (run.dir / "tracker.jsonl").read_text().count("\n") == 3
+    assert list((run.dir / "tensorboard").glob("events*"))
     assert not (run.dir / "ledger.sqlite-wal").exists()
     assert not run.workers()

@@ -14,13 +14,12 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import rlax_jsonl
 import rlax_mlflow
 import rlax_tensorboard
 import rlax_wandb
@@ -229,46 +228,6 @@ def test_a_missing_package_is_named_with_what_to_install(
             function(extension.config_class(), context(tmp_path))
         assert f"needs the package {package}" in str(caught.value)
         assert f"pip install '.[{name}]' in a checkout" in str(caught.value)
-
-
-# --- jsonl -----------------------------------------------------------------------------------
-
-
-def strict(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines, as a reader that takes no NaN."""
-
-    def reject(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    for line in path.read_text().splitlines():
-        yield json.loads(line, parse_constant=reject)
-
-
-def test_jsonl_is_strict_and_has_each_step_once(tmp_path: Path) -> None:
-    log_steps(build(rlax_jsonl, tmp_path), range(1, 6), **{"a/nan": NAN, "a/inf": -INFINITY})
-    log_steps(build(rlax_jsonl, tmp_path), range(4, 8))
-    lines = list(strict(tmp_path / "tracker.jsonl"))
-    assert [(line["step"], line["reward/mean"]) for line in lines] == [
-        (step, step / 10) for step in range(1, 8)
-    ]
-    assert lines[0]["a/nan"] is None and lines[0]["a/inf"] is None
-    assert {line["run"] for line in lines} == {tmp_path.name}
-    assert lines[0]["time"] <= lines[-1]["time"] and lines[0]["time"].endswith("+00:00")
-
-
-def test_jsonl_may_be_shared_by_runs_and_survives_half_a_line(tmp_path: Path) -> None:
-    shared = tmp_path / "all/runs.jsonl"
-    for name in ("one", "two"):
-        log_steps(build(rlax_jsonl, tmp_path / name, path="../all/runs.jsonl"), range(1, 4))
-    with shared.open("a") as file:
-        file.write('{"step": 99, "ru')
-    log_steps(build(rlax_jsonl, tmp_path / "one", path="../all/runs.jsonl"), range(3, 6))
-    whole = [json.loads(line) for line in shared.read_text().splitlines() if line.endswith("}")]
-    assert [(e["run"], e["step"]) for e in whole] == [
-        *(("one", step) for step in (1, 2, 3)),
-        *(("two", step) for step in (1, 2, 3)),
-        *(("one", step) for step in (4, 5)),
-    ]
 
 
 # --- tensorboard -----------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_a_built_in_plugin_that_is_listed_too_is_asked_once(monkeypatch) -> None
     monkeypatch.setattr(Manager, "call", noted)
     registry_of.cache_clear()
     names = []
-    for plugins in ((), ("rlax_curation", "rlax_jsonl")):
+    for plugins in ((), ("rlax_curation", "rlax_tensorboard")):
         asked.clear()
         offers = registry_of(plugins).offers
         assert ("rlax_register_filter", "rlax_curation") in asked
