@@ -120,14 +120,10 @@ def test_a_prompt_by_its_id_and_tokens(tmp_path):
     [
         ('{"completion": 5}', "c.jsonl:2.completion = 5: must be text"),
         ('{"completon": "x"}', "c.jsonl:2.completion: must be given"),
-        ('{"completion": "x", "weight": 2}', "c.jsonl:2.weight = 2: unknown key"),
-        ("[1]", "c.jsonl:2 = [1]: must be an object such as"),
         ('{"completion": "x"', 'c.jsonl:2 = \'{"completion": "x"\': is not JSON'),
         ('{"completion": "x", "metadata": {"a": NaN}}', "NaN is not a number of JSON"),
-        ('{"completion": "x", "tokens": [99999999999]}', "c.jsonl:2.tokens.0 = 99999999999"),
         ('{"completion": "x", "id": "nobody"}', "c.jsonl:2: id = 'nobody': is not a prompt of"),
         ('{"completion": "x", "number": 1}', "c.jsonl:2: number = 1: is not a key of a completion"),
-        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_a_wrong_line_is_one_error_with_its_place(tmp_path, line, said):

@@ -39,12 +39,9 @@ def kinds(texts: list[str], problems: list[str], words: int = 13) -> list[tuple[
         f"\u201c{TRAINS}\u201d",
         TRAINS.replace(",", "").replace(";", " \u2014"),
         TRAINS.replace("station", "sta\u200btion\u2060"),  # seen as nothing
-        TRAINS.replace("60", "\uff16\uff10"),  # full width
         TRAINS.replace(
             "station", "\U0001d42c\U0001d42d\U0001d41a\U0001d42d\U0001d422\U0001d428\U0001d427"
         ),
-        TRAINS.replace("station", "sta\u00adtion"),
-        TRAINS.replace("250 km", "250\u00a0km"),
     ],
 )
 def test_a_copy_in_other_characters_has_the_same_words(copy: str) -> None:
@@ -55,10 +52,7 @@ def test_a_copy_in_other_characters_has_the_same_words(copy: str) -> None:
     ("text", "problem"),
     [
         ("2 + 3", "2 - 3"),
-        ("2 + 3", "2 * 3"),
         ("6/3", "63"),
-        ("1.5", "15"),
-        ("2 < 3", "2 > 3"),
         ("What is 12?", "What is 1 2?"),
         ("...", "?!"),  # no words at all
         ("\u4e00\u4e8c", "\u4e8c\u4e00"),

@@ -50,9 +50,7 @@ ALL = [row["answer"] for row in ROWS]
     [
         ("plain.jsonl", TEXT),
         ("bom.jsonl", b"\xef\xbb\xbf" + TEXT),
-        ("crlf.jsonl", TEXT.replace(b"\n", b"\r\n")),
         ("blank.jsonl", b"\n \n" + TEXT.replace(b"\n", b"\n\n") + b"\t\n"),
-        ("cut.jsonl", TEXT.rstrip()),
         ("a.jsonl.gz", gzip.compress(TEXT)),
         ("a.jsonl.bz2", bz2.compress(TEXT)),
         ("a.jsonl.xz", lzma.compress(TEXT)),
@@ -121,17 +119,11 @@ def test_broken_parquet_files(tmp_path: Path) -> None:
 GOOD = json.dumps(ROWS[0]).encode()
 BROKEN_LINES = {
     "no JSON": (b'{"prompt": "x"', "is no JSON: Expecting ',' delimiter"),
-    "two": (b"{} {}", "is no JSON: Extra data"),
     "a list": (b'["x"]', "is no JSON object, but list"),
     "NaN": (b'{"prompt": "x", "answer": NaN}', "is no JSON: NaN is no number in JSON"),
-    "infinity": (b'{"prompt": "x", "answer": -Infinity}', "-Infinity is no number in JSON"),
     "latin-1": ('{"prompt": "ü"}'.encode("latin-1"), "is not in UTF-8 (byte 0xfc at position 12)"),
-    "surrogate": (b'{"prompt": "\\ud83d", "answer": "1"}', "holds a lone surrogate"),
-    "number": (b'{"prompt": 5, "answer": "1"}', "has 5 in 'prompt'"),
     "huge number": (b'{"prompt": "x", "answer": 1%s}' % (b"0" * 5000), "is no JSON: Exceeds the"),
     "deep": (b'{"prompt": "x", "answer": %s' % (b"[" * 200_000), "is nested too deeply"),
-    "missing": (b'{"prompt": "x"}', "has no column 'answer'"),
-    "zeros": (b"\0\0\0", "is no JSON"),
     "10 MB": (b'{"prompt": "%s", "answer": "1"}' % (b"x" * 10_000_000), "has more than max_row"),
     "10 MB, no end": (b"x" * 10_000_000, "has more than max_row_bytes = 8,000,000 bytes"),
 }
@@ -147,12 +139,6 @@ def test_a_broken_line_is_named_or_counted(tmp_path: Path, case: str) -> None:
     assert len(said) < 600 and said.isprintable()
     table = tables(jsonl(path, broken="skip"))["train"]
     assert references(table) == ALL and table.skipped["broken"].count == 1
-
-
-def test_line_70001(tmp_path: Path) -> None:
-    rows = (json.dumps({"prompt": str(n)}) for n in range(70_000))
-    path = write_lines(tmp_path / "a.jsonl", [*rows, '{"prompt": tr}'])
-    assert f"{path}, line 70001, is no JSON: Expecting value" in refusal(jsonl(path))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,6 @@ def test_a_template_of_columns() -> None:
             "mean 'question'? known: question",
         ),
         ({"question": "x"}, {"metadata": ["id"]}, "the data has no column 'id'"),
-        ({"question": "x"}, {"domain": "kind"}, "the data has no column 'kind'"),
     ],
 )
 def test_a_missing_column_is_an_error_whatever_is_allowed(
@@ -93,13 +92,10 @@ for _ in range(100_000):
 
 BROKEN = {
     "missing question": ({"answer": "1"}, "has no column 'question'"),
-    "missing reference": ({"question": "x"}, "has no column 'answer'"),
     "number": ({"question": 7, "answer": "1"}, "has 7 in 'question': a question is a text or a"),
-    "null": ({"question": None, "answer": "1"}, "has None in 'question'"),
     "empty": ({"question": " \n", "answer": "1"}, "has an empty 'question'"),
     "messages": ({"question": SAID, "answer": "1"}, "has messages in 'question', which need chat"),
     "reference list": ({"question": "x", "answer": ["1"]}, "has ['1'] in 'answer', which must be"),
-    "true": ({"question": "x", "answer": True}, "has True in 'answer', which must be a text or a"),
     "NaN": ({"question": "x", "answer": math.nan}, "has nan in 'answer'"),
     "NaN inside": (
         {"question": "x", "answer": "1", "m": [math.nan]},
@@ -110,7 +106,6 @@ BROKEN = {
         "has a value in 'image' that JSON cannot hold (Object of type bytes",
     ),
     "surrogate": ({"question": "x\ud800", "answer": "1"}, "holds a lone surrogate"),
-    "surrogate inside": ({"question": "x", "answer": "1", "m": {"\udfff": 1}}, "holds a lone"),
     "large": ({"question": "x", "answer": "1", "m": "y" * 3000}, "bytes, more than max_row_bytes"),
 }
 
@@ -155,7 +150,6 @@ def test_a_question_that_cannot_be_encoded_is_named(monkeypatch: pytest.MonkeyPa
         ([], "do not end with a question"),
         ([*SAID, {"role": "assistant", "content": "2"}], "do not end with a question"),
         (["1+1?"], "has '1+1?' in 'prompt': a message has a role and a content of text"),
-        ([{"role": "user"}], "a message has a role and a content of text"),
         ([{"role": "user", "content": [{"type": "image"}]}], "a message has a role and a content"),
         ([{"role": "<|im_end|>", "content": "x"}], "a message has a role and a content"),
     ],

@@ -104,11 +104,6 @@ def test_a_run_that_has_computed_nothing_takes_others(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_of_an_earlier_version_has_no_record(tmp_path: Path) -> None:
-    files = begun(tmp_path)
-    hold(files, of_file(write_lines(tmp_path / "a.jsonl", ROWS)))
-
-
 def test_an_evaluation_set_that_came_later_is_held_to_its_prompts_from_then_on(
     tmp_path: Path,
 ) -> None:

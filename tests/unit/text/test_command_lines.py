@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import shlex
-import shutil
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -17,8 +13,6 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.start.results import print_results
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.text.terminal import console
-
-SCRIPTS = Path(sysconfig.get_path("scripts"))
 
 
 @pytest.fixture
@@ -78,10 +72,6 @@ def test_a_command_is_one_line_however_narrow_the_terminal(
     assert out.getvalue() == f"a further worker joins with:  {said}\n"
 
 
-def test_a_program_without_a_script_keeps_its_name(clone: Path) -> None:
-    assert pasteable("jupyter", "lab") == "jupyter lab"
-
-
 def test_every_command_at_the_end_of_a_run_can_be_pasted(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,25 +87,3 @@ def test_every_command_at_the_end_of_a_run_can_be_pasted(
         "check the records": [rlax, "audit", "runs/demo"],
         "look at the curves": [board, "--logdir", "runs/demo"],
     }
-
-
-def test_what_init_prints_runs_without_an_activated_environment(tmp_path: Path) -> None:
-    bare = {**os.environ, "PATH": "/usr/bin:/bin"}
-    assert shutil.which("rlax", path=bare["PATH"]) is None
-
-    def shell(line: str) -> str:
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=tmp_path,
-            env=bare,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    printed = shell(f"{shlex.quote(sys.executable)} -m rlax_plugin init new.yml --yes")
-    check, train = (line.strip() for line in printed.splitlines()[-2:])
-    assert check.endswith("rlax check new.yml") and train.endswith("rlax train new.yml")
-    assert shell(f"{check} --fast").startswith("ok  section rlax:")

@@ -37,10 +37,8 @@ def group(second: Sampled) -> list[Sampled]:
     "second",
     [
         sample(1, 1, 2, 3, 4, finish="length"),
-        sample(1, STOP, finish="stop"),
         sample(1, 1, 2, 3, 8, finish="stop"),  # a stop id as the last token of all
         sample(1, finish=None),
-        sample(1, 1, 2, 3, finish=None),
         sample(1, 0, VOCABULARY - 1, STOP, finish="stop"),
         sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, ROUNDING / 2)),
         sample(1, 1, STOP, finish="stop", logprobs=logprobs(-104, -0.5)),
@@ -59,17 +57,8 @@ def test_sound_samples_pass(second):
         (sample(1, 1, STOP, finish="stop", versions=np.zeros(1, np.int32)), "has uneven arrays"),
         (sample(1, 1, 2, 3, 4, STOP, finish="stop"), "has 5 tokens, 4 were asked for"),
         (sample(1, 1, VOCABULARY, STOP, finish="stop"), "has token id 20, which must be from 0"),
-        (sample(1, 1, -3, STOP, finish="stop"), "has token id -3, which must be from 0 to 19"),
         (
             sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, np.nan)),
-            "has log-probs that are not finite",
-        ),
-        (
-            sample(1, 1, STOP, finish="stop", logprobs=logprobs(-np.inf, -1)),
-            "has log-probs that are not finite",
-        ),
-        (
-            sample(1, 1, STOP, finish="stop", logprobs=logprobs(np.inf, -1)),
             "has log-probs that are not finite",
         ),
         (
@@ -91,8 +80,6 @@ def test_sound_samples_pass(second):
         (sample(1, 1, 2, finish="stop"), "ended by 'stop' with token 2; stop ids are [8, 9]"),
         (sample(1, 1, 2, finish="length"), "ended by 'length' with 2 of 4 tokens"),
         (sample(1, 1, 2, 3, STOP, finish="length"), "has stop id 9 and did not end with it"),
-        (sample(1, 1, STOP, 3, 4, finish="length"), "has stop id 9 and did not end with it"),
-        (sample(1, 8, 1, STOP, finish="stop"), "has stop id 8 and did not end with it"),
         (sample(1, 1, STOP, finish=None), "has stop id 9 and did not end with it"),
         (sample(1, 1, 2, 3, 4, finish=None), "is unfinished with all of its 4 tokens"),
     ],
@@ -122,17 +109,6 @@ def test_what_is_not_known_of_the_vocabulary_is_not_held_against_it():
     assert "has token id -1, which must not be negative" in (
         defect([sample(0, -1, STOP, finish="stop")], SAMPLING) or ""
     )
-
-
-def test_nothing_generated_yet_is_no_defect():
-    assert defect([sample(0, finish=None)], SAMPLING, VOCABULARY) is None
-    assert defect([], SAMPLING, VOCABULARY) is None
-
-
-def test_without_stop_ids_nothing_ends_by_one():
-    sampling = SamplingParams(max_new_tokens=2)
-    assert defect([sample(0, 1, STOP, finish="length")], sampling) is None
-    assert "ended by 'stop'" in (defect([sample(0, 1, STOP, finish="stop")], sampling) or "")
 
 
 SIDE = {
@@ -170,20 +146,12 @@ def test_declared_side_channels_of_the_right_shape_pass(arrays):
             "has a side channel 'entropy' of float32[3]: expected float32[2]",
         ),
         (
-            {"entropy": np.zeros(2, np.float64)},
-            "has a side channel 'entropy' of float64[2]: expected float32[2]",
-        ),
-        (
             {"experts": np.zeros((2, 3, 2), np.int8)},
             "has a side channel 'experts' of int8[2, 3, 2]: expected int8[2, 2, 3]",
         ),
         (
             {"routes": np.zeros(2, np.int8)},
             "has a side channel 'routes' of int8[2]: expected int8[5]",
-        ),
-        (
-            {"entropy": np.zeros(2, np.float32), "routes": np.zeros((5, 1), np.int8)},
-            "has a side channel 'routes' of int8[5, 1]: expected int8[5]",
         ),
     ],
 )
@@ -204,7 +172,6 @@ def letters(tokens: np.ndarray) -> str:
         (sample(1, 1, 2, 4, 3, finish="length"), None),
         (sample(1, 2, 3, 1, finish="stop"), "goes on for 1 tokens behind a stop string"),
         (sample(1, 1, 2, 3, finish=None), "has a stop string at its end and did not end by 'stop'"),
-        (sample(1, 4, 1, 2, 3, finish="length"), "has a stop string at its end and did not end"),
         (sample(1, 1, 2, finish="stop"), "ended by 'stop' with token 2; stop ids are [8, 9], stop"),
         (sample(1, 2, 3, STOP, finish="stop"), "goes on for 1 tokens behind a stop string"),
         (sample(1, 1, STOP, finish=None), "has stop id 9 and did not end with it by 'stop'"),

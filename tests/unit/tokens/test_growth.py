@@ -28,30 +28,21 @@ def charsmap(*texts: str) -> Step:
 
 
 PREPEND = {"type": "Prepend", "prepend": "▁"}
-WIDE = [replace(chr(0x21 + i), chr(0xFF01 + i)) for i in range(94)]
 GROWTHS: dict[str, tuple[float, list[Step]]] = {
     "nothing": (1, []),
-    "unknown steps": (1, [{"type": "NFKD"}, {"type": "Lowercase"}, {}]),
     "Llama 2": (1, [PREPEND, replace(" ", "▁")]),
-    "Llama 2, decoded": (1, [replace("▁", " "), {"type": "Strip", "content": " ", "start": 1}]),
     "GPT": (5, [{"type": "Split"}, {"type": "ByteLevel", "add_prefix_space": True}]),
     "BERT": (3, [{"type": "BertNormalizer"}]),
     "XLM-R": (18, [charsmap("a", "b" * 18, ""), matched(" {2,}", " ")]),
-    "wide characters": (1, WIDE),
-    "one of three": (1, [replace("abc", "x")]),
     "three of one": (3, [replace("a", "xyz")]),
     "one after the other": (4, [replace("a", "bb"), replace("b", "cc")]),
-    "in the other order": (2, [replace("b", "cc"), replace("a", "bb")]),
     "doubled": (512, [replace("a", "aa")] * 9),
     "ten that replace": (1, [matched(r"[^\p{L}\s]+|(?:\r\n)", " ")] * 10),
     "two for each": (8, [matched(r"\s", "  ")] * 3),
     "perhaps at an edge": (8, [matched(r"\b|a", " ")] * 3),
-    "behind another": (8, [matched("(?<=a)", " ")] * 3),
-    "only Oniguruma's": (8, [matched(r"\h*", " ")] * 3),
     "between all": (27, [matched("x*", "ab")] * 3),
     "an empty pattern": (8, [replace("", "a")] * 3),
     "put in front": (12, [{"type": "Prepend", "prepend": "abc"}, replace("a", "a" * 10)]),
-    "spaces": (4, [{"type": "Metaspace"}, {"type": "Metaspace"}]),
 }
 
 
