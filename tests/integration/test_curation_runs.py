@@ -132,17 +132,6 @@ def test_an_interrupted_measurement_says_how_to_go_on(measured: Measured) -> Non
 
 
 @pytest.mark.long
-def test_a_measured_file_is_not_written_over(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(measured.directory)
-    before = Path("rates.parquet").read_bytes()
-    done = rlax(*MEASURE)
-    assert done.exit_code == 2 and "exists already: remove it" in done.output
-    assert Path("rates.parquet").read_bytes() == before
-
-
-@pytest.mark.long
 def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

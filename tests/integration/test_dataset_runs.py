@@ -166,10 +166,3 @@ def test_a_killed_run_goes_on_in_the_order_of_the_mixture(directory: Path) -> No
     assert {row["prompt"][0] for row in trained} == {"s", "w", "t"}
 
 
-def test_a_broken_part_is_named_before_anything_is_started(directory: Path) -> None:
-    write_lines(directory / "bad.jsonl", [SUMS[0], '{"prompt": "1+1?", "answer"'])
-    part = sources()["sums"] | {"path": "bad.jsonl"}
-    said = refusal("run_name=bad", bad=part)
-    assert "rlax.prompt_source.sources.bad.broken = 'error': " in said
-    assert "bad.jsonl, line 2, is no JSON: Expecting ':' delimiter" in said
-    assert not (directory / "runs/bad/journal").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import rlax_curation as curation
 from data_sets import listed, tables
 
-from rlax_plugin.api import Prompt, PromptTable, Sampler
+from rlax_plugin.api import Prompt, PromptTable
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
@@ -90,28 +89,6 @@ def test_a_domain_of_weight_0_is_not_chosen(table: PromptTable) -> None:
     for sampler in (curation.Shuffled(), curation.Learnability(curation.LearnabilityConfig())):
         kinds = kinds_of(other, sampler.choose(other, RATES, np.random.default_rng(0), 100))
         assert kinds.count("words") == 0 and 10 <= kinds.count("rare") <= 40
-
-
-SAMPLERS: dict[str, Callable[[], Sampler]] = {
-    "shuffled": curation.Shuffled,
-    "greso": lambda: curation.Greso(curation.GresoConfig()),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_a_used_sampler_that_is_restored_keeps_nothing_of_before(
-    table: PromptTable, name: str
-) -> None:
-    def choose(sampler: Sampler) -> list[int]:
-        return sampler.choose(table, RATES, np.random.default_rng(1), 100)
-
-    fresh, used = SAMPLERS[name](), SAMPLERS[name]()
-    state = json.loads(json.dumps(fresh.state()))
-    used.choose(table, RATES, np.random.default_rng(0), 37)  # in the middle of some epochs
-    assert used.state() != state
-    used.restore(state)
-    assert used.state() == state
-    assert choose(used) == choose(fresh) and used.state() == fresh.state()
 
 
 def test_candidates_are_of_the_domains_of_the_prompts_that_are_given(

@@ -116,28 +116,6 @@ def test_several_tokens_end_an_answer(tmp_path: Path, files, template, names) ->
     assert tokenizer.pad_id == PLAIN  # there is none: the end token
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda d: (d / "tokenizer.json").write_text("{"), "tokenizer.json cannot be read: Exp"),
-        (lambda d: (d / "tokenizer.json").unlink(), "model': has no tokenizer.json, and no"),
-        (lambda d: (d / "generation_config.json").write_text("["), "generation_config.json cannot"),
-        (
-            lambda d: (d / "config.json").write_text(json.dumps({"eos_token_id": ["</s>"]})),
-            "config.json has eos_token_id",
-        ),
-    ],
-)
-def test_what_cannot_be_read_is_one_error_that_names_key_and_directory(
-    tmp_path: Path, spoil, message
-) -> None:
-    directory = byte_level(tmp_path / "model")
-    spoil(directory)
-    with pytest.raises(ConfigError, match=message) as raised:
-        _ = load(directory).stop_ids
-    assert str(raised.value).startswith(f"{KEY} = {str(directory)!r}")
-
-
 def test_a_name_of_the_hub_is_no_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer_path = 'gpt2': must be a local directory"):
         Tokenizer.load("gpt2", KEY)

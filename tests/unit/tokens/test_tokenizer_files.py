@@ -96,6 +96,7 @@ LONG = {"type": "TemplateProcessing", "pair": []} | {
 }
 DECODER = {"9999": {"content": "<strange>", "special": True}}
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "gone": (lambda directory: (directory / TOKENIZER).unlink(), "has no tokenizer.json, and no"),
     "truncated": (truncated, "tokenizer.json cannot be read: Unterminated string"),
     "deep": (written(CONFIG, "[" * 100_000), "tokenizer_config.json cannot be read: maximum rec"),
     "no text": (written(TOKENIZER, b"\xff\xfe{"), "tokenizer.json cannot be read: 'utf-16"),
