@@ -114,7 +114,7 @@ def evaluate(
         run(asked, as_json=as_json)
 
 
-@command(RUNNING, "rlax curate rates.parquet --keep 0.2..0.8 --config run.yml --out kept.parquet")
+@command(RUNNING, "rlax curate rates.parquet --keep 0.2..0.8 --out kept.parquet")
 def curate(
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="pass rates: a file of rlax eval, or a snapshot")
@@ -139,14 +139,6 @@ def curate(
             help="file of rlax prompts --contamination whose prompts are dropped",
         ),
     ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            show_default=False,
-            help="config or run whose prompts these are: those that the table does not have "
-            "are kept as unmeasured",
-        ),
-    ] = None,
 ) -> None:
     """Keeps the prompts whose measured pass rates lie in a range.
 
@@ -156,13 +148,10 @@ def curate(
     with exit_status():
         from rlax_plugin.commands import curate as curating
         from rlax_plugin.curation.choosing import Rule, parsed_range
-        from rlax_plugin.text.terminal import console, counting
+        from rlax_plugin.text.terminal import console
 
         rule = Rule(*parsed_range(keep), bound, drop_unmeasured)
-        with counting(console(sys.stderr)) as progress:
-            chosen = curating.curate(
-                table, rule, out, without=without, config=config, progress=progress
-            )
+        chosen = curating.curate(table, rule, out, without=without)
         shown = console(sys.stdout)
         shown.print(curating.counts_table(curating.counts(chosen)))
         shown.print(f"written to {out}; train with rlax.curation.only={out}")

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from rich.table import Table
 
-from rlax_plugin.build import registry_for
-from rlax_plugin.config import Choice, Deadlines
-from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
-from rlax_plugin.curation.choosing import REASONS, Candidates, Rule, choose
+from rlax_plugin.config import Deadlines
+from rlax_plugin.curation.choosing import REASONS, Rule, choose
 from rlax_plugin.curation.contaminated import contaminated_ids
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.pass_rates.files import MeasuredRates, read_table
-from rlax_plugin.ports.protocols import BuildContext, PromptSource
-from rlax_plugin.prompts.checking import checked_prompts, read_prompts
-from rlax_plugin.prompts.ids import among, domains_of, ids_of, put_table
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.pass_rates.files import read_table
+from rlax_plugin.prompts.ids import put_table
 from rlax_plugin.records.places import check_new_file
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import Prompt
 
 
-def curate(
-    path: str,
-    rule: Rule,
-    out: str,
-    *,
-    without: str | None = None,
-    config: str | None = None,
-    progress: Callable[[str, int], None] = lambda what, done: None,
-) -> pa.Table:
+def curate(path: str, rule: Rule, out: str, *, without: str | None = None) -> pa.Table:
     """Chooses prompts, and writes the file; returns its table, see ``kept.schema``.
 
     Args:
       path: the file with the pass rates.
       without: a file of ``rlax prompts --contamination``.
-      config: the config or run directory with the prompts that were measured.
 
     Raises:
       RlaxError: a file cannot be read or written, ``out`` exists, or no prompt is kept.
@@ -53,54 +36,14 @@ def curate(
         raise ConfigError("TABLE", path, "does not exist") from None
     except RlaxError as error:
         raise ConfigError("TABLE", path, f"cannot be used: {error}") from error
-    prompts = () if config is None else _prompts(config, progress)
-    candidates = _candidates(rates, prompts)
     contaminated = None if without is None else contaminated_ids(without)
-    table = choose(candidates, rule, contaminated)
+    table = choose(rates.by_id(), rule, contaminated)
     if not np.any(table.column("kept").to_numpy()):
         said = ", ".join(f"{n:,} {why}" for why, n in counts(table)[0]["dropped"].items())
         reason = f"keeps none of the {table.num_rows:,} prompts ({said})"
         raise ConfigError("--keep", f"{rule.low:g}..{rule.high:g}", reason)
     put_table(out, table)
     return table
-
-
-def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prompt]:
-    """Returns all training prompts of a config or run, ignoring ``rlax.curation.only``."""
-    resolved: ResolvedConfig
-    if os.path.isfile(config) or config.endswith((".yml", ".yaml")):
-        resolved = resolve(config)
-    else:
-        files = RunFiles(config)
-        try:
-            text = files.config()
-        except ConfigError:
-            reason = "must be a config (.yml) or a run directory (with a config.yml)"
-            raise ConfigError("--config", config, reason) from None
-        resolved = of_yaml(text, files.location())
-    section, key = resolved.section, "rlax.prompt_source"
-    context = replace(BuildContext.outside_run(section, resolved), progress=progress)
-    choice: Choice = section.prompt_source
-    source: PromptSource = registry_for(section).part("prompt_source", choice, key, context)
-    return checked_prompts(
-        read_prompts(source, "train", key, choice.name), "train", key, choice.name
-    )
-
-
-def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> Candidates:
-    """Returns the prompts of the table, followed by those that only the config has."""
-    measured = rates.by_id()
-    ids, domains = (measured.column(name).combine_chunks() for name in ("id", "domain"))
-    passed, failed = (measured.column(name).to_numpy() for name in ("passed", "failed"))
-    if len(prompts):
-        own = ids_of(prompts).combine_chunks()
-        rows = np.flatnonzero(~among(own, ids))
-        _, first = np.unique(own.take(rows).to_numpy(False), return_index=True)
-        rows = np.sort(rows[first])
-        ids = pa.concat_arrays([ids, own.take(rows)])
-        domains = pa.concat_arrays([domains, domains_of(prompts, rows)])
-        passed, failed = (np.r_[one, np.zeros(len(rows))] for one in (passed, failed))
-    return Candidates(ids, domains, passed, failed)
 
 
 def counts(table: pa.Table) -> list[dict[str, Any]]:

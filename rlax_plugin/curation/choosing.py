@@ -62,26 +62,11 @@ def parsed_range(text: str) -> tuple[float, float]:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
-    """Prompts with their measured counts; each id appears once.
-
-    Attributes:
-      ids: strings [n].
-      domains: strings [n], null where there is no domain.
-      passed_n, failed_n: float64 [n]; both 0: unmeasured.
-    """
-
-    ids: pa.Array
-    domains: pa.Array
-    passed_n: np.ndarray
-    failed_n: np.ndarray
-
-
-def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa.Table:
-    """Decides for each candidate whether it is kept, in their order, and gives the reason if not.
+def choose(found: pa.Table, rule: Rule, without: pa.Array | None = None) -> pa.Table:
+    """Decides for each prompt whether it is kept, in their order, and gives the reason if not.
 
     Args:
+      found: see ``MeasuredRates.by_id``; no passed and no failed sample: unmeasured.
       without: ids that are dropped regardless of their pass rate.
 
     Returns:
@@ -89,7 +74,7 @@ def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa
     """
     import pyarrow as pa
 
-    passed, failed = found.passed_n, found.failed_n
+    passed, failed = (found.column(name).to_numpy() for name in ("passed", "failed"))
     scored = passed + failed
     alpha, beta = passed + 1, failed + 1
     low, high = _intervals(alpha, beta)
@@ -103,32 +88,17 @@ def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa
     reason[~measured] = REASONS.index(UNMEASURED)
     kept = (reason < 0) | (~measured & (not rule.drop_unmeasured))
     if without is not None:
-        clash = among(found.ids, without)
+        clash = among(found.column("id"), without)
         kept, reason[clash] = kept & ~clash, REASONS.index(CONTAMINATED)
-    columns = {
-        "id": found.ids,
-        "domain": found.domains,
-        "passed": passed,
-        "failed": failed,
+    decided = {
         "mean": alpha / (alpha + beta),
         "low": low,
         "high": high,
         "kept": kept,
-        "reason": _named(reason),
+        "reason": np.array([*REASONS, None], object)[reason],
     }
-    wanted = schema()
-    arrays = [
-        one if isinstance(one := columns[field.name], pa.Array) else pa.array(one, field.type)
-        for field in wanted
-    ]
-    return pa.table(arrays, schema=wanted)
-
-
-def _named(reason: np.ndarray) -> pa.Array:
-    import pyarrow as pa
-
-    numbers = pa.array(reason, pa.int8(), mask=reason < 0)
-    return pa.DictionaryArray.from_arrays(numbers, pa.array(REASONS)).cast(pa.string())
+    measurements = {name: found.column(name) for name in ("id", "domain", "passed", "failed")}
+    return pa.table(measurements | decided, schema=schema())
 
 
 def _intervals(alpha: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

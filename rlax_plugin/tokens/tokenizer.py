@@ -6,7 +6,6 @@ the library: ``Tokenizer.load`` does, which takes a second and 60 MB, but neithe
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -210,15 +209,6 @@ class Tokenizer:
             self._decoded(list(run), special) if known else "\ufffd" * len(list(run))
             for known, run in runs
         )
-
-    def digest(self) -> str:
-        """Returns a hash of the files that determine the tokens of a text or a conversation."""
-        found = hashlib.blake2b(digest_size=16)
-        for path in sorted(self.directory.iterdir()):
-            if path.suffix in (".json", ".jinja", ".model", ".txt") and path.is_file():
-                content = hashlib.blake2b(path.read_bytes()).hexdigest()
-                found.update(f"{path.name} {content}\n".encode())
-        return found.hexdigest()
 
     def _decoded(self, ids: list[int], special: bool) -> str:
         try:

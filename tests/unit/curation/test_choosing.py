@@ -13,7 +13,7 @@ from command_line import rlax
 from data_sets import listed, tables
 
 from rlax_plugin.api import PromptTable
-from rlax_plugin.curation.choosing import Candidates, Rule, choose, parsed_range
+from rlax_plugin.curation.choosing import Rule, choose, parsed_range
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.files import About, measured, write_table
 from rlax_plugin.prompts.ids import put_table
@@ -24,11 +24,12 @@ HOSTILE = "</script><script>alert(1)</script>\x1b[2J\u202e<img src=x onerror=ale
 OF_EIGHT = (0, 1, 2, 4, 6, 7, 8)
 
 
-def candidates(passed: Any, n: Any = 8, domains: Any = None) -> Candidates:
+def candidates(passed: Any, n: Any = 8, names: Any = None) -> pa.Table:
     passed_n = np.array(passed, float)
-    ids = pa.array([f"p{i}" for i in range(len(passed_n))])
-    names = pa.array(domains or [None] * len(passed_n), pa.string())
-    return Candidates(ids, names, passed_n, np.broadcast_to(n, passed_n.shape) - passed_n)
+    ids = names or [f"p{i}" for i in range(len(passed_n))]
+    domain = pa.nulls(len(ids), pa.string())
+    failed_n = np.broadcast_to(n, passed_n.shape) - passed_n
+    return pa.table({"id": ids, "domain": domain, "passed": passed_n, "failed": failed_n})
 
 
 def chosen(found: pa.Table) -> tuple[list[str], dict[str, str]]:
@@ -96,10 +97,8 @@ def test_only_kept_prompts_are_used_in_their_order(tmp_path: Path) -> None:
 def test_a_table_is_read_as_the_part_that_is_kept(tmp_path: Path) -> None:
     table = tables(listed(*({"question": f"{n}?", "answer": n} for n in range(9))))["train"]
     path = str(tmp_path / "kept.parquet")
-    found = candidates([4, 0, 5, 8])
-    ids = pa.array([table.id_at(index) for index in (7, 3, 2, 5)])
-    chosen_of = Candidates(ids, found.domains, found.passed_n, found.failed_n)
-    put_table(path, choose(chosen_of, Rule(0.2, 0.8)))
+    names = [table.id_at(index) for index in (7, 3, 2, 5)]
+    put_table(path, choose(candidates([4, 0, 5, 8], names=names), Rule(0.2, 0.8)))
     some = only_kept(table, path, lambda text: None)
     assert isinstance(some, PromptTable)
     assert [prompt.text for prompt in some] == ["2?", "7?"]
@@ -166,7 +165,6 @@ def test_the_command_writes_a_file_and_prints_hostile_text_harmlessly(rates: str
             "--without = 'rates.parquet': cannot be used: rates.parquet is not a file of rlax "
             "prompts --contamination: it has no column set",
         ),
-        (["rates.parquet", "--config", "runs/none"], "--config = 'runs/none': must be a config"),
     ],
 )
 def test_what_cannot_be_curated_is_rejected(rates: str, arguments: list[str], message: str) -> None:
