@@ -29,17 +29,12 @@ __all__ = [
 ]
 
 
-def _check_local(config: Any, context: BuildContext) -> None:
-    config.check_local()
-
-
-def _check_installed(config: ReasoningGymConfig, context: BuildContext) -> None:
-    reasoning.check_installed(config)
-
-
 @hookimpl
 def rlax_register_prompt_source() -> dict[str, Extension]:
-    files = {"needs_model": True, "check_start": _check_local}
+    def check_local(config: Any, context: BuildContext) -> None:
+        config.check_local()
+
+    files = {"needs_model": True, "check_start": check_local}
     return {
         "jsonl": Extension(JsonlConfig, JsonlSource.build, **files),
         "parquet": Extension(ParquetConfig, ParquetSource.build, **files),
@@ -48,7 +43,7 @@ def rlax_register_prompt_source() -> dict[str, Extension]:
         "reasoning_gym": Extension(
             ReasoningGymConfig,
             ReasoningGymSource.build,
-            check_start=_check_installed,
+            check_start=reasoning.check_start,
             needs_model=True,
         ),
         "mixture": Extension(

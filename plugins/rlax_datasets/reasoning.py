@@ -18,6 +18,7 @@ from rlax_datasets.values import plain
 from rlax_plugin.api import (
     INT32_MAX,
     BrokenRow,
+    BuildContext,
     ConfigError,
     DatasetConfig,
     DatasetSource,
@@ -97,7 +98,7 @@ class ReasoningGymSource(DatasetSource):
     config: ReasoningGymConfig
 
     def version(self) -> str:
-        check_installed(self.config)
+        check_start(self.config)
         return importlib.metadata.version("reasoning-gym")
 
     def rows(self, split: str) -> Iterator[tuple[str, Mapping[str, Any] | BrokenRow]]:
@@ -142,7 +143,7 @@ def _entry(name: str, entries: Any, number: int) -> Mapping[str, Any] | BrokenRo
     }
 
 
-def check_installed(config: ReasoningGymConfig) -> None:
+def check_start(config: ReasoningGymConfig, context: BuildContext | None = None) -> None:
     """Checks that the package is installed and the seed is small enough.
 
     Raises:

@@ -16,7 +16,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.prompts.checking import read_prompts
-from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.prompts.table import PromptTable, indices_of
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Prompt
 
@@ -114,14 +114,11 @@ def _of_split(prompts: Sequence[Prompt], split: str, limit: int) -> dict[str, An
 
 
 def _chosen(prompts: Sequence[Prompt], wanted: Wanted) -> Sequence[int]:
-    if not wanted.prompt_id:
-        if isinstance(prompts, PromptTable):
-            return prompts.first(wanted.count)
-        return range(min(wanted.count, len(prompts)))
+    if wanted.prompt_id:
+        return list(indices_of(prompts, {wanted.prompt_id}).values())
     if isinstance(prompts, PromptTable):
-        found = prompts.find(wanted.prompt_id)
-        return () if found is None else (found,)
-    return [i for i, one in enumerate(prompts) if one.id == wanted.prompt_id][:1]
+        return prompts.first(wanted.count)
+    return range(min(wanted.count, len(prompts)))
 
 
 def _of_prompt(

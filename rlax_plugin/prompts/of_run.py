@@ -99,21 +99,19 @@ class RunPrompts:
 def _check_source(
     section: RlaxSection, its: PromptSource, training: PromptSource, name: str, key: str
 ) -> None:
-    if not section.rollouts.ignore_stop and set(its.stop_ids) != set(training.stop_ids):
-        raise ConfigError(
-            f"{key}.prompt_source",
-            name,
-            f"has stop ids {list(its.stop_ids)}, but must have those of rlax.prompt_source, "
-            f"{list(training.stop_ids)}, with which the policy has learned to end",
-        )
-    ours, theirs = set(stop_strings_of(its)), set(stop_strings_of(training))
-    if not section.rollouts.ignore_stop and ours != theirs:
-        raise ConfigError(
-            f"{key}.prompt_source",
-            name,
-            f"has stop strings {sorted(ours)}, but must have those of rlax.prompt_source, "
-            f"{sorted(theirs)}, with which the policy has learned to end",
-        )
+    if section.rollouts.ignore_stop:
+        return
+    endings = {
+        "stop ids": (list(its.stop_ids), list(training.stop_ids)),
+        "stop strings": tuple(sorted(stop_strings_of(one)) for one in (its, training)),
+    }
+    for what, (ours, theirs) in endings.items():
+        if set(ours) != set(theirs):
+            reason = (
+                f"has {what} {ours}, but must have those of rlax.prompt_source, {theirs}, with "
+                "which the policy has learned to end"
+            )
+            raise ConfigError(f"{key}.prompt_source", name, reason)
 
 
 def _prompts(
