@@ -50,14 +50,6 @@ def test_splits_partition_the_grid_and_keep_mirror_images_together(problems):
     assert len(parts["validation"]) - problems.validation in (0, 1)
 
 
-def test_splits_look_random():
-    for part in operands(ProblemSet()).values():
-        # Operands are uniform on 10 .. 99: mean 54.5, standard deviation 26.0.
-        assert np.abs(part.mean(axis=0) - 54.5).max() < 4 * 26.0 / np.sqrt(len(part) / 2)
-        # Neighbours in the order are unrelated, mirror images included.
-        assert abs(np.corrcoef(part[:-1, 0], part[1:, 0])[0, 1]) < 4 / np.sqrt(len(part))
-
-
 def test_the_default_problems_never_change():
     """A failure means that `Arithmetic.VERSION` has to go up with the intended change."""
     text = "\n".join(q + a for split in SPLITS for q, a in ProblemSet().split(split))

@@ -32,23 +32,6 @@ def shares(chosen: list[int], kinds: int) -> list[float]:
 # --- learnability ---------------------------------------------------------------------------
 
 
-def test_learnability_prefers_prompts_that_pass_half_the_time():
-    table = PassRateTable(40, 8)
-    for i in range(40):
-        # A quarter each: always, never, half, unmeasured.
-        if i % 4 < 3:
-            for _ in range(20):
-                passed = (8, 0, 4)[i % 4]
-                table.observe(i, passed, 8 - passed, 0)
-    sampler = curation.Learnability(curation.LearnabilityConfig(floor=0.01))
-    rng = np.random.default_rng(0)
-    chosen = np.array(sampler.choose(PROMPTS, table, rng, 4000)) % 4
-    share = np.bincount(chosen, minlength=4) / 4000
-    # p(1-p) is .25 for half and unmeasured, about .01 for the others.
-    assert share[2] + share[3] > 0.8
-    assert 0 < share[0] < 0.15 and 0 < share[1] < 0.15
-
-
 @pytest.mark.parametrize(("exponent", "odds"), [(0.0, 1.0), (1.0, 0.25 / 0.09), (4.0, 59.54)])
 def test_the_exponent_of_learnability_decides_how_much_better_prompts_are_preferred(
     exponent: float, odds: float
@@ -120,20 +103,6 @@ def answer(rates: PassRateTable, chosen: list[int]) -> None:
     for index in chosen:
         passed = (8, 0, 4)[kind_of(index)]
         rates.observe(index, passed, 8 - passed, 0)
-
-
-def test_shares_come_to_their_targets() -> None:
-    many, rates = prompts(1000), PassRateTable(1000, 32)
-    sampler, rng = greso(step=0.02), np.random.default_rng(0)
-    seen = []
-    for _ in range(400):
-        chosen = sampler.choose(many, rates, rng, 64)
-        answer(rates, chosen)
-        seen.append(np.bincount([kind_of(i) for i in chosen], minlength=3) / 64)
-    first, last = np.mean(seen[:10], axis=0), np.mean(seen[-200:], axis=0)
-    assert first[0] > 0.4 and first[1] > 0.25
-    assert last[0] == pytest.approx(1 / 12, abs=0.03)
-    assert last[1] == pytest.approx(1 / 6, abs=0.03)
 
 
 def test_a_chance_below_the_minimum_is_refused() -> None:

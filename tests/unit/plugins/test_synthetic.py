@@ -1,12 +1,9 @@
 """The benchmark task: exact prompt lengths, the same everywhere, a reward with two outcomes."""
 
 import numpy as np
-import pytest
 import rlax_synthetic
 from plugin_parts import built
 from rlax_synthetic import SPLITS
-
-from rlax_plugin.errors import ConfigError
 
 
 def source(**options):
@@ -48,8 +45,3 @@ def test_parity_by_hand_and_near_even_on_random_completions():
     wrong = ("1 x", "\u0661", "1.5", "-1")
     assert [reward(prompt, text) for text in wrong] == [0.0] * 4
     assert reward(prompt, "9" * 5000) == 1.0
-
-
-def test_an_unknown_split_names_the_known_ones():
-    with pytest.raises(ConfigError, match="did you mean 'train'"):
-        source().prompts("trian")

@@ -108,12 +108,6 @@ def test_a_chat_needs_a_template() -> None:
         listed(of={}, system="Hi")
 
 
-def test_the_base_class_has_no_rows() -> None:
-    source = listed(of={})
-    with pytest.raises(NotImplementedError):
-        DatasetSource.rows(source, "train")
-
-
 def test_a_split_without_prompts_is_an_error_with_a_reason() -> None:
     def said(source: DatasetSource, split: str = "train") -> str:
         source.prepare = tables

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import threading
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,8 +20,6 @@ from rich.text import Text
 from rlax_jetstream.driver import JetStreamDriver
 
 from rlax_plugin.cli.common import exit_status
-from rlax_plugin.commands.audit.report import Figures, Report, Violation
-from rlax_plugin.commands.audit.show import print_report
 from rlax_plugin.commands.report.rollouts import read_rollouts
 from rlax_plugin.commands.report.run import no_progress, read_run
 from rlax_plugin.commands.report.write import write_report
@@ -61,18 +58,6 @@ def test_a_terminal_shows_text_and_obeys_only_us():
     assert "\ufffd" in said
     left = re.sub(r"\x1b\[[\d;]*m", "", said)  # colours are ours
     assert "\x1b[1;31m" in said and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", left)
-
-
-def test_an_audit_shows_reasons_of_plug_ins_as_they_are():
-    out = io.StringIO()
-    figures = Figures(rejected=Counter({NASTY: 3}))
-    found = Violation("rule", None, None, None, NASTY)
-    print_report(
-        HarmlessConsole(file=out, width=200),
-        Report("runs/x", found, Counter({"rule": 2}), [NASTY], figures),
-    )
-    said = out.getvalue().replace(r"\x07", "")
-    assert said.count(PRINTED) == 3 and "\x1b" not in said
 
 
 def test_an_error_that_quotes_is_shown_harmlessly(capsys):

@@ -129,17 +129,6 @@ def test_the_process_outlives_a_ctrl_c_but_not_its_parent(tmp_path, child) -> No
     assert child.wait(60) == 0
 
 
-def test_loading_a_tokenizer_starts_no_process(tmp_path: Path) -> None:
-    code = (
-        "import subprocess, sys; subprocess.Popen = None\n"
-        "from rlax_plugin.api import Tokenizer\n"
-        "one = Tokenizer.load(sys.argv[1], 'tokenizer_path')\n"
-        "assert one.chat.exists and one.decode(one.encode('1+1'))\n"
-    )
-    path = byte_level(tmp_path)
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=280)
-
-
 def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, limits=RenderLimits())
     before = tokenizer.render([QUESTION])
