@@ -44,7 +44,7 @@ def contaminated_ids(path: str) -> pa.Array:
     """
     import pyarrow as pa
 
-    columns = dict.fromkeys(_COLUMNS, pa.string())
+    columns: dict[str, pa.DataType] = {name: pa.string() for name in _COLUMNS}
     try:
         table = read_columns(path, columns, "rlax prompts --contamination")
     except FileNotFoundError:
