@@ -88,13 +88,6 @@ class Wrong(BatchSignal):
     arrays = {"rl_values": ArraySpec(np.dtype(np.float32))}  # noqa: RUF012
 
 
-class Misnamed(BatchSignal):
-    """Asks for what no trainer shows."""
-
-    def complete(self, model, step, batch):
-        return model.forward(batch, "featurs")
-
-
 class Distilled(BatchSignal):
     terms = {"distilled": LossTerm(lambda outputs, data: 0.0, lambda data: 1.0)}  # noqa: RUF012
 
@@ -104,7 +97,6 @@ def rlax_register_signal():
     return {
         "head": Extension(HeadConfig, lambda config, context: Head(config)),
         "wrong": Extension(NoOptions, lambda config, context: Wrong()),
-        "misnamed": Extension(NoOptions, lambda config, context: Misnamed()),
         "distilled": Extension(NoOptions, lambda config, context: Distilled()),
         "nothing": Extension(NoOptions, lambda config, context: object()),
         "plain": Extension(NoOptions, lambda config, context: BatchSignal()),
@@ -347,14 +339,3 @@ def resolve_with(lists_signals):
 def test_what_does_not_go_is_told_when_the_trainer_is_built(tmp_path, signals, expected):
     with pytest.raises(RlaxError, match=expected):
         trainer_of(tmp_path, *signals, **WHITEN)
-
-
-def test_advantages_that_need_values_want_a_signal_that_gives_them(tmp_path):
-    with pytest.raises(ConfigError, match=r"advantage\.lam = 0\.5: must be 1 without the values"):
-        trainer_of(tmp_path, "plain", lam=0.5)
-    trainer_of(tmp_path, "plain", "head", lam=0.5)
-
-
-def test_an_unknown_output_names_those_that_there_are(tmp_path):
-    with pytest.raises(TrainingError, match=r"for 'featurs', which .* did you mean 'features'\?"):
-        train(tmp_path, "misnamed", **WHITEN)

@@ -225,27 +225,6 @@ def test_values_that_are_not_finite_name_their_signal(tmp_path, value):
         chain.complete("weights 0", 1, BATCH)
 
 
-def test_an_array_for_the_loss_that_is_not_finite_names_its_signal(tmp_path):
-    features_btf = np.zeros((ROWS, LENGTH, 2))
-    features_btf[COMPLETION] = [0.0, np.nan]
-    wide = Signal("wide", {"features": ArraySpec(np.dtype(np.float64), (2,))}, {}, [])
-    wide._found = {"features": features_btf}
-    expected = "step 1: features of signal 'wide' is NaN or infinite at 8 of 8 trained tokens"
-    with pytest.raises(TrainingError, match=expected):
-        chain_of(tmp_path, wide).complete("weights 0", 1, BATCH)
-
-
-def test_a_metric_that_is_not_finite_names_its_signal(tmp_path):
-    for given, said in (
-        ((float("nan"), 1.0), "step 4: objective/loss of signal 'careless' is nan / 1.0"),
-        ((1.0, -1.0), "step 4: objective/loss of signal 'careless' is 1.0 / -1.0"),
-        (1.0, r"objective/loss of signal 'careless' is 1.0, expected \(sum, weight\)"),
-    ):
-        chain = chain_of(tmp_path, Careless(metrics={"objective/loss": given}))
-        with pytest.raises(TrainingError, match=said):
-            chain.complete("weights 0", 4, BATCH)
-
-
 def test_a_signal_that_returns_nothing_or_names_a_metric_of_others_is_named(tmp_path):
     silent = Careless()
     silent._found = None
