@@ -1,7 +1,6 @@
 """Other programs ask for completions: JetStream's own stub against real processes of a real run.
 
-The engine is the real one over slots without MaxText (``bigram_slots``); with MaxText's model,
-see ``tests/maxtext/test_stock_client.py``.
+The engine is the real one over slots without MaxText (``bigram_slots``).
 """
 
 from __future__ import annotations

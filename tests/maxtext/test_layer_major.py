@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny_engine import MOE, NEW, Case, compiled_decoding, prompts_of, reference_logprobs
+from tiny_engine import NEW, Case, compiled_decoding, prompts_of, reference_logprobs
 
 from maxtext_overrides.sampler.decode import Prefill
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
@@ -17,41 +17,31 @@ def dense():
     return Case(scan_layers=True)
 
 
-@pytest.fixture(scope="module")
-def moe():
-    return Case(scan_layers=True, **MOE)
-
-
-@pytest.fixture(params=["dense", pytest.param("moe", marks=pytest.mark.long)])
-def scanned(request):
-    return request.getfixturevalue(request.param)
-
-
-def test_laid_out_weights_are_what_was_published(scanned):
-    laid_out = dict(scanned.weights)
-    scanned.engine.lay_out(laid_out)
+def test_laid_out_weights_are_what_was_published(dense):
+    laid_out = dict(dense.weights)
+    dense.engine.lay_out(laid_out)
     moved = {name for name, one in laid_out.items() if isinstance(one, LayerMajor)}
     layers = {name for name in laid_out if "layers." in name}
     assert moved == layers and len(layers) >= 9
-    for name, like in scanned.engine.variables_like().items():
+    for name, like in dense.engine.variables_like().items():
         assert (laid_out[name].shape, laid_out[name].dtype) == (like.shape, like.dtype)
     for name in moved:
-        layer = np.asarray(scanned.weights[name])[:, -1]
+        layer = np.asarray(dense.weights[name])[:, -1]
         np.testing.assert_array_equal(laid_out[name].array[-1], layer)
-    found = scanned.engine.fingerprints(laid_out, fingerprint)
-    expected = fingerprint(scanned.weights)
+    found = dense.engine.fingerprints(laid_out, fingerprint)
+    expected = fingerprint(dense.weights)
     assert {n: int(v) for n, v in found.items()} == {n: int(v) for n, v in expected.items()}
 
 
-def test_samples_are_the_same_and_their_logprobs_the_trainers(scanned):
+def test_samples_are_the_same_and_their_logprobs_the_trainers(dense):
     first, second = prompts_of(5, 8)
     requests = [Prefill(first, (0, 5), (1, 2), SAMPLING), Prefill(second, (2,), (3,), SAMPLING)]
-    laid_out = dict(scanned.weights)
-    scanned.engine.lay_out(laid_out)
-    expected, found = scanned.generate(requests), scanned.generate(requests, laid_out)
+    laid_out = dict(dense.weights)
+    dense.engine.lay_out(laid_out)
+    expected, found = dense.generate(requests), dense.generate(requests, laid_out)
     for slot, prompt in ((0, first), (5, first), (2, second)):
         np.testing.assert_array_equal(found[slot].tokens, expected[slot].tokens)
-        logits = scanned.completion_logits(prompt, found[slot].tokens)
+        logits = dense.completion_logits(prompt, found[slot].tokens)
         full, _ = reference_logprobs(logits, found[slot].tokens, SAMPLING)
         np.testing.assert_allclose(found[slot].logprobs, full, atol=1e-4)
 

@@ -232,7 +232,7 @@ def test_another_source_upstream_is_rejected_unless_allowed(tmp_path, monkeypatc
     monkeypatch.setattr(
         module, "record_activation_metrics", lambda output_metrics, outputs, config: None
     )
-    with pytest.raises(OverrideError, match="record_activation_metrics has the signature"):
+    with pytest.raises(OverrideError, match="record_activation_metrics has another source"):
         train(tmp_path, steps=1)
     assert module.record_activation_metrics is not stock
     recorder = train(tmp_path, "rlax.trainer.allow_untested=true", steps=1)
