@@ -16,7 +16,6 @@ from runs import CONFIG, DEADLINE_S, digests, lines
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
-from rlax_plugin.records.faults import FaultPoint
 
 SETTINGS = (
     "rlax.evaluation.problems=2",
@@ -77,25 +76,6 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
     assert steps(new) == [1, 2, 3, 4, 5]
     status, said = read(capfd, "replay", "runs/new")
     assert status == 2 and f"--from = '{old}@2': no longer exists" in said
-
-
-@pytest.mark.long
-def test_a_run_killed_before_its_first_checkpoint_starts_from_the_same_weights(here: Path) -> None:
-    killed = train(
-        here,
-        *("run_name=new", "steps=2", "--from", "runs/testing@2"),
-        kill_at=f"{FaultPoint.EVALUATION_WRITTEN}:1",
-    )
-    assert killed.returncode < 0
-    shutil.copytree(here / "runs/testing/checkpoints", here / "kept")
-    shutil.rmtree(here / "runs/testing/checkpoints")
-    gone = train(here, "run_name=new", "steps=2")
-    assert gone.returncode == 2 and "@2': no longer exists" in gone.stderr
-
-    (here / "kept").rename(here / "runs/testing/checkpoints")
-    done = train(here, "run_name=new", "steps=2")
-    assert done.returncode == 0, done.stderr
-    assert digests(here / "runs/new")[0] == digests(here / "runs/testing")[2]
 
 
 def test_a_changed_learning_rate_is_rejected_with_a_command_that_works(here: Path) -> None:

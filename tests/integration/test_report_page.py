@@ -183,18 +183,6 @@ def test_a_rollout_opens_token_by_token(page, run):
     expect(page.locator("#rollout")).not_to_be_visible()
 
 
-def test_light_and_dark(page):
-    background = "getComputedStyle(document.body).backgroundColor"
-    text = "drawAll().then(() => byId('chart-reward').layout.font.color)"
-    light = page.evaluate(background), page.evaluate(text)
-    page.click("#theme")
-    expect(page.locator("#theme")).to_have_text("Light")
-    dark = page.evaluate(background), page.evaluate(text)
-    assert light == ("rgb(246, 247, 249)", "#1b1f27")
-    assert dark == ("rgb(15, 18, 24)", "#e6e9ef")
-    page.click("#theme")
-
-
 def test_all_charts_over_steps_move_to_another_x_axis(page, run):
     steps = run.steps()
     tokens = np.cumsum([m["rollout/tokens"] for m in steps])

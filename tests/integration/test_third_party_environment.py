@@ -24,7 +24,6 @@ from strangers import installed, python
 from rlax_plugin.commands.audit.auditor import audit
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.read_samples import as_batch, from_table, rows_of
-from rlax_plugin.testing import make_arrays
 from rlax_plugin.testing.task import encode
 from rlax_plugin.types import TrainBatch
 
@@ -135,52 +134,9 @@ def test_episodes_of_up_to_five_turns_are_recorded(rows):
         assert secret not in guesses[:-1] and (count == 5 or guesses[-1] == secret)
 
 
-def test_each_turn_is_paid_at_its_last_token(rows):
-    for row in rows:
-        ends = np.cumsum(row["sampled_lengths"] or [len(row["tokens"])]) - 1
-        paid = np.array(row["token_rewards"])
-        texts = (row["texts"] or [row["completion"]])[::2]
-        digits = [-0.1 if text in tuple("0123456789") else -0.2 for text in texts]
-        if texts[-1] == row["prompt"][-1]:
-            digits[-1] = 1.0
-        assert paid[ends].tolist() == digits and not np.delete(paid, ends).any()
-        assert row["reward"] == pytest.approx(sum(digits)) and row["reward_parts"] == []
-
-
-def test_only_sampled_tokens_train(batches):
-    several = 0
-    for batch in batches:
-        arrays = make_arrays(batch, length=ROW)
-        trajectories = [t for g in batch.groups for e in g.episodes for t in e.trajectories]
-        for row, trajectory in enumerate(trajectories):
-            several += len(trajectory.turns) > 1
-            parts = [(len(t.given), len(t.sampled.tokens)) for t in trajectory.turns]
-            expected = [trains for pair in parts for trains in (0,) * pair[0] + (1,) * pair[1]]
-            assert arrays["rl_mask"][row, : len(expected) - 1].tolist() == expected[1:]
-            assert not arrays["rl_mask"][row, len(expected) - 1 :].any()
-    assert several > 100
-
-
-def test_an_early_turn_has_an_advantage_of_its_own(rows):
-    """REINFORCE++ pays a token what came after it: a lucky guess is not paid for earlier ones."""
-    differ = [
-        row for row in rows if row["token_advantages"] and len(set(row["token_advantages"])) > 1
-    ]
-    assert len(differ) > 50
-
-
 def test_the_policy_learns_the_game(run):
     rewards = [step["reward/mean"] for step in run.steps()]
     assert np.mean(rewards[:5]) < -0.9 and np.mean(rewards[-5:]) > -0.5
-
-
-def test_the_metrics_count_turns_and_given_tokens(run, batches):
-    for batch, metrics in zip(batches, run.steps(), strict=True):
-        episodes = [episode for group in batch.groups for episode in group.episodes]
-        turns = [len(episode.trajectories[0].turns) for episode in episodes]
-        assert metrics["episode/turns_mean"] == np.mean(turns)
-        assert metrics["episode/given_tokens"] == sum(turns) - len(turns)  # one between two turns
-        assert metrics["episode/cut"] == 0
 
 
 def test_the_audit_is_clean(run):
