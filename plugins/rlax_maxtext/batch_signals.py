@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlax_maxtext.options import TrainerOptions
 from rlax_plugin.api import (
     ARRAYS,
     UPDATE_ARRAYS,
@@ -37,23 +36,16 @@ if TYPE_CHECKING:
 def signals_of(
     context: BuildContext,
     slots: ObjectiveSlots,
-    options: TrainerOptions,
     checkpoints: Callable[[], Collection[int]],
 ) -> SignalChain:
     """The chain of the signals that the objective needs, and of those that the config lists.
 
     Args:
       context: context of the trainer.
-      options: options of the trainer; decide which kept weights are in host memory.
       checkpoints: see ``SignalChain``.
     """
-    own: dict[str, dict[str, Any]] = {
-        "reference": {"offload": options.offload_reference},
-        "old_policy": {"offload": options.offload_old_policy},
-    }
-    needed = {name: own[name] for name in needed_signals(slots)}
     return SignalChain(
-        chosen_signals(context, slots.advantages, needed),
+        chosen_signals(context, slots.advantages, needed_signals(slots)),
         RunFiles(context.run_url),
         slots.advantages,
         checkpoints=checkpoints,

@@ -54,7 +54,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     check_vocabulary(config, context)
     return CheckResult(
         says=_says(config, section, needed.parameters, devices) | _says_of_start(warm),
-        memory=_memory(config, context, options, needed, devices),
+        memory=_memory(config, context, needed, devices),
         warnings=[
             *_warnings(config, section, options, without_effect(config, given)),
             *_warnings_of_memory(config, needed),
@@ -182,7 +182,6 @@ def _says_of_start(warm: WarmStart) -> dict[str, str]:
 def _memory(
     config: Config,
     context: BuildContext,
-    options: TrainerOptions,
     needed: TrainingMemory,
     devices: int,
 ) -> dict[str, int]:
@@ -207,21 +206,22 @@ def _memory(
         found[f"a layer and its gradient, and the output, gathered on {devices} devices"] = (
             needed.gathered * devices
         )
-    copies = kept_copies(slots, options).items()
+    copies = kept_copies(slots, context.section).items()
     return found | {what: needed.version if is_one else needed.weights for what, is_one in copies}
 
 
-def kept_copies(slots: ObjectiveSlots, options: TrainerOptions) -> dict[str, bool]:
+def kept_copies(slots: ObjectiveSlots, section: RlaxSection) -> dict[str, bool]:
     """The copies of the weights that a trainer keeps on its devices.
 
     Returns:
       Purpose -> True if it is a weight version, whose dtypes may be others than the weights'.
     """
+    in_host_memory = {one.plain_name for one in section.signals if one.options.get("offload")}
     found = {"copy that is being published": True}
-    if slots.needs_reference and not options.offload_reference:
+    if slots.needs_reference and "reference" not in in_host_memory:
         found["reference policy"] = False
     reprefill = slots.algorithm.old_policy == "reprefill" and slots.max_staleness > 1
-    if reprefill and not options.offload_old_policy:
+    if reprefill and "old_policy" not in in_host_memory:
         found["old policy (reprefill)"] = False
     return found
 

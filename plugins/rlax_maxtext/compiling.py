@@ -40,7 +40,7 @@ def compile_programs(
         config = load(given, **topology.keys(target.topology))
         check_rows(config, context.section)
         check_shapes(config, context.section)
-        signals = signals_of(context, slots, options, dict)
+        signals = signals_of(context, slots, dict)
         slots = replace(slots, steps=config.steps // context.section.objective.updates_per_step)
         parts = config.gradient_accumulation_steps
         training = Training(context.section, slots, signals, parts=parts)
@@ -51,6 +51,6 @@ def compile_programs(
             **training.of_loop,
             copies={
                 purpose: is_version and context.section.weights.rounded
-                for purpose, is_version in kept_copies(slots, options).items()
+                for purpose, is_version in kept_copies(slots, context.section).items()
             },
         )

@@ -16,7 +16,6 @@ from rlax_plugin.api import (
     PositiveInt,
     Section,
     check_readable,
-    resolve,
 )
 
 KEY = "rlax.trainer"
@@ -94,14 +93,6 @@ class TrainerOptions(Section):
     """
 
     warm_start: WarmStart = WarmStart()
-    offload_reference: bool = Field(
-        default=False, description="true: keep the reference policy in host memory between steps"
-    )
-    offload_old_policy: bool = Field(
-        default=False,
-        description="true: keep the copy of older weights, which old_policy: reprefill needs, in "
-        "host memory",
-    )
     allow_untested: bool = Field(
         default=False,
         description="true: run although the installed source of MaxText differs from the tested "
@@ -110,26 +101,11 @@ class TrainerOptions(Section):
 
 
 def check_start(options: TrainerOptions, context: BuildContext) -> None:
-    """Rejects options without effect, and a local tokenizer or first weights that do not exist.
+    """Rejects a warm start, a local tokenizer or first weights that do not exist.
 
     Raises:
       ConfigError: see above.
     """
-    slots, staleness = resolve(context.section, context.part), context.section.staleness
-    keeps_copy = slots.algorithm.old_policy == "reprefill" and staleness.max_staleness > 1
-    if options.offload_old_policy and not keeps_copy:
-        raise ConfigError(
-            f"{KEY}.offload_old_policy",
-            True,
-            "has no effect: only rlax.objective.old_policy: reprefill with "
-            "rlax.staleness.max_staleness above 1 keeps a copy",
-        )
-    if options.offload_reference and not slots.needs_reference:
-        raise ConfigError(
-            f"{KEY}.offload_reference",
-            True,
-            "has no effect while rlax.objective.kl.coefficient is 0",
-        )
     if "://" not in options.warm_start.directory:
         check_directory(options.warm_start, context)
     tokenizer = str(context.maxtext.get("tokenizer_path") or "")

@@ -211,7 +211,7 @@ class MaxTextTrainer(Trainer):
 
         steps = config.steps // self._section.objective.updates_per_step
         slots = replace(resolve(self._section, self._context.part), steps=steps)
-        signals = signals_of(self._context, slots, self._options, self.checkpoints)
+        signals = signals_of(self._context, slots, self.checkpoints)
         parts = config.gradient_accumulation_steps
         return Training(self._section, slots, signals, parts=parts)
 

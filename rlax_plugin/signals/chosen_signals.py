@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
 
 from rlax_plugin.config import Choice
 from rlax_plugin.errors import PluginError
@@ -24,15 +23,15 @@ def needed_signals(slots: ObjectiveSlots) -> tuple[str, ...]:
 def chosen_signals(
     context: BuildContext,
     advantages: AdvantageSlot,
-    needed: Mapping[str, Mapping[str, Any]] | None = None,
+    needed: Collection[str] = (),
 ) -> dict[str, BatchSignal]:
     """Builds the signals of a run.
 
     Args:
       context: of the trainer.
       advantages: the slot of the objective.
-      needed: name -> options of signals that the run needs even if the config does not list them;
-        see ``needed_signals``. Options in the config's list take precedence.
+      needed: names of signals that the run needs even if the config does not list them; see
+        ``needed_signals``.
 
     Returns:
       name -> signal, in the order in which they run: the needed ones, then the others as listed.
@@ -42,12 +41,11 @@ def chosen_signals(
         gives values, and the advantages need them.
       PluginError: a plug-in built an object that is not a signal.
     """
-    needed = needed or {}
     listed = {
         choice.plain_name: (f"{_KEY}.{index}", choice)
         for index, choice in enumerate(context.section.signals)
     }
-    own = {name: (_KEY, Choice(name=name, **options)) for name, options in needed.items()}
+    own = {name: (_KEY, Choice(name=name)) for name in needed}
     found: dict[str, BatchSignal] = {}
     for name, (key, choice) in (own | listed).items():
         signal = context.part("signal", choice, key)

@@ -194,11 +194,6 @@ UNKNOWN = [
         "rlax.trainer.allow_untested is an option of trainer 'maxtext'",
         "rlax.allow_untested_maxtext=true",
     ),
-    bad(
-        "rlax.objective.offload_old_policy",
-        "rlax.trainer.offload_old_policy is an option of trainer 'maxtext'",
-        "rlax.objective.offload_old_policy=true",
-    ),
     bad("rlax.trainer.name", "no plug-in", "rlax.trainer.name=bigramm"),
     bad("rlax.launcher.workers", "unknown key", "rlax.launcher={name: static, workers: 2}"),
     bad("rlax.objective.preset", "no plug-in", "rlax.objective.preset=gpro"),
@@ -269,22 +264,6 @@ CONTRADICTIONS = [
         "rlax.trainer.warm_start.pass_at_1_from",
         "must not exceed",
         "rlax.trainer={name: maxtext, warm_start: {enabled: true, pass_at_1_from: 0.9}}",
-    ),
-    bad(
-        "rlax.trainer.offload_old_policy",
-        "no effect: only rlax.objective.old_policy: reprefill",
-        "rlax.trainer={name: maxtext, offload_old_policy: true}",
-    ),
-    bad(
-        "rlax.trainer.offload_old_policy",
-        "no effect: only rlax.objective.old_policy: reprefill with rlax.staleness.max_staleness",
-        "rlax.trainer={name: maxtext, offload_old_policy: true}",
-        "rlax.objective.old_policy=reprefill",
-    ),
-    bad(
-        "rlax.trainer.offload_reference",
-        "no effect while rlax.objective.kl.coefficient is 0",
-        "rlax.trainer={name: maxtext, offload_reference: true}",
     ),
     bad(
         "rlax.curation.sampler.easy",

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from rlax_maxtext.checking import kept_copies
-from rlax_maxtext.options import TrainerOptions
 from tiny_engine import NEW, PROMPT, SLOTS
 from tiny_engine import configure as configure_worker
 from tiny_loop import LENGTH, ROWS, TINY, policy_gradient
@@ -18,6 +17,7 @@ from maxtext_overrides.compiling.measured import flops_per_token
 from maxtext_overrides.compiling.train_step import compile_train_step
 from maxtext_overrides.compiling.worker import compile_worker
 from maxtext_overrides.config.loading import load
+from rlax_plugin.config import Choice
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.batches import ARRAYS
@@ -104,13 +104,15 @@ def test_copies_that_a_trainer_keeps() -> None:
             needs_reference=needs_reference, algorithm=algorithm, max_staleness=max_staleness
         )
 
+    def listed(*names: str):
+        return SimpleNamespace(signals=[Choice(name=name, offload=True) for name in names])
+
     published = "copy that is being published"
-    assert kept_copies(slots(False, "sampler", 2), TrainerOptions()) == {published: True}
+    assert kept_copies(slots(False, "sampler", 2), listed()) == {published: True}
     both = slots(True, "reprefill", 2)
-    assert kept_copies(both, TrainerOptions()) == {
+    assert kept_copies(both, listed()) == {
         published: True,  # the only one that is a weight version
         "reference policy": False,
         "old policy (reprefill)": False,
     }
-    offloaded = TrainerOptions(offload_reference=True, offload_old_policy=True)
-    assert kept_copies(both, offloaded) == {published: True}
+    assert kept_copies(both, listed("reference", "old_policy")) == {published: True}

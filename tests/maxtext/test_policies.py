@@ -12,7 +12,6 @@ from compiling import compilations
 from flax import nnx
 from rlax_maxtext.batch_signals import signals_of
 from rlax_maxtext.model_view import MaxTextView
-from rlax_maxtext.options import TrainerOptions
 from rlax_maxtext.policies import OldPolicy, ReferencePolicy
 
 from maxtext_overrides.config import loading as rlax_config
@@ -69,13 +68,14 @@ def slots(updates_per_step=1, **algorithm):
     )
 
 
-def section(**objective):
+def section(*signals, **objective):
     return RlaxSection(
         prompt_source={"name": "none"},
         rewards=({"name": "none"},),
         rollouts={"temperature": TEMPERATURE, "group_size": 4, "groups_per_step": 2},
         staleness={"reload_every": 2, "max_staleness": 3},
         objective=objective,
+        signals=signals,
     )
 
 
@@ -85,31 +85,32 @@ IN_REWARD = slots(2, old_policy="proximal", kl=KL_REWARD)
 REPREFILL = slots(2, old_policy="reprefill")
 
 
-def chain_of(slots, section, directory, **options):
+def chain_of(slots, section, directory):
     """The chain of a run whose objective is not of the config."""
 
     def part(kind, choice, key):
         assert (kind, key) == ("signal", "rlax.signals")
+        offload = bool(choice.options)
         if choice.name == "reference":
             path = section.objective.reference.path
-            return ReferencePolicy(slots, path, RunFiles(str(directory)), **choice.options)
-        return OldPolicy(slots, section.staleness.reload_every, **choice.options)
+            return ReferencePolicy(slots, path, RunFiles(str(directory)), offload=offload)
+        return OldPolicy(slots, section.staleness.reload_every, offload=offload)
 
     context = BuildContext(Path(directory), 0, section, run_url=str(directory), part=part)
-    return signals_of(context, slots, TrainerOptions(**options), lambda: ())
+    return signals_of(context, slots, lambda: ())
 
 
 def policies(directory):
     """Three that differ in all they can; what only one of them needs is kept by that one only."""
 
-    def policies_of(slots, section, name, **options):
-        return chain_of(slots, section, f"{directory}/{name}", **options)
+    def policies_of(slots, name, *offloaded, **objective):
+        listed = [{"name": signal, "offload": True} for signal in offloaded]
+        return chain_of(slots, section(*listed, **objective), f"{directory}/{name}")
 
-    twice = section(epochs=2)
     return {
-        "in_loss": policies_of(IN_LOSS, section(), "in_loss"),
-        "in_reward": policies_of(IN_REWARD, twice, "in_reward", offload_reference=True),
-        "reprefill": policies_of(REPREFILL, twice, "none", offload_old_policy=True),
+        "in_loss": policies_of(IN_LOSS, "in_loss"),
+        "in_reward": policies_of(IN_REWARD, "in_reward", "reference", epochs=2),
+        "reprefill": policies_of(REPREFILL, "none", "old_policy", epochs=2),
     }
 
 

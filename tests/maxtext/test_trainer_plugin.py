@@ -294,7 +294,10 @@ def test_check_adds_up_what_training_needs():
     warned = [key for key, _ in checked.warnings]
     assert warned == ["load_parameters_path", "enable_checkpointing"]
 
-    allowed = ("rlax.trainer.allow_untested=true", "rlax.trainer.offload_reference=true")
+    allowed = (
+        "rlax.trainer.allow_untested=true",
+        "rlax.signals=[{name: reference, offload: true}]",
+    )
     context = context_of((*argv, kl, *allowed))
     checked = OFFER.check(options_of(context), context)
     assert "reference policy" not in checked.memory

@@ -148,7 +148,6 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
         ("rlax.rewards.0.cost", ["reward length"], ["cost"]),
         ("rlax.trainer.warm_start.steps", ["trainer maxtext"], ["warm_start.steps"]),
         ("rlax.trainer.allow_untested", ["trainer maxtext"], ["allow_untested"]),
-        ("offload_reference", ["trainer maxtext"], ["offload_reference"]),
         (
             "sampler",
             ["rlax.curation", "sampler shuffled", *(f"sampler {name}" for name in SAMPLERS)],

@@ -220,7 +220,7 @@ def test_what_the_objective_needs_runs_first_with_the_options_of_the_list(tmp_pa
     context = context_of(tmp_path, *listed, objective=objective)
     slots = resolve(context.section, context.part)
     assert needed_signals(slots) == ("reference", "old_policy")
-    needed = {name: {"offload": False} for name in needed_signals(slots)}
+    needed = needed_signals(slots)
     found = chosen_signals(context, slots.advantages, needed)
     assert list(found) == ["reference", "old_policy", "head"]
     assert found["reference"]._offload and not found["old_policy"]._offload
