@@ -151,13 +151,6 @@ class TokenInputs:
         return self._of_batch("rl_reward_parts")
 
     @property
-    def sign_bt(self) -> jax.Array:
-        """The sign of the sample's reward: -1, 0 or 1."""
-        import jax.numpy as jnp
-
-        return jnp.sign(self.reward_bt)
-
-    @property
     def step(self) -> jax.Array:
         """The RL step, from 1, a scalar of the mask's dtype; 0 if no token trains."""
         return self._of_batch("rl_step").max().astype(self.mask_bt.dtype)
@@ -192,14 +185,6 @@ class TokenInputs:
     def sequence_mean(self, x_bt: jax.Array) -> jax.Array:
         """Returns [rows, length]: at each token that trains, the mean of x over its sequence."""
         return self.sequence_sum(x_bt) / self.length_bt.clip(1)
-
-    def sequence_max(self, x_bt: jax.Array) -> jax.Array:
-        """Returns [rows, length]: at each token that trains, the largest x of its sequence."""
-        import jax.numpy as jnp
-
-        of_bts = self._membership()
-        most_bs = jnp.where(of_bts, x_bt[..., None], -jnp.inf).max(axis=1)
-        return jnp.where(of_bts, most_bs[:, None, :], 0).sum(axis=-1)
 
     def sequence_count(self) -> jax.Array:
         """Returns the number of sequences with a token that trains, a scalar."""

@@ -75,7 +75,6 @@ BY_TOKEN = {  # of the tokens -1 .. -6
     "sample_length_bt": [2, 2, 3, 3, 3, 1],
     "length_bt": [2, 2, 1, 2, 2, 1],  # of a sequence, which is a trajectory
     "reward_bt": [2, 2, -1, -1, -1, 0],
-    "sign_bt": [1, 1, -1, -1, -1, 0],
     "reward_parts_btp": [[1, 4], [1, 4], [-1, 0], [-1, 0], [-1, 0], [0, 0]],
 }
 
