@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import signal
 import sqlite3
 import subprocess
@@ -20,15 +18,12 @@ from processes import finished
 from runs import CONFIG, DEADLINE_S, HELPERS, Run
 
 from rlax_plugin.commands.audit import audit
-from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import unpack
 from rlax_plugin.records.unfinished_turns import RecordedTurn, from_bytes
-from rlax_plugin.testing import policy
-from rlax_plugin.testing.task import STOP, Numbers, NumbersConfig, encode
-from rlax_plugin.types import Key, SamplingParams, ScoredGroup
+from rlax_plugin.types import Key, ScoredGroup
 
 STEPS = 3
 SETTINGS = (
@@ -197,41 +192,3 @@ def test_a_worker_killed_between_turns_costs_only_its_open_turns(
     for key, turn in recorded:
         place = key.sample, key.trajectory, key.turn
         assert bits(turns_of(groups[key.group])[place]) == bits(turn)  # type: ignore[index]
-
-
-def test_an_evaluation_counts_what_episodes_end_with(undisturbed: RunFiles) -> None:
-    problems, samples = 6, 4
-    overrides = (f"rlax.evaluation.problems={problems}", f"rlax.evaluation.samples={samples}")
-    directory = Path(undisturbed.location("")).parents[1]
-    command = ("eval", "runs/testing", "--json", *overrides)
-    done = finished(*command, cwd=directory, timeout_s=DEADLINE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    document = json.loads(done.stdout)
-    names = sorted(undisturbed.names("checkpoints"))
-    arrays = unpack(undisturbed.get(f"checkpoints/{names[-1]}"))
-    rng_of = functools.partial(sample_seed, 0, "eval/test")
-    rewards, lengths = [], []
-    for prompt in Numbers(NumbersConfig()).prompts("test")[:problems]:
-        for sample in range(samples):
-            context, answers = prompt.tokens.tolist(), list[list[int]]()
-            for turn in range(3):
-                context += encode("01").tolist() if turn else []
-                answers.append(answered(arrays, context[-1], rng_of(prompt.id, sample, 0, turn)))
-                context += answers[-1]
-            lengths.append(sum(map(len, answers)))
-            last = answers[-1][0]
-            rewards.append(float(last != STOP and last % 2 == 0))  # of the last answer alone
-    found = document["sets"]["test"]
-    assert document["version"] == STEPS and found["reward_errors"]["value"] == 0
-    assert found["pass_at_1"]["value"] == pytest.approx(np.mean(rewards))
-    assert found["length_mean"]["value"] == pytest.approx(np.mean(lengths))
-
-
-def answered(weights: Any, last: int, seed: int) -> list[int]:
-    """What the toy policy samples behind a token, with at most six tokens."""
-    tokens, sampling = list[int](), SamplingParams(max_new_tokens=6)
-    while len(tokens) < 6 and last != STOP:
-        (logprobs_v,) = policy.log_probs(weights, np.array([last]))
-        last, *_ = policy.choose(logprobs_v, policy.uniform(seed, len(tokens)), sampling)
-        tokens.append(last)
-    return tokens

@@ -96,21 +96,6 @@ def test_the_proximal_policy_is_pi_theta_unless_it_is_given():
         assert found.grad_bt[1, 0] == pytest.approx(1.25 * SCALE / 2, rel=1e-5)
 
 
-def test_kl_in_the_loss_by_hand():
-    # Equal rewards: KL alone. d = log pi - log pi_ref = log 2, 0, -log 2. K2 = d^2/2, and its
-    # derivative by log pi is d. Weights 1/4, 1/4, 1/2; beta 0.1.
-    log_2 = math.log(2)
-    d = np.array([[log_2, 0, 0], [-log_2, 0, 0]])
-    found = evaluate_objective(
-        {"preset": "grpo", "kl": {"coefficient": 0.1, "estimator": "k2"}},
-        **arguments(rewards_b=[1, 1], reference_logprobs_bt=BEHAVIOUR + np.log(RATIOS) - d),
-    )
-    assert found.loss == pytest.approx(0.1 * (0.25 + 0.5) * log_2**2 / 2, rel=1e-5)
-    np.testing.assert_allclose(
-        found.grad_bt, [[0.025 * log_2, 0, 0], [-0.05 * log_2, 0, 0]], atol=1e-7
-    )
-
-
 def test_kl_in_the_reward_by_hand():
     # K1 = log mu - log pi_ref: 0.5 and 0.25, then 1; beta 0.4: rewards 1 - 0.3 and 1 - 0.4.
     # Centred: +-0.05.
