@@ -1,7 +1,7 @@
 """MaxText's trainer over hosts on given batches: all calls of the hosts, no controller, no workers.
 
-As a program it is one host: HOST HOSTS DEVICES PORT DIRECTORY VARIANT[:LAST_STEP]... It trains the
-variants one after the other; host 0 writes figures.json. A variant that has a checkpoint goes on.
+As a program it is one host: HOST HOSTS DEVICES PORT LAST_STEP DIRECTORY. Host 0 writes
+figures.json. A run that has a checkpoint goes on.
 """
 
 from __future__ import annotations
@@ -39,36 +39,18 @@ from rlax_plugin.weights.publisher import fingerprints
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
 STEPS, DEVICES = 5, 8
-ROWS = given.GROUPS * len(given.LENGTHS)
-GRPO = "rlax.objective.preset=grpo"
-PACKED = "rlax.batches.sequences_per_row=4"
-REFERENCE = "rlax.objective.kl={coefficient: 0.2, placement: loss}"
-VARIANTS: dict[str, tuple[int, tuple[str, ...]]] = {
-    # Rows of a batch, and what differs from the others.
-    "padded": (ROWS, (GRPO,)),
-    "packed": (ROWS // 2, (GRPO, PACKED)),
-    "accumulated": (ROWS, (GRPO, "gradient_accumulation_steps=2")),
-    "proximal": (
-        ROWS,
-        (GRPO, "rlax.objective.old_policy=proximal", "rlax.objective.mini_batches=2"),
-    ),
-    "reference": (ROWS, (GRPO, REFERENCE)),
-    "packed_reference": (ROWS // 2, (GRPO, PACKED, REFERENCE)),
-}
+ROWS = given.GROUPS * len(given.LENGTHS) // 2
+NAME = "packed"
 
 
-def overrides(variant: str, devices: int, directory: Path) -> list[str]:
-    rows, chosen = VARIANTS[variant]
-    keys = dict(one.split("=", 1) for one in chosen)
-    mini = int(keys.get("rlax.objective.mini_batches", 1))
-    held = devices * int(keys.get("gradient_accumulation_steps", 1)) * mini
+def overrides(devices: int, directory: Path) -> list[str]:
     return [
-        *chosen,
+        "rlax.objective={preset: grpo, kl: {coefficient: 0.2, placement: loss}}",
         f"base_output_directory={directory}",
-        f"run_name={variant}",
-        f"steps={STEPS * mini}",
-        f"per_device_batch_size={rows // held}",
-        f"rlax.batches.rows={rows}",
+        f"run_name={NAME}",
+        f"steps={STEPS}",
+        f"per_device_batch_size={ROWS // devices}",
+        f"rlax.batches={{rows: {ROWS}, sequences_per_row: 4}}",
         f"rlax.rollouts={{group_size: {len(given.LENGTHS)}, groups_per_step: {given.GROUPS}, "
         "max_prompt_tokens: 6, max_new_tokens: 10}",
         "rlax.prompt_source={name: synthetic, prompt_tokens: 6, vocab_size: 64, count: 8}",
@@ -87,7 +69,7 @@ class GivenBatches(TrainerPort):
         self._last_step, self._leader = last_step, leader
         self.found: dict[str, list] = {"loss": [], "grad_norm": [], "step": [], "digest": []}
         if leader is not None:
-            self.followers, leader._decided = leader, None  # of the variant before
+            self.followers = leader
             leader.tell_all(Order(START, arrays={"canary": self.canary_tokens}))
 
     def next_batch(self, step: int):
@@ -119,9 +101,7 @@ class GivenBatches(TrainerPort):
         return decision
 
 
-def main(
-    host: int, hosts: int, devices: int, port: int, directory: Path, wanted: list[str]
-) -> None:
+def main(host: int, hosts: int, devices: int, port: int, last_step: int, directory: Path) -> None:
     place = HostPlace(host, hosts, f"127.0.0.1:{port}" if hosts > 1 else "")
     thread, leader, followed = LoopThread(), None, None
     deadlines = Deadlines(host_s=60)
@@ -130,7 +110,7 @@ def main(
     elif hosts > 1:
         followed = joined(place, thread, directory, deadlines)
     stock_initialize, leave = loading.initialize, distributed.leave
-    distributed.leave = lambda: None  # until the last variant has ended
+    distributed.leave = lambda: None  # until the figures are written
 
     def initialize(*args, **kwargs):
         config = stock_initialize(*args, **kwargs)
@@ -141,33 +121,24 @@ def main(
     loading.initialize = initialize
     if devices == 1:
         train_loop.folding.install = lambda allow: None
-    figures, number = {}, 0
-    for one in wanted:
-        variant, _, last = one.partition(":")
-        config = resolve(TINY, overrides(variant, devices, directory))
-        section, registry = config.section, registry_for(config.section)
-        context = BuildContext(
-            directory,
-            section.seed,
-            section,
-            config,
-            run_url=str(directory / variant),
-            part=lambda kind, choice, key: registry.part(kind, choice, key, context),  # noqa: B023
-            hosts=place,
-        )
-        trainer = MaxTextTrainer(TrainerOptions(), context)
-        if followed is not None:
-            port_ = FollowedPort(followed, None)
-            port_._number = number
-            trainer.follow(port_)
-            number = port_._number
-            continue
-        slots = registry.slots(context)
-        batches_ = GivenBatches(section, slots.algorithm, int(last or STEPS), leader)
-        trainer.run(batches_)
-        figures[variant] = batches_.found
-    if host == 0:
-        (directory / "figures.json").write_text(json.dumps(figures))
+    config = resolve(TINY, overrides(devices, directory))
+    section, registry = config.section, registry_for(config.section)
+    context = BuildContext(
+        directory,
+        section.seed,
+        section,
+        config,
+        run_url=str(directory / NAME),
+        part=lambda kind, choice, key: registry.part(kind, choice, key, context),
+        hosts=place,
+    )
+    trainer = MaxTextTrainer(TrainerOptions(), context)
+    if followed is not None:
+        trainer.follow(FollowedPort(followed, None))
+    else:
+        given_batches = GivenBatches(section, registry.slots(context).algorithm, last_step, leader)
+        trainer.run(given_batches)
+        (directory / "figures.json").write_text(json.dumps(given_batches.found))
     leave()
     if leader is not None:
         thread.run_last(led.server.stop(None), 60)
@@ -203,5 +174,5 @@ def joined(place: HostPlace, thread: LoopThread, directory: Path, deadlines: Dea
 
 
 if __name__ == "__main__":
-    numbers = [int(one) for one in sys.argv[1:5]]
-    main(*numbers, Path(sys.argv[5]), sys.argv[6:])
+    *numbers, directory = sys.argv[1:]
+    main(*map(int, numbers), Path(directory))
