@@ -186,6 +186,14 @@ class TokenInputs:
         """Returns [rows, length]: at each token that trains, the mean of x over its sequence."""
         return self.sequence_sum(x_bt) / self.length_bt.clip(1)
 
+    def sequence_max(self, x_bt: jax.Array) -> jax.Array:
+        """Returns [rows, length]: at each token that trains, the largest x of its sequence."""
+        import jax.numpy as jnp
+
+        of_bts = self._membership()
+        most_bs = jnp.where(of_bts, x_bt[..., None], -jnp.inf).max(axis=1)
+        return jnp.where(of_bts, most_bs[:, None, :], 0).sum(axis=-1)
+
     def sequence_count(self) -> jax.Array:
         """Returns the number of sequences with a token that trains, a scalar."""
         return self._membership().any(axis=1).sum().astype(self.mask_bt.dtype)

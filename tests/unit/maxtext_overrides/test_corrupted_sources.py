@@ -50,7 +50,7 @@ for change in broken + rejected:
 for content, _ in test_tensor_headers.GGUF.values():
     (place / "model.gguf").write_bytes(content)
     look(place / "model.gguf")
-for content, _ in test_tensor_headers.SAFETENSORS.values():
+for content in test_tensor_headers.SAFETENSORS.values():
     (place / "llama" / "model.safetensors").write_bytes(content)
     look(place / "llama")
 print(count)
