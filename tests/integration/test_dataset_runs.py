@@ -164,5 +164,3 @@ def test_a_killed_run_goes_on_in_the_order_of_the_mixture(directory: Path) -> No
     # What trained came from all three libraries.
     trained = [row for row in rows(directory / "runs/testing") if row["state"] == "trained"]
     assert {row["prompt"][0] for row in trained} == {"s", "w", "t"}
-
-
