@@ -139,7 +139,7 @@ ALL = (
         part="Preset",
         process="the trainer, and wherever an objective is explained",
         places=("objective.preset",),
-        contract="preset",
+        contract="slots",
     ),
     Kind(
         name="aggregation",

@@ -22,59 +22,51 @@ For the test of a plug-in there are
 - ``make_prompt``, ``make_sampled``, ``make_episode``, ``make_group``, ``make_batch``,
   ``make_arrays``, ``make_rates``, ``make_request``, ``make_version`` and ``publish_version``:
   records with sensible contents;
-- ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject calls
-  that do not occur in a run.
+- ``FakeTrainerPort``: the controller as a trainer sees it; it rejects calls that do not occur in a
+  run.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.protocols import BuildContext, Extension, PromptSource
+from rlax_plugin.testing.builders import (
+    make_arrays,
+    make_batch,
+    make_episode,
+    make_group,
+    make_prompt,
+    make_rates,
+    make_request,
+    make_sampled,
+    make_version,
+    publish_version,
+)
+from rlax_plugin.testing.checking import (
+    Checked,
+    check_engine,
+    check_plugin,
+    check_store,
+    check_trainer,
+)
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+from rlax_plugin.testing.fakes import FakeTrainerPort
+from rlax_plugin.testing.objectives import Evaluation, evaluate_objective
 from rlax_plugin.testing.running_value import RunningValue, RunningValueConfig
 from rlax_plugin.testing.store import NpzConfig, NpzStore
 from rlax_plugin.testing.tally import Tally, TallyConfig
 from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig, check_vocabulary
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 
-if TYPE_CHECKING:
-    from rlax_plugin.testing.builders import (
-        make_arrays,
-        make_batch,
-        make_episode,
-        make_group,
-        make_prompt,
-        make_rates,
-        make_request,
-        make_sampled,
-        make_version,
-        publish_version,
-    )
-    from rlax_plugin.testing.checking import (
-        Checked,
-        check_engine,
-        check_plugin,
-        check_store,
-        check_trainer,
-    )
-    from rlax_plugin.testing.fakes import FakeEngine, FakeTrainerPort, FakeWeightStore
-    from rlax_plugin.testing.objectives import Evaluation, evaluate_objective
-    from rlax_plugin.testing.worker import FakeWorker
-
 __all__ = [
     "Checked",
     "Evaluation",
-    "FakeEngine",
     "FakeTrainerPort",
-    "FakeWeightStore",
-    "FakeWorker",
     "check_engine",
     "check_plugin",
     "check_store",
@@ -91,39 +83,6 @@ __all__ = [
     "make_version",
     "publish_version",
 ]
-
-# Processes of a run load this plug-in too, and need none of it.
-_HOME = {
-    "Checked": "checking",
-    "Evaluation": "objectives",
-    "FakeEngine": "fakes",
-    "FakeTrainerPort": "fakes",
-    "FakeWeightStore": "fakes",
-    "FakeWorker": "worker",
-    "check_engine": "checking",
-    "check_plugin": "checking",
-    "check_store": "checking",
-    "check_trainer": "checking",
-    "evaluate_objective": "objectives",
-    "make_arrays": "builders",
-    "make_batch": "builders",
-    "make_episode": "builders",
-    "make_group": "builders",
-    "make_prompt": "builders",
-    "make_rates": "builders",
-    "make_request": "builders",
-    "make_sampled": "builders",
-    "make_version": "builders",
-    "publish_version": "builders",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
 
 
 @hookimpl

@@ -27,7 +27,6 @@ from rlax_plugin.testing.contracts.blocked import within
 from rlax_plugin.testing.contracts.inspection import Inspection
 from rlax_plugin.testing.contracts.trial import STEPS, Trial, Unbuilt
 from rlax_plugin.testing.fakes import FakeTrainerPort
-from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import Request, WeightVersion
 
 HOOK = "hook"
@@ -112,7 +111,6 @@ def check_engine(
     *,
     tolerance: float = 1e-5,
     deadline_s: float = 60.0,
-    decode: Decode | None = None,
 ) -> tuple[str, ...]:
     """Checks the contract of a rollout engine, with weights of its own model.
 
@@ -123,7 +121,6 @@ def check_engine(
       tolerance: maximum difference of log-probs of one seed, generated beside others and alone;
         nats.
       deadline_s: time limit of each of about eight scenarios.
-      decode: that of the engine's prompt source; without it, stop strings are not tried.
 
     Returns:
       The fulfilled rules; the last entry lists the optional abilities that were found.
@@ -139,7 +136,6 @@ def check_engine(
         part,
         tolerance=tolerance,
         deadline_s=deadline_s,
-        decode=decode,
     )
     return *part.close(), part.abilities
 

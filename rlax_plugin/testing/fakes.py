@@ -1,21 +1,20 @@
-"""Stand-ins for a run's parts that check their inputs, without a model or a process."""
+"""The controller as a trainer sees it, which checks the trainer's calls.
+
+No model or process is needed.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.batching.jobs import rejection
-from rlax_plugin.config import RlaxSection, Rollouts
-from rlax_plugin.errors import TrainingError, WeightsError, WeightsUnreadableError, WorkerError
-from rlax_plugin.ports.protocols import Arrays, WeightStore
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.testing.builders import make_arrays, make_batch
-from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.types import Canary, Key, Request, Sampled
+from rlax_plugin.types import Canary
 
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60], np.int32)
 
@@ -158,80 +157,6 @@ class FakeTrainerPort(TrainerPort):
         if not holds:
             method, step = self.calls[-1]
             raise TrainingError(f"{method}({step}): {otherwise}")
-
-
-class FakeWeightStore(WeightStore):
-    """Keeps versions in memory. Thread-safe; arrays are copied in both directions."""
-
-    def __init__(self) -> None:
-        self._versions: dict[str, dict[str, np.ndarray]] = {}
-        self._lock = threading.Lock()
-
-    def save(self, path: str, arrays: Arrays) -> None:
-        copies = {name: np.array(array) for name, array in arrays.items()}
-        for name, array in copies.items():
-            if array.dtype.hasobject:
-                raise WeightsError(f"{name!r} holds Python objects, not numbers")
-        with self._lock:
-            if path in self._versions:
-                raise WeightsError(f"cannot write {path}: it exists")
-            self._versions[path] = copies
-
-    def load(self, path: str, like: Arrays) -> dict[str, Any]:
-        with self._lock:
-            if path not in self._versions:
-                raise WeightsUnreadableError(f"{path} does not exist")
-            arrays = self._versions[path]
-        if (wanted := _structure(like)) != _structure(arrays):
-            raise WeightsError(f"{path} holds {_structure(arrays)}, expected {wanted}")
-        return {name: array.copy() for name, array in arrays.items()}
-
-    def delete(self, path: str) -> None:
-        with self._lock:
-            self._versions.pop(path, None)
-
-
-class FakeEngine(ScriptedEngine):
-    """Samples from the toy policy, and rejects requests that no controller would send.
-
-    Attributes:
-      requests: all accepted requests.
-
-    Args:
-      store: weight store to read versions from.
-      rollouts: slots and limits.
-    """
-
-    def __init__(self, store: WeightStore, rollouts: Rollouts | None = None):
-        from rlax_plugin.testing.objectives import section_of
-
-        section: RlaxSection = section_of({}, (), rollouts=rollouts or Rollouts())
-        super().__init__(ScriptedConfig(), store, section)
-        self.requests: list[Request] = []
-        self._limits = section.rollouts
-
-    async def generate(
-        self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
-    ) -> None:
-        """See ``RolloutEngine``.
-
-        Raises:
-          WorkerError: a request is malformed, or beyond the limits.
-        """
-        for request in requests:
-            if problem := self._problem(request):
-                raise WorkerError(f"{request.key}: {problem}")
-        self.requests += requests
-        await super().generate(requests, on_reply)
-
-    def _problem(self, request: Request) -> str | None:
-        if request.context.dtype != np.int32:
-            return f"context is {request.context.dtype}"
-        if len(set(request.seeds)) != len(request.seeds):
-            return f"seeds are {request.seeds}"
-        if request.attempt < 1:
-            return f"attempt is {request.attempt}, they count from 1"
-        return rejection(request, self._limits)
 
 
 def _structure(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:

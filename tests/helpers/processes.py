@@ -12,6 +12,14 @@ from pathlib import Path
 from rlax_plugin.records.faults import VARIABLE
 
 
+def python_path(*folders: Path | str) -> str:
+    """PYTHONPATH for children that import from folders as well as from this tree.
+
+    Without the value of this process, a child would run the checkout that is installed.
+    """
+    return os.pathsep.join(filter(None, (*map(str, folders), os.environ.get("PYTHONPATH"))))
+
+
 @contextmanager
 def process(log: Path, *arguments: str, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
     """``rlax`` with its output in ``log``; killed at the end if it still lives."""

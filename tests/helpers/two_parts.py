@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from toy_versions import CANARY_TOKENS
 
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.testing import policy
+from rlax_plugin.testing.builders import tensor_specs
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.types import Canary, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
-CANARY_TOKENS = np.array([5, 17, 33, 2, 60, 9], np.int32)
 BASE = {name: a for name, a in policy.initial_weights(0).items() if name != "bias"}
 
 
@@ -49,8 +50,6 @@ class NotingStore(NpzStore):
 
 def part_of(path: str, arrays: Mapping[str, np.ndarray], name: str) -> VersionPart:
     """A part whose bytes are at ``path``."""
-    from rlax_plugin.testing.builders import tensor_specs
-
     return VersionPart(name, path, tensor_specs(arrays))
 
 

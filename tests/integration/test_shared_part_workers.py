@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_versions import scripted
 from two_parts import BASE, NotingStore, adapter, canary, part_of
 from worker_harness import Worker, run, section, trainer, until
 
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.testing import FakeEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.parameter_server import ParameterServer
 
@@ -46,7 +46,7 @@ def test_workers_read_what_they_lack_and_damage_to_it_quarantines(tmp_path: Path
             policies = Policies(tmp_path, one, NotingStore())
             await policies.publish(0)
             read = NotingStore()
-            worker = Worker("w", FakeEngine(read), settings, one.address)
+            worker = Worker("w", scripted(read), settings, one.address)
             await until(lambda: one.held("w") == 0)
             assert read.loaded == [policies.base, policies.path(0)]
 
@@ -57,7 +57,7 @@ def test_workers_read_what_they_lack_and_damage_to_it_quarantines(tmp_path: Path
             assert read.loaded[2:] == [policies.path(1)]
             await until(lambda: kept.deleted == [policies.path(0)])
 
-            joins = Worker("late", FakeEngine(NotingStore()), settings, one.address)
+            joins = Worker("late", scripted(NotingStore()), settings, one.address)
             with pytest.raises(WeightsError, match="damaged"):
                 await joins.life
             await until(lambda: one.quarantined)

@@ -10,13 +10,13 @@ from typing import Any
 import command_line
 import processes
 import pytest
+from processes import python_path
 from runs import DEADLINE_S, HELPERS, Run, digests, free_port, held
-from toy_versions import publish
+from toy_versions import publish, scripted
 from worker_harness import Worker, run, section, trainer, until
 
 from rlax_plugin.config import RlaxSection, Weights
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.testing import FakeEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.parameter_server import ParameterServer
 
@@ -47,7 +47,7 @@ def test_a_worker_loads_its_copies_and_keeps_those_in_use_alone(tmp_path: Path) 
         settings, read = streaming(tmp_path), Places()
         parameters = ParameterServer(NpzStore(), keep=1, lease_s=60)
         async with trainer(settings, parameters=parameters) as one:
-            worker = Worker("w", FakeEngine(read), settings, one.address)
+            worker = Worker("w", scripted(read), settings, one.address)
             for number in range(3):
                 published = publish(tmp_path / "weights", number)
                 await parameters.publish(published)
@@ -82,7 +82,7 @@ def test_damage_on_the_way_is_repaired_and_damage_at_the_source_quarantines(
         settings, read = streaming(tmp_path), Damaging()
         parameters = ParameterServer(NpzStore(), keep=1, lease_s=60)
         async with trainer(settings, parameters=parameters) as one:
-            worker = Worker("w", FakeEngine(read), settings, one.address)
+            worker = Worker("w", scripted(read), settings, one.address)
             await parameters.publish(publish(tmp_path / "weights", 0))
             one.fleet.newest.number = 0
             await until(lambda: one.held("w") == 0)
@@ -144,7 +144,7 @@ def test_samples_do_not_depend_on_how_the_weights_came(
         assert command_line.rlax("audit", str(made.dir)).exit_code == 0
         return digests(made.dir), samples, {name for row in rows for name in row["workers"]}
 
-    monkeypatch.setenv("PYTHONPATH", HELPERS)
+    monkeypatch.setenv("PYTHONPATH", python_path(HELPERS))
     versions, samples, workers = trained("mixed", "stream", "path")
     assert workers == {"w0", "w1"}
     assert trained("read", "path")[:2] == (versions, samples)

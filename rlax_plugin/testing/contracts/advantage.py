@@ -37,85 +37,58 @@ def check_advantage(trial: Trial, part: Inspection) -> None:
         "returns finite numbers, one per sample [n] or per token [n, t]",
         "return a numpy array as long as outcomes.rewards_n; guard every division by a std",
     ):
-        _check_finite(computed, outcomes(MIXED))
         alone = Outcomes(np.array([1.0, 0.0, 1.0]), np.array([2, 1, 3]), np.array([0, 1, 2]))
-        _check_finite(computed, alone)  # groups of which one sample was scored
+        for of in (outcomes(MIXED), alone):  # alone: groups of which one sample was scored
+            advantages = computed(of)
+            shapes = (of.lengths_n.shape, of.mask_nt.shape)
+            require(
+                advantages.shape in shapes,
+                f"shape {advantages.shape} for {len(of.rewards_n)} samples",
+            )
+            finite = np.isfinite(_tokens(advantages, of)).all()
+            require(finite, f"rewards {of.rewards_n} get {advantages.reshape(-1)}")
         probe(slot, 4)
     if not part.sound:
         return
     with part.rule(
-        "is a pure function: called twice, it returns the same, and its arguments are untouched",
-        "work on copies, keep no state and generate no random numbers",
-    ):
-        of = outcomes(MIXED)
-        before = (of.rewards_n.copy(), of.lengths_n.copy(), of.group_n.copy())
-        require(np.array_equal(computed(of), computed(of)), "two calls differ")
-        after = (of.rewards_n, of.lengths_n, of.group_n)
-        same = all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-        require(same, "it changed outcomes")
-    with part.rule(
-        "the order of samples does not matter",
-        "go by outcomes.group_n: members of a group need not be neighbours",
+        "the order of samples does not matter, and its arguments stay as they are",
+        "go by outcomes.group_n: members of a group need not be neighbours; work on copies, keep "
+        "no state and generate no random numbers",
     ):
         of = outcomes(MIXED)
         order = np.random.default_rng(2).permutation(of.rewards_n.size)
         moved = Outcomes(of.rewards_n[order], of.lengths_n[order], of.group_n[order])
-        found, expected = computed(moved), computed(of)[order]
-        require(np.allclose(_tokens(found, moved), _tokens(expected, moved)), "they moved apart")
+        expected = _tokens(computed(of)[order], moved)
+        require(np.array_equal(of.rewards_n, outcomes(MIXED).rewards_n), "it changed outcomes")
+        require(np.allclose(_tokens(computed(moved), moved), expected), "they moved apart")
     with part.rule(
         "tokens behind a sample's end do not matter",
         "multiply by outcomes.mask_nt before adding over tokens",
     ):
-        _check_mask(computed)
-    _check_equal_rewards(part, computed)
-
-
-def _check_finite(computed: AdvantageSlot, of: Outcomes) -> None:
-    found = computed(of)
-    shapes = (of.lengths_n.shape, of.mask_nt.shape)
-    require(found.shape in shapes, f"shape {found.shape} for {shapes[0]} samples")
-    numbers = _tokens(found, of)
-    require(np.isfinite(numbers).all(), f"rewards {of.rewards_n} get {found.reshape(-1)}")
-
-
-def _check_mask(computed: AdvantageSlot) -> None:
-    clean = outcomes(MIXED)
-    paid_nt = np.where(clean.mask_nt, -0.1, 0.0)
-    found = [
-        computed(
-            replace(clean, token_rewards_nt=paid_nt, values_nt=np.where(clean.mask_nt, 0.2, beyond))
+        clean = outcomes(MIXED)
+        paid_nt = np.where(clean.mask_nt, -0.1, 0.0)
+        first, second = (
+            computed(replace(clean, token_rewards_nt=paid_nt, values_nt=values_nt))
+            for values_nt in (np.where(clean.mask_nt, 0.2, beyond) for beyond in (0.0, 9.0))
         )
-        for beyond in (0.0, 9.0)
-    ]
-    require(
-        np.array_equal(_tokens(found[0], clean), _tokens(found[1], clean)),
-        "values behind a sample's end change its advantages",
-    )
-
-
-def _check_equal_rewards(part: Inspection, computed: AdvantageSlot) -> None:
-    what: str | None = None
+        require(
+            np.array_equal(_tokens(first, clean), _tokens(second, clean)),
+            "values behind a sample's end change its advantages",
+        )
     with part.rule(
-        "takes groups whose rewards are all equal",
-        "guard what such rewards leave undefined: a division by their std, say",
+        "equal rewards that it compares get exactly 0: there is nothing to learn from them",
+        "guard what such rewards leave undefined, such as a division by their std: wrap a function "
+        "of one group's rewards in rlax_plugin.api.per_group, which never shows it equal ones",
     ):
-        what = _compared_with(computed)
-    if what is None:
-        return
-    with part.rule(
-        f"a {what} of equal rewards gets exactly 0: there is nothing to learn from it",
-        "wrap a function of one group's rewards in rlax_plugin.api.per_group, "
-        "which never shows it equal ones; else return zeros where max == min",
-    ):
-        for reward in _EQUAL:
-            rewards = np.array(MIXED) if what == "group" else np.full(len(MIXED), reward)
+        scope = _compared_with(computed)
+        for reward in _EQUAL if scope else ():
+            rewards = np.array(MIXED) if scope == "group" else np.full(len(MIXED), reward)
             rewards[: _SIZES[0]] = reward
             of = outcomes(rewards)
-            found = computed(of)[of.group_n == 0]
-            shown = np.abs(found).max()
+            largest = np.abs(computed(of)[of.group_n == 0]).max()
             require(
-                not found.any(),
-                f"{_SIZES[0]} rewards of {reward:.6g} get advantages up to {shown:.3g}",
+                largest == 0,
+                f"{_SIZES[0]} rewards of {reward:.6g} get advantages up to {largest:.3g}",
             )
 
 
@@ -136,6 +109,6 @@ def _compared_with(computed: AdvantageSlot) -> str | None:
     return "group" if of_groups else "batch"
 
 
-def _tokens(found: np.ndarray, of: Outcomes) -> np.ndarray:
+def _tokens(advantages: np.ndarray, of: Outcomes) -> np.ndarray:
     """The numbers that count: per token, only those up to a sample's end."""
-    return found if found.ndim == 1 else np.where(of.mask_nt, found, 0.0)
+    return advantages if advantages.ndim == 1 else np.where(of.mask_nt, advantages, 0.0)

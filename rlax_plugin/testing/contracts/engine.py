@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.testing.builders import make_request
-from rlax_plugin.testing.contracts.generating import TriedEngine, check_group, generated
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
     eventually,
@@ -23,17 +23,13 @@ from rlax_plugin.testing.contracts.inspection import (
 )
 from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.tokens.defects import defect
-from rlax_plugin.tokens.stopping import Decode, problem_of
-from rlax_plugin.types import Request, Sampled, SamplingParams, WeightVersion
+from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.verification import take_version
 
 _FIGURES = ("slots", "active", "waiting", "tokens_total")
 _SEEDS = (11, 2**63 + 5, 12, 2**31)
 _PREFILL = 100.0  # times the tolerance; scoring and generating may be different programs
 _WAIT_S = 0.2  # in which nothing may come that waits for weights
-_LOADS = (
-    "if it works with models of its own only, register it with Extension(..., needs_model=True)"
-)
 
 
 def check_rollout_engine(trial: Trial, part: Inspection) -> None:
@@ -42,9 +38,7 @@ def check_rollout_engine(trial: Trial, part: Inspection) -> None:
     with part.rule("there are weights to load", "mend the plug-in's weight store first"):
         versions = trial.published()
     if part.sound:
-        choice = trial.context.section.prompt_source
-        source = trial.registry.part("prompt_source", choice, "prompt_source", trial.context)
-        check_generation(trial.build, versions, make_request(), part, decode=source.decode)
+        check_generation(trial.build, versions, make_request(), part)
 
 
 def check_generation(
@@ -55,30 +49,17 @@ def check_generation(
     *,
     tolerance: float = 1e-5,
     deadline_s: float = 60.0,
-    decode: Decode | None = None,
 ) -> None:
     """Generates with two published versions; see ``check_engine``."""
-    scenarios = _Scenarios(make_engine, versions, request, tolerance, decode)
-    built: list[RolloutEngine] = []
-    with part.rule("can be built", _LOADS):
-        built.append(make_engine())
-    for engine in built:
-        part.look(engine, RolloutEngine)
-    if not part.sound:
-        return
+    scenarios = _Scenarios(make_engine, versions, request, tolerance, part)
     for scenario, expected, mend in (
         (
-            functools.partial(scenarios.prepares, built[0]),
-            "prepare and close return, and what it declares fits its methods",
-            "return from prepare once programs are compiled; declare scores if score "
-            "is there, and only then; decode_greedy needs score",
-        ),
-        (
             scenarios.loads,
-            "holds no weights at first (version -1), loads a version, tells its health, and "
-            "declares its capabilities",
-            f"health() returns {', '.join(_FIGURES)} as floats, capabilities are "
-            f"rlax_plugin.api.Capabilities with the same slots; {_LOADS}",
+            "can be built and prepared, holds no weights at first (version -1), loads a version "
+            "and tells its health",
+            "return from prepare once programs are compiled; "
+            f"health() returns {', '.join(_FIGURES)} as floats; if it works with models of its own "
+            "only, register it with Extension(..., needs_model=True)",
         ),
         (
             scenarios.generates,
@@ -95,17 +76,10 @@ def check_generation(
             "jax.random.fold_in(key(seed), place)",
         ),
         (
-            scenarios.stops,
-            "an engine that declares stop_strings ends a sample with the first token with which "
-            "its text contains one",
-            "find them with the prompt source's decode of all tokens so far, keep the token that "
-            "completes the string, drop what was generated behind it, and say finish 'stop'",
-        ),
-        (
             scenarios.min_version,
             "a request waits for its min_version, and others pass it",
             "keep what asks for newer weights waiting inside the engine, and look again after each "
-            "load; progress(), if there is one, tells of what waits as well",
+            "load",
         ),
         (
             scenarios.rejects,
@@ -148,111 +122,81 @@ class _Scenarios:
         versions: Sequence[WeightVersion],
         request: Request,
         tolerance: float,
-        decode: Decode | None,
+        part: Inspection,
     ):
-        self._make_engine, self._tolerance, self._decode = make_engine, tolerance, decode
+        self._make_engine, self._tolerance, self._part = make_engine, tolerance, part
         self._old, self._new = versions
         self._request = request
 
-    async def prepares(self, engine: RolloutEngine) -> None:
-        async with TriedEngine(lambda: engine):
-            await engine.prepare()
-            declared, scores = engine.capabilities, has(engine, RolloutEngine, "score")
-            without = "with" if scores else "without"
-            require(declared.scores == scores, f"{without} score, it declares {declared}")
-            decodes = has(engine, RolloutEngine, "decode_greedy")
-            require(scores or not decodes, "it has decode_greedy, and no score")
+    @asynccontextmanager
+    async def _engine(self, version: WeightVersion | None = None) -> AsyncIterator[RolloutEngine]:
+        """An engine that has loaded a version, and is closed at the end if it has ``close``."""
+        engine = self._make_engine()
+        try:
+            if version is not None:
+                await take_version(engine, version)
+            yield engine
+        finally:
+            await asyncio.to_thread(engine.close)
 
     async def loads(self) -> None:
-        async with TriedEngine(self._make_engine) as engine:
+        async with self._engine() as engine:
+            await engine.prepare()
             require(engine.version == -1, f"version is {engine.version} before the first load")
             await take_version(engine, self._old)
-            found, expected = engine.version, self._old.version
-            require(found == expected, f"version is {found} after version {expected} was loaded")
+            loaded, expected = engine.version, self._old.version
+            require(loaded == expected, f"version is {loaded} after version {expected} was loaded")
             figures = engine.health()
             for name in _FIGURES:
                 require(isinstance(figures.get(name), float), f"health() is {figures}")
             slots = engine.capabilities.slots
             require(figures["slots"] == slots >= 1, f"it declares {slots} slots")
+            self._part.look(engine, RolloutEngine)
 
     async def generates(self) -> None:
-        async with TriedEngine(self._make_engine) as engine:
-            await take_version(engine, self._old)
-            one, two = self._group(0), self._group(1, seeds=(91, 92))
+        async with self._engine(self._old) as engine:
+            requests = self._group(0), self._group(1, seeds=(91, 92))
             before = engine.health()["tokens_total"]
-            groups = await generated(engine, one, two)
-            for request in (one, two):
-                has = engine.capabilities
-                check_group(request, groups[request.key.group], self._old.version, has)
+            groups = await _generated(engine, *requests)
+            for request in requests:
+                _check_group(engine, request, groups[request.key.group], self._old.version)
             tokens = sum(len(s.tokens) for samples in groups.values() for s in samples)
             counted = engine.health()["tokens_total"] - before
             require(counted >= tokens, f"tokens_total grew by {counted:g} for {tokens} tokens")
             await take_version(engine, self._new)
-            (samples,) = (await generated(engine, self._group(2))).values()
-            check_group(self._group(2), samples, self._new.version, has)
+            (samples,) = (await _generated(engine, self._group(2))).values()
+            _check_group(engine, self._group(2), samples, self._new.version)
 
     async def seeds(self) -> None:
-        async with (
-            TriedEngine(self._make_engine) as engine,
-            TriedEngine(self._make_engine) as other,
-        ):
+        async with self._engine(self._old) as engine, self._engine(self._old) as other:
             if not engine.capabilities.seeded:
                 return
-            await take_version(engine, self._old)
-            await take_version(other, self._old)
-            groups = await generated(engine, self._group(0), self._group(1, seeds=(91, 92)))
+            groups = await _generated(engine, self._group(0), self._group(1, seeds=(91, 92)))
             among = groups[0]
-            last = _SEEDS[-1]
-            alone = (await generated(other, self._group(5, seeds=(last,))))[5][0]
+            alone = (await _generated(other, self._group(5, seeds=_SEEDS[-1:])))[5][0]
             self._require_same(among[-1], alone, "beside others and alone")
-            again = (await generated(engine, self._group(0)))[0]
+            again = (await _generated(engine, self._group(0)))[0]
             self._require_same(among[0], again[0], "the first time and the second")
             different = {tuple(r.tokens.tolist()) for r in among}
             require(len(different) > 1, f"seeds {_SEEDS} all generate {among[0].tokens.tolist()}")
 
-    async def stops(self) -> None:
-        async with TriedEngine(self._make_engine) as engine:
-            has, decode = engine.capabilities, self._decode
-            if not has.stop_strings or decode is None:
-                return
-            await take_version(engine, self._old)
-            free = (await generated(engine, self._group(0)))[0]
-            texts = [decode(s.tokens[len(s.tokens) // 2 :])[:3] for s in free[:2]]
-            stop_strings = tuple(text for text in texts if problem_of((text,)) is None)
-            sampling = replace(self._request.sampling, stop_strings=stop_strings)
-            if not stop_strings:
-                return
-            ended = (await generated(engine, self._group(0, sampling=sampling)))[0]
-            problem = defect(ended, sampling, has.vocabulary, side=has.side, decode=decode)
-            tokens = [s.tokens.tolist() for s in ended]
-            require(problem is None, f"{problem}; tokens {tokens}, stop strings {stop_strings}")
-
     async def min_version(self) -> None:
-        async with TriedEngine(self._make_engine) as engine:
-            await take_version(engine, self._old)
+        async with self._engine(self._old) as engine:
             wanted = self._group(0, min_version=self._new.version)
-            waiting = asyncio.ensure_future(generated(engine, wanted))
+            waiting = asyncio.ensure_future(_generated(engine, wanted))
             try:
-                await generated(engine, self._group(1))
+                await _generated(engine, self._group(1))
                 done, _ = await asyncio.wait([waiting], timeout=_WAIT_S)
                 require(not done, f"it was generated with version {engine.version}")
-                key, figures = (wanted.key, wanted.attempt), engine.progress()
-                if figures is not None:
-                    require(key in figures, f"progress() says nothing of {key}: {figures}")
-                if has(engine, RolloutEngine, "unfinished"):
-                    left = engine.unfinished().get((wanted.key, wanted.attempt))
-                    size = len(wanted.seeds)
-                    require(left == size, f"unfinished() says {left} of {size} that wait")
                 await take_version(engine, self._new)
                 (samples,) = (await waiting).values()
-                check_group(wanted, samples, self._new.version, engine.capabilities)
+                _check_group(engine, wanted, samples, self._new.version)
             finally:
                 waiting.cancel()
 
     async def rejects(self) -> None:
-        async with TriedEngine(self._make_engine) as engine:
-            await take_version(engine, self._old)
-            expected = (await generated(engine, self._group(0)))[0]
+        async with self._engine(self._old) as engine:
+            expected = (await _generated(engine, self._group(0)))[0]
             name, spec = min(self._new.tensors.items())
             wrong = {
                 "another fingerprint": {name: replace(spec, fingerprint=spec.fingerprint ^ 1)},
@@ -262,32 +206,34 @@ class _Scenarios:
             if (await engine.load(self._new)).fingerprints is None:
                 del wrong["another fingerprint"]
             require(engine.version == self._old.version, "load changes the version in use")
-            for what, tensors in wrong.items():
-                (part,) = self._new.parts
-                part = replace(part, tensors={**part.tensors, **tensors})
-                version = replace(self._new, parts=(part,))
+            (part,) = self._new.parts
+            for difference, tensors in wrong.items():
+                changed = replace(part, tensors={**part.tensors, **tensors})
                 try:
-                    await take_version(engine, version)
+                    await take_version(engine, replace(self._new, parts=(changed,)))
                 except WeightsError:
-                    found, held = engine.version, self._old.version
-                    require(found == held, f"version is {found} after {what} was rejected")
+                    pass
                 else:
-                    require(False, f"weights with {what} than published were loaded")
-            found = (await generated(engine, self._group(0)))[0]
+                    require(False, f"weights with {difference} than published were loaded")
+            held = engine.version
+            require(held == self._old.version, f"version is {held} after weights were rejected")
+            samples = (await _generated(engine, self._group(0)))[0]
             if engine.capabilities.seeded:
-                self._require_same(expected[0], found[0], "before and after weights were rejected")
+                self._require_same(expected[0], samples[0], "before and after a rejected version")
 
     async def scores(self) -> None:
-        async with TriedEngine(self._make_engine) as engine:
-            if not engine.capabilities.scores:
+        async with self._engine(self._old) as engine:
+            scores = engine.capabilities.scores
+            declared = "scores" if scores else "does not score"
+            fits = scores == has(engine, RolloutEngine, "score")
+            require(fits, f"it declares that it {declared}, which its methods do not fit")
+            if not scores:
                 return
-            await take_version(engine, self._old)
-            before = await self._require_scored(engine, self._old)
+            tokens = await self._require_scored(engine, self._old)
             loaded = await engine.load(self._new)
-            by_loaded = await engine.score(before, loaded)
+            by_loaded = await engine.score(tokens, loaded)
             await engine.use(loaded)
-            found = await engine.score(before)
-            apart = float(np.abs(by_loaded - found).max())
+            apart = float(np.abs(by_loaded - await engine.score(tokens)).max())
             same = apart <= self._tolerance
             require(same, f"with loaded weights, before and after use, it is {apart:.2g} apart")
             await self._require_scored(engine, self._new)
@@ -295,26 +241,23 @@ class _Scenarios:
     async def _require_scored(self, engine: RolloutEngine, version: WeightVersion) -> np.ndarray:
         """Requires a generated token's score to be its log-prob; returns all tokens scored."""
         greedy = SamplingParams(temperature=0.0, max_new_tokens=1)
-        (samples,) = (await generated(engine, self._group(0, sampling=greedy))).values()
+        (samples,) = (await _generated(engine, self._group(0, sampling=greedy))).values()
         (token,), (expected,) = samples[0].tokens, samples[0].logprobs
         tokens = np.append(self._request.context, token).astype(np.int32)
-        found = await engine.score(tokens)
-        shape = np.shape(found)
+        scores = await engine.score(tokens)
+        shape = np.shape(scores)
         require(shape == (len(tokens) - 1,), f"of {len(tokens)} tokens it gives {list(shape)}")
-        apart = abs(float(found[-1]) - float(expected))
-        near = apart <= _PREFILL * self._tolerance
         require(
-            near,
+            abs(float(scores[-1]) - float(expected)) <= _PREFILL * self._tolerance,
             f"version {version.version} generates token {token} with log-prob {expected:.6g}; "
-            f"score gives it {found[-1]:.6g}",
+            f"score gives it {scores[-1]:.6g}",
         )
         return tokens
 
     async def cancels(self) -> None:
-        async with TriedEngine(self._make_engine) as engine:
-            await take_version(engine, self._old)
+        async with self._engine(self._old) as engine:
             never = self._group(0, min_version=self._new.version + 1)
-            tasks = [asyncio.ensure_future(generated(engine, r)) for r in (never, self._group(1))]
+            tasks = [asyncio.ensure_future(_generated(engine, r)) for r in (never, self._group(1))]
             await asyncio.sleep(0)
             for task in tasks:
                 task.cancel()
@@ -325,13 +268,12 @@ class _Scenarios:
                 return figures["active"] == figures["waiting"] == 0
 
             require(await eventually(idle, 10.0), f"health() stays at {engine.health()}")
-            await generated(engine, self._group(2))
+            await _generated(engine, self._group(2))
 
     async def gives_up(self) -> None:
-        async with TriedEngine(self._make_engine) as engine:
+        async with self._engine(self._old) as engine:
             if not has(engine, RolloutEngine, "give_up"):
                 return
-            await take_version(engine, self._old)
             never = self._group(0, min_version=self._new.version + 1)
             later = self._group(1, min_version=self._new.version)
             answered: list[int] = []
@@ -342,8 +284,8 @@ class _Scenarios:
                 await asyncio.sleep(0)
             given_up = engine.give_up({(never.key, never.attempt)}, self._new.version)
             expected = {(never.key, never.attempt): [0] * len(never.seeds)}
-            found = {attempt: list(tokens) for attempt, tokens in given_up.items()}
-            require(found == expected, f"it gave up {found}, and was asked to give up {expected}")
+            ended = {attempt: list(tokens) for attempt, tokens in given_up.items()}
+            require(ended == expected, f"it gave up {ended}, and was asked to give up {expected}")
             await take_version(engine, self._new)
             await waiting
             require(set(answered) == {1}, f"it answered groups {answered} of 0 and 1")
@@ -352,9 +294,46 @@ class _Scenarios:
         key = self._request.key._replace(group=group_id)
         return replace(self._request, key=key, **{"seeds": _SEEDS, **changes})
 
-    def _require_same(self, one: Sampled, other: Sampled, when: str) -> None:
-        same = np.array_equal(one.tokens, other.tokens)
-        tokens = f"{one.tokens.tolist()} and {other.tokens.tolist()}"
-        require(same, f"{when}, seed {one.seed} generates {tokens}")
-        apart = float(np.abs(one.logprobs - other.logprobs).max())
+    def _require_same(self, first: Sampled, second: Sampled, when: str) -> None:
+        same = np.array_equal(first.tokens, second.tokens)
+        tokens = f"{first.tokens.tolist()} and {second.tokens.tolist()}"
+        require(same, f"{when}, seed {first.seed} generates {tokens}")
+        apart = float(np.abs(first.logprobs - second.logprobs).max())
         require(apart <= self._tolerance, f"{when}, its log-probs are {apart:.2g} apart")
+
+
+async def _generated(engine: RolloutEngine, *requests: Request) -> dict[int, Sequence[Sampled]]:
+    """Group -> samples; each request must be answered once."""
+    finished: dict[int, Sequence[Sampled]] = {}
+
+    def on_reply(key: Key, samples: Sequence[Sampled]) -> None:
+        if any(s.finish is None for s in samples):
+            return  # a report on the way
+        require(key.group not in finished, f"{key} was answered twice")
+        finished[key.group] = samples
+
+    await engine.generate(requests, on_reply)
+    missing = {r.key.group for r in requests} - finished.keys()
+    require(not missing, f"generate returned without groups {sorted(missing)}")
+    return finished
+
+
+def _check_group(
+    engine: RolloutEngine, request: Request, samples: Sequence[Sampled], version: int
+) -> None:
+    """Checks the samples of a request, which must all be of one weight version."""
+    declared = engine.capabilities
+    seeds = [s.seed for s in samples]
+    require(seeds == list(request.seeds), f"seeds {seeds} for {list(request.seeds)}")
+    length = len(request.context)
+    problem = defect(
+        samples, request.sampling, declared.vocabulary, context_length=length, side=declared.side
+    )
+    if problem:
+        tokens = [s.tokens.tolist() for s in samples]
+        require(False, f"{problem}; tokens {tokens}, stop ids {request.sampling.stop_ids}")
+    for s in samples:
+        for values in (s.logprobs, s.side.get(TRUNCATED_LOGPROBS, s.logprobs)):
+            require(values.max() <= 1e-6, f"a log-prob is {values.max():.4g}")
+        versions = sorted({int(v) for v in s.versions})
+        require(versions == [version], f"generated with version {version}, it says {versions}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from rlax_plugin.ports.environment import (
     Outcome,
     Session,
 )
+from rlax_plugin.rewards.messages import outcome_to
 from rlax_plugin.testing.builders import make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
@@ -82,42 +82,34 @@ def check_environment(trial: Trial, part: Inspection) -> None:
             right = isinstance(one, np.ndarray) and one.dtype == np.int32 and one.ndim == 1
             require(right and len(one) > 0, f"for {prompt.text!r} it returned {one!r}")
             require(np.array_equal(one, two), f"{one.tolist()}, then {two.tolist()}")
-    with part.rule(
-        "play(prompt, session) is a coroutine that returns an Outcome",
-        "write async def play, and wait with await only: many episodes share a process",
-    ):
-        require(inspect.iscoroutinefunction(environment.play), "play is no coroutine function")
     if not part.sound:
         return
-    played: dict[int, tuple[Outcome, list[object]]] = {}
+    played: list[tuple[Prompt, int, int, Outcome, list[object]]] = []
     with part.rule(
-        "an episode ends with an Outcome, whatever the policy answers",
-        "return Outcome(...); rewards has one number per turn, or none; metrics are finite",
+        "an episode ends with an Outcome, whatever the policy answers, and if no further turn fits",
+        "let play be a coroutine that returns Outcome(...), and let EpisodeLimit pass, or catch "
+        "it; rewards has one number per turn, or none; metrics are finite",
     ):
-        for seed in range(40):
-            outcome, session = _played(environment, prompts[seed % len(prompts)], seed)
-            _check(outcome, session.turns)
-            played[seed] = outcome, session.given
-    with part.rule(
-        "an episode for which no further turn fits is ended",
-        "let EpisodeLimit pass, or catch it and return an Outcome",
-    ):
-        for seed in range(10):
-            outcome, session = _played(environment, prompts[seed % len(prompts)], seed, most=1)
-            _check(outcome, session.turns)
+        for seed in range(50):
+            prompt, most = prompts[seed % len(prompts)], _MOST_TURNS if seed < 40 else 1
+            outcome, session = _played(environment, prompt, seed, most)
+            outcome_to(outcome, "", math.inf)
+            count = len(outcome.rewards)
+            require(count in (0, session.turns), f"{count} rewards for {session.turns} turns")
+            played.append((prompt, seed, most, outcome, session.given))
     if environment.deterministic:
         with part.rule(
             "deterministic: the same answers lead to the same episode",
             "keep no state between episodes and use no randomness; or do not set deterministic",
         ):
-            for seed, (outcome, given) in reversed(played.items()):
-                again, session = _played(environment, prompts[seed % len(prompts)], seed)
+            for prompt, seed, most, outcome, given in reversed(played):
+                again, session = _played(environment, prompt, seed, most)
                 require(again == outcome, f"{outcome}, then {again}")
                 require(session.given == given, f"it gave {given}, then {session.given}")
 
 
 def _played(
-    environment: Environment, prompt: Prompt, seed: int, most: int = _MOST_TURNS
+    environment: Environment, prompt: Prompt, seed: int, most: int
 ) -> tuple[Outcome, ScriptedSession]:
     session = ScriptedSession(seed, most)
 
@@ -132,14 +124,3 @@ def _played(
             raise
 
     return asyncio.run(play()), session
-
-
-def _check(outcome: object, turns: int) -> None:
-    require(isinstance(outcome, Outcome), f"it returned {outcome!r}")
-    assert isinstance(outcome, Outcome)
-    require(outcome.text is None or isinstance(outcome.text, str), f"its text is {outcome.text!r}")
-    require(outcome.ended in ("done", "cut"), f"it ended {outcome.ended!r}")
-    count = len(outcome.rewards)
-    require(count in (0, turns), f"it has {count} rewards for {turns} turns")
-    values = [*outcome.rewards, *outcome.metrics.values()]
-    require(all(math.isfinite(float(v)) for v in values), f"it has the figures {values}")

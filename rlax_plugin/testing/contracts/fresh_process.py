@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,13 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.processes.python import python_command
-from rlax_plugin.rewards.messages import checked, lengths_of
-from rlax_plugin.rewards.process import Form, form_of
-from rlax_plugin.testing.contracts.inspection import Broken, told
-from rlax_plugin.types import Episode, Prompt, Sampled, Score, Trajectory, Turn
+from rlax_plugin.rewards.messages import lengths_of
+from rlax_plugin.rewards.process import Failures, Form, form_of, scores_of
+from rlax_plugin.testing.builders import make_episode, make_sampled
+from rlax_plugin.testing.contracts.inspection import Broken
+from rlax_plugin.types import Prompt
 
 HEAVY = ("jax", "tensorflow", "torch")
-_TICK_S = 0.01
 SPLITS = ("train", "validation", "test")
 
 
@@ -86,86 +85,31 @@ def digest(prompts: Sequence[Prompt]) -> list[list[Any]]:
     return [[p.id, np.asarray(p.tokens).tolist(), p.text, p.reference] for p in prompts]
 
 
-def _scored(reward: Any, case: dict[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
-    """Calls a reward twice: the results or errors, and the seconds of the longer call.
-
-    For an async reward also the longest time in which its event loop was blocked.
-
-    Args:
-      runner: runs async rewards; like a reward process, it has one event loop for all calls.
-    """
+async def _scored(reward: Any, case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Scores a completion twice, as a reward process does: each time its score, or the error."""
     completion = case.pop("completion")
     prompt = Prompt(**{**case, "tokens": np.array(case["tokens"], np.int32)})
-    form, episode = form_of(reward), _episode(prompt, completion)
-    calls, took_s, stood_s = [], 0.0, 0.0
-    for _ in range(2):
-        started = time.perf_counter()
-        try:
-            if form.waits:
-                value, stood = runner.run(_awaited(form, prompt, episode))
-                stood_s = max(stood_s, stood)
-            else:
-                value = form.method(*_arguments(form, prompt, episode))
-            calls.append(_shown(_first(form, value), episode))
-        except Exception as error:  # noqa: BLE001  it is the answer
-            calls.append({"error": told(error)})
-        took_s = max(took_s, time.perf_counter() - started)
-    return {"calls": calls, "took_s": took_s, "stood_s": stood_s}
-
-
-def _episode(prompt: Prompt, completion: str) -> Episode:
-    """An episode of one turn, with a token for each of the first characters and no log-probs."""
-    tokens = np.arange(4, 5 + min(len(completion), 60), dtype=np.int32)
-    none, nats = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    turn = Turn(prompt.tokens, Sampled(0, tokens, nats, none, "stop"))
-    return Episode(0, (Trajectory((turn,)),), completion)
-
-
-def _arguments(form: Form, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
+    form = form_of(reward)
+    # A token for each of the first characters.
+    episode = make_episode(
+        make_sampled(1 + min(len(completion), 60)), prompt=prompt, text=completion
+    )
+    episodes = [episode]
     if form.takes == "group":
-        return prompt, (episode, dataclasses.replace(episode, index=1))
-    return form.arguments(prompt, episode)
+        episodes.append(dataclasses.replace(episode, index=1))
 
+    async def call(form: Form, arguments: tuple[Any, ...]) -> Any:
+        value = form.method(*arguments)
+        return await value if form.waits else value
 
-async def _awaited(form: Form, prompt: Prompt, episode: Episode) -> tuple[Any, float]:
-    """The result of an async reward, and the longest time without a step of another task."""
-    stood_s, ticks = 0.0, True
-
-    async def tick() -> None:
-        nonlocal stood_s
-        last_s = time.perf_counter()
-        while ticks:
-            await asyncio.sleep(_TICK_S)
-            now_s = time.perf_counter()
-            stood_s, last_s = max(stood_s, now_s - last_s - _TICK_S), now_s
-
-    ticking = asyncio.create_task(tick())
-    await asyncio.sleep(0)
-    try:
-        value = await form.method(*_arguments(form, prompt, episode))
-    finally:
-        ticks = False
-        await ticking
-    return value, stood_s
-
-
-def _first(form: Form, value: Any) -> Any:
-    if form.takes != "group":
-        return value
-    found = list(value)
-    if len(found) != 2:
-        raise ValueError(f"score_group returned {len(found)} scores for 2 episodes")
-    return found[0]
-
-
-def _shown(value: Any, episode: Episode) -> dict[str, Any]:
-    shown = {"type": type(value).__name__, "shown": repr(value)[:80], "value": None}
-    if isinstance(value, Score):
-        checked(value, lengths_of(episode))
-        value = value.total
-    if isinstance(value, (int, float, np.number)):
-        shown["value"] = float(value)
-    return shown
+    lengths = [lengths_of(one) for one in episodes]
+    scores = []
+    for _ in range(2):
+        shown = await scores_of(
+            [form], prompt, episodes, lengths, call=call, at=lambda _: None, failures=Failures()
+        )
+        scores.append(shown[0])
+    return scores
 
 
 def main(request: str, answer: str) -> None:
@@ -176,8 +120,8 @@ def main(request: str, answer: str) -> None:
     choice = Choice(name=asked["name"], **asked["options"])
     part = registry_for(section).part(asked["kind"], choice, "options", context)
     if asked["kind"] == "reward":
-        with asyncio.Runner() as runner:
-            scored = [_scored(part, case, runner) for case in asked["cases"]]
+        with asyncio.Runner() as runner:  # of one event loop for all, as that of a process
+            scored = [runner.run(_scored(part, case)) for case in asked["cases"]]
         found: dict[str, Any] = {"scored": scored}
     else:
         found = {"splits": {split: digest(part.prompts(split)) for split in SPLITS}}

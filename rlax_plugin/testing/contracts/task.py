@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.checking import contradiction
@@ -17,11 +15,9 @@ from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import Prompt
 
 _LONG = 20_000  # characters
-_STANDS_S = 1.0  # that an event loop may, of many samples
 _STABLE = (
     "derive prompts from the config alone, in a fixed order; ids from a content hash such as "
     "hashlib's, because hash() of a text differs between processes"
@@ -33,28 +29,23 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
     source: PromptSource = trial.built(part)
     splits: dict[str, Sequence[Prompt]] = {}
     with part.rule(
-        'prompts("train"), ("validation") and ("test") are not empty and hold Prompts',
-        "return a sequence of rlax_plugin.api.Prompt for each of the three splits",
+        'prompts("train"), ("validation") and ("test") are not empty and have int32 tokens',
+        "return a sequence of rlax_plugin.api.Prompt for each of the three splits, with tokens "
+        "made by np.array(ids, dtype=np.int32)",
     ):
         for split in SPLITS:
             found = source.prompts(split)
             require(len(found) > 0, f"split {split!r} is empty")
-            wrong = [p for p in found if not isinstance(p, Prompt)]
-            require(not wrong, f"split {split!r} holds {wrong[:1]}")
+            for prompt in found:
+                tokens = prompt.tokens
+                right = isinstance(tokens, np.ndarray) and tokens.dtype == np.int32
+                require(
+                    right and tokens.ndim == 1 and len(tokens) > 0,
+                    f"in split {split!r} {prompt.text!r} has tokens {tokens!r}",
+                )
             splits[split] = found
     if not part.sound:
         return
-    with part.rule(
-        "tokens are int32 [length], not empty; id, text and reference are text",
-        "build tokens with np.array(ids, dtype=np.int32)",
-    ):
-        for prompt in itertools.chain(*splits.values()):
-            tokens = prompt.tokens
-            right = isinstance(tokens, np.ndarray) and tokens.dtype == np.int32
-            require(right and tokens.ndim == 1, f"{prompt.text!r} has tokens {tokens!r}")
-            require(len(tokens) > 0, f"{prompt.text!r} has no tokens")
-            texts = (prompt.id, prompt.text, prompt.reference)
-            require(all(isinstance(t, str) for t in texts), f"{texts} are not all text")
     with part.rule(
         "ids are unique, and no prompt is in two splits",
         "make the id a hash of the whole prompt, and drop duplicates",
@@ -75,26 +66,10 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
         there = fresh_process.ask(trial.lean, "prompt_source", trial.choice, {}, trial.process_s)
         require(there["splits"] == expected, "another process gives others")
     with part.rule(
-        "an unknown split raises a ConfigError",
-        "raise rlax_plugin.api.ConfigError with the splits that there are",
-    ):
-        try:
-            found = source.prompts("no-such-split")
-        except ConfigError:
-            pass
-        else:
-            require(False, f"it returned {len(found)} prompts")
-    with part.rule(
         "decode gives the text of tokens, without stop tokens",
         "leave out stop_ids and padding in decode; stop_ids is a tuple of ints",
     ):
         _check_decode(source, splits["train"][0])
-    with part.rule(
-        "stop_strings is a tuple of texts",
-        "return at most 8 texts, of 1 to 256 characters each; () where there are none",
-    ):
-        problem = problem_of(source.stop_strings)
-        require(problem is None, str(problem))
     if has(source, PromptSource, "encode"):
         with part.rule(
             "encode gives the tokens of a prompt's text",
@@ -104,22 +79,16 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
             # The text of several messages does not say where one ends.
             texts = [p for p in splits["train"] if "messages" not in p.metadata]
             for prompt in texts[:3]:
-                found, expected = list(source.encode(prompt.text)), prompt.tokens.tolist()
-                for token in found:
-                    whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
-                    odd = f"{token!r} ({type(token).__name__})"
-                    require(whole, f"{prompt.text!r} gives {odd} among its tokens")
-                require(found == expected, f"{prompt.text!r} gives {found}, not {expected}")
+                tokens, expected = list(source.encode(prompt.text)), prompt.tokens.tolist()
+                whole = all(isinstance(token, int | np.integer) for token in tokens)
+                right = whole and tokens == expected
+                require(right, f"{prompt.text!r} gives {tokens}, not {expected}")
 
 
 def _check_decode(source: PromptSource, prompt: Prompt) -> None:
-    stop_ids = source.stop_ids
-    ints = isinstance(stop_ids, tuple) and all(isinstance(i, int) for i in stop_ids)
-    require(ints, f"stop_ids is {stop_ids!r}")
     text = source.decode(prompt.tokens)
     require(isinstance(text, str), f"it decodes to {text!r}")
-    require(source.decode(prompt.tokens) == text, "decoded twice, it differs")
-    for stop in stop_ids:
+    for stop in source.stop_ids:
         ended = source.decode(np.append(prompt.tokens, np.int32(stop)))
         require(ended == text, f"{text!r} and stop token {stop} decode to {ended!r}")
 
@@ -132,14 +101,14 @@ def check_reward(trial: Trial, part: Inspection) -> None:
 
 def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> None:
     first, other = prompts[0], prompts[1]
-    reward_s = trial.lean.deadlines.reward_s
-    plain = {"right": first.reference, "wrong": other.reference, "empty": ""}
     word = first.reference or "7"
-    odd = {
+    completions = {
+        "right": first.reference,
+        "wrong": other.reference,
+        "empty": "",
         "very long": word * -(-_LONG // len(word)),
         "odd unicode": "\u202e\U0001d7dc\x00\ufffd\U0001f642",
     }
-    completions = plain | odd
     answer: dict[str, Any] = {}
     with part.rule(
         "it can be built and called in a fresh process",
@@ -159,50 +128,18 @@ def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> 
         "for each sampled token; metrics are finite, under short names; if it needs other "
         "prompts than these, name the plug-in with their source in check_plugin(..., plugins=...)",
     ):
-        for what in plain:
-            _require_number(what, completions[what], scored[what]["calls"][0])
-    with part.rule(
-        "a very long one and odd unicode get a finite number, or it raises",
-        "return a float or raise: a sample whose reward raises is marked, and never counts as 0",
-    ):
-        for what in odd:
-            if "error" not in scored[what]["calls"][0]:
-                _require_number(what, completions[what], scored[what]["calls"][0])
+        for name in ("right", "wrong", "empty"):
+            error, shown = scored[name][0].get("error"), repr(completions[name][:20])
+            require(error is None, f"the {name} completion {shown} gets the error {error}")
     with part.rule(
         "the same completion gets the same reward twice", "keep no state and use no random numbers"
     ):
-        for what, found in scored.items():
-            one, two = found["calls"]
-            same = one.get("value") == two.get("value") and ("error" in one) == ("error" in two)
-            require(same or not part.sound, f"the {what} completion gets {one}, then {two}")
-    with part.rule(
-        f"a call takes at most rlax.deadlines.reward_s = {reward_s:g} s",
-        "give what it calls a deadline below that",
-    ):
-        for what, found in scored.items():
-            took_s = found["took_s"]
-            require(took_s <= reward_s, f"the {what} one took {took_s:.1f} s")
-    if any(found["stood_s"] for found in scored.values()):
-        with part.rule(
-            "an async reward lets others run while it waits",
-            "wait with await only, and call what blocks with asyncio.to_thread; or write a plain "
-            "function, of which one runs at a time",
-        ):
-            for what, found in scored.items():
-                stood_s = found["stood_s"]
-                stands = f"for the {what} one, its event loop stood still for {stood_s:.1f} s"
-                require(stood_s <= _STANDS_S, stands)
+        for name, (score, again) in scored.items():
+            same = score.get("parts") == again.get("parts")
+            require(same or not part.sound, f"the {name} completion gets {score}, then {again}")
     with part.rule(
         f"imports none of {', '.join(fresh_process.HEAVY)}",
         "score with numpy or plain Python, and import nothing that imports them: reward processes "
         "must start at once and leave the accelerator to the trainer",
     ):
         require(not answer["heavy"], f"{' and '.join(answer['heavy'])} was imported")
-
-
-def _require_number(what: str, completion: str, call: dict[str, Any]) -> None:
-    shown = repr(completion[:20])
-    require("error" not in call, f"for the {what} completion {shown} it raised {call.get('error')}")
-    value = call["value"]
-    require(value is not None, f"the {what} one, {shown}, gets {call['shown']} ({call['type']})")
-    require(math.isfinite(value), f"the {what} one, {shown}, gets {call['shown']}")

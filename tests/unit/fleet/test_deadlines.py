@@ -9,11 +9,11 @@ import doors
 import grpc
 import pytest
 from sections import section_with
+from toy_versions import scripted
 
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.fleet.deadlines import Need, Rates, loading_s, needs, while_loading
 from rlax_plugin.rpc.channels import describe
-from rlax_plugin.testing import FakeEngine, FakeWeightStore
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.types import TensorSpec
 from rlax_plugin.worker.joining import RunToJoin
@@ -70,7 +70,7 @@ def test_a_worker_whose_controller_does_not_answer_names_the_key():
             name="a",
             run=RunToJoin(address, values, "abc", doors.SECRETS.of_worker),
             endpoint=doors.Called(),
-            engine=FakeEngine(FakeWeightStore()),
+            engine=scripted(),
         )
         with pytest.raises(DeadlineError) as error:
             await member.register()

@@ -14,6 +14,7 @@ import doors
 import grpc
 import pytest
 from certificates import days_ago, identity_of, made
+from toy_versions import scripted
 
 from rlax_plugin.config.network import Place
 from rlax_plugin.errors import ConfigError
@@ -25,7 +26,6 @@ from rlax_plugin.rpc.doors import Connection, Door, client_channel, connect, lis
 from rlax_plugin.rpc.operator_certificate import OperatorIdentity
 from rlax_plugin.rpc.own_address import own_address
 from rlax_plugin.rpc.secret import Secret, new_token
-from rlax_plugin.testing import FakeEngine, FakeWeightStore
 from rlax_plugin.worker.process import Endpoint
 
 LIMIT_S = 60.0
@@ -86,7 +86,7 @@ async def served(
     """
     reached, certificate = Reached(), doors.SECRETS.identity.certificate
     if endpoint == "worker":
-        with Endpoint(Place(), FakeEngine(FakeWeightStore()), name="w") as worker:
+        with Endpoint(Place(), scripted(), name="w") as worker:
             secret = worker.expect_trainer()
             for role, token in TOKENS.items():
                 worker.callers.admit(token, role)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
@@ -65,7 +64,7 @@ class LetsPass(NpzStore):
 
 @pytest.mark.parametrize("store", [NpzStore(), LetsPass()])
 def test_a_store_that_tells_them_apart_passes(store):
-    assert "wrong bytes and outages raise different errors" in check_store(store)
+    assert "wrong bytes are found, and outages raise another error" in check_store(store)
 
 
 def test_hosts_must_have_written_all_chunks_before_a_version_is_visible():
@@ -75,13 +74,6 @@ def test_hosts_must_have_written_all_chunks_before_a_version_is_visible():
         check_store(Shared(counts=False))
     (finding,) = caught.value.findings
     assert rule in str(finding) and "commit of more chunks" in str(finding)
-
-
-def test_a_store_must_derive_from_the_base_class():
-    own = NpzStore()
-    methods = {name: getattr(own, name) for name in ("save", "load", "delete")}
-    with pytest.raises(ContractError, match="it derives from WeightStore"):
-        check_store(SimpleNamespace(**methods))  # type: ignore[arg-type]
 
 
 def test_an_outage_must_not_be_damage():
@@ -98,7 +90,7 @@ def test_damage_must_not_be_an_outage():
         check_store(Raises(WeightsUnreadableError))
     (finding,) = caught.value.findings
     assert "one bit flipped raised a WeightsUnreadableError" in str(finding)
-    assert "raise a plain WeightsError from load only for bytes that were read" in finding.mend
+    assert "raise a plain WeightsError only for bytes that were read" in finding.mend
 
 
 @pytest.mark.parametrize(

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 
-import grpc
 import numpy as np
 import pytest
-from wired import reply_from_proto
 
-from rlax_plugin.errors import TrainingError, WeightsError, WorkerError
-from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.doors import connect
-from rlax_plugin.rpc.pieces import request_messages
-from rlax_plugin.rpc.rlax_pb2_grpc import RolloutStub
+from rlax_plugin.errors import TrainingError
 from rlax_plugin.testing import (
-    FakeEngine,
     FakeTrainerPort,
-    FakeWeightStore,
-    FakeWorker,
     make_arrays,
     make_batch,
     make_episode,
     make_group,
     make_prompt,
-    make_request,
     make_sampled,
-    policy,
-    publish_version,
 )
 from rlax_plugin.testing.fakes import CANARY_TOKENS
-from rlax_plugin.types import Canary, Key, Score, Turn, Unscored
-from rlax_plugin.weights.verification import take_version
+from rlax_plugin.types import Canary, Score, Turn, Unscored
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
 
@@ -156,80 +142,10 @@ def test_what_shows_only_at_the_end_is_found() -> None:
         port.close()
 
 
-@pytest.mark.parametrize(
-    ("canary", "message"),
-    [
-        (Canary(CANARY_TOKENS[1:], np.zeros(4), 1e-4), "of tokens"),
-        (Canary(CANARY_TOKENS, np.full(4, np.nan), 1e-4), "log-probs are"),
-        (Canary(CANARY_TOKENS, np.ones(4), 1e-4), "log-probs are"),
-        (Canary(CANARY_TOKENS, np.zeros(4), 0.0), "tolerance"),
-    ],
-)
-def test_a_canary_must_be_computable(canary: Canary, message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
-        FakeTrainerPort().publish(0, WEIGHTS, canary)
-
-
-def test_the_engine_rejects_malformed_requests() -> None:
-    store = FakeWeightStore()
-    version = publish_version(store, "0", policy.initial_weights(0))
-    wrong = {
-        "context is int64": make_request(context=np.array([4])),
-        "0 prompt tokens": make_request(context=np.zeros(0, np.int32)),
-        "seeds are": make_request(seeds=(5, 5)),
-        "do not have 64 bits": make_request(seeds=(-1, 5)),
-        "count from 1": make_request(attempt=0),
-        "other samples than seeds": make_request(resume=(make_sampled(seed=3),)),
-    }
-
-    async def ask() -> None:
-        engine = FakeEngine(store)
-        await take_version(engine, version)
-        for message, request in wrong.items():
-            with pytest.raises(WorkerError, match=message):
-                await engine.generate([request], lambda key, samples: None)
-        assert engine.requests == []
-        await engine.generate([make_request(3)], lambda key, samples: generated.append(key))
-        assert [request.key for request in engine.requests] == generated
-
-    generated: list[Key] = []
-    asyncio.run(ask())
-    assert generated == [Key("train", 3)]
-
-
-def test_a_worker_answers_over_grpc_and_rejects_what_its_engine_rejects() -> None:
-    store = FakeWeightStore()
-    version = publish_version(store, "0", policy.initial_weights(0))
-    good, bad = make_request(3), make_request(4, seeds=(5, 5))
-
-    async def ask() -> None:
-        engine = FakeEngine(store)
-        await take_version(engine, version)
-        async with FakeWorker(engine) as worker, connect(worker.address, worker.secret) as at:
-            stub = RolloutStub(at)
-            assert (await stub.Health(pb.HealthRequest(), timeout=60)).version == 0
-            asked = request_messages([good])
-            replies = [reply async for reply in stub.Generate(asked, timeout=60)]
-            names = [("w",)] * 2
-            (samples,) = [
-                reply_from_proto(reply, good, "w", told=(), workers=names) for reply in replies
-            ]
-            assert [s.seed for s in samples] == list(good.seeds)
-            assert all(s.finish is not None and s.workers == ("w",) for s in samples)
-            asked = request_messages([bad])
-            with pytest.raises(grpc.aio.AioRpcError, match="group 4: seeds are") as caught:
-                [reply async for reply in stub.Generate(asked, timeout=60)]
-            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert worker.keys == [Key("train", 3), Key("train", 4)]
-
-    asyncio.run(ask())
-
-
-def test_the_store_copies_in_both_directions() -> None:
-    store, array = FakeWeightStore(), np.zeros(2, np.float32)
-    store.save("v", {"w": array})
-    array += 1
-    store.load("v", {"w": array})["w"] += 5
-    assert store.load("v", {"w": array})["w"].tolist() == [0, 0]
-    with pytest.raises(WeightsError, match="exists"):
-        store.save("v", {"w": array})
+def test_a_canary_must_be_computable() -> None:
+    for tokens, logprobs, told in (
+        (CANARY_TOKENS[1:], np.zeros(4), "of tokens"),
+        (CANARY_TOKENS, np.full(4, np.nan), "log-probs are"),
+    ):
+        with pytest.raises(TrainingError, match=told):
+            FakeTrainerPort().publish(0, WEIGHTS, Canary(tokens, logprobs, 1e-4))

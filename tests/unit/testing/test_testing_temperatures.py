@@ -1,4 +1,4 @@
-"""The toy policy on samples of two temperatures: exact log-probs, ratios and gradients."""
+"""The toy policy on samples of two temperatures: exact log-probs and ratios."""
 
 from __future__ import annotations
 
@@ -62,16 +62,3 @@ def test_signals_see_the_log_probs_of_each_tokens_temperature() -> None:
     trained_bt = arrays["rl_mask"] > 0
     sampled_n = arrays["rl_behaviour_logprobs"][trained_bt]
     np.testing.assert_allclose(found[trained_bt], sampled_n, atol=1e-6)
-
-
-def test_the_gradient_is_the_sum_of_those_of_both_temperatures() -> None:
-    both = arrays_of(1.5, 0.5)
-    gradient, _ = policy.reinforce(WEIGHTS, both, both["rl_temperature"])
-    expected = {name: np.zeros_like(array) for name, array in gradient.items()}
-    for rows, temperature in ((slice(0, 2), 1.5), (slice(2, 4), 0.5)):
-        part = {name: array[rows] for name, array in both.items()}
-        alone, _ = policy.reinforce(WEIGHTS, part, temperature)
-        for name, array in alone.items():  # each is divided by its tokens
-            expected[name] += array * part["rl_mask"].sum() / both["rl_mask"].sum()
-    for name, array in expected.items():
-        np.testing.assert_allclose(gradient[name], array, atol=1e-6)

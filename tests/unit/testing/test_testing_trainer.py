@@ -1,8 +1,7 @@
-"""Trainer ``bigram``: its calls in MaxText's order, and checkpoints that lose no bit."""
+"""Trainer ``bigram``: checkpoints that lose no bit, canaries and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.diagnostics import GROUP_GAPS, GROUP_PLACES, summarise
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.training import Decision
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.testing import policy
+from rlax_plugin.testing import FakeTrainerPort, policy
+from rlax_plugin.testing.fakes import CANARY_TOKENS
 from rlax_plugin.testing.task import Numbers, NumbersConfig
 from rlax_plugin.testing.trainer import CANARY_TOLERANCE, BigramConfig, BigramTrainer, Checkpoints
-
-CANARY = np.array([5, 17, 33, 2, 60], np.int32)
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
@@ -42,48 +39,15 @@ def batch(step: int) -> dict[str, np.ndarray]:
     }
 
 
-class Port:
-    """Records what a trainer calls; asks it to stop after a step, or fails at one."""
-
-    def __init__(self, stop_after: int = 0, fails_at: int = 0, canary_tokens: np.ndarray = CANARY):
-        self.calls: list[tuple[str, int]] = []
-        self.published: dict[int, Any] = {}
-        self.canaries: dict[int, Any] = {}
-        self.metrics: dict[int, Mapping[str, Any]] = {}
-        self.canary_tokens = canary_tokens
-        self._stop_after, self._fails_at = stop_after, fails_at
-
-    def next_batch(self, step: int) -> dict[str, np.ndarray]:
-        self.calls.append(("next_batch", step))
-        if step == self._fails_at:
-            raise RuntimeError(f"no batch {step}")
-        return batch(step)
-
-    def publish(self, step: int, arrays: Any, canary: Any = None) -> None:
-        self.calls.append(("publish", step))
-        self.published[step], self.canaries[step] = arrays, canary
-
-    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self.calls.append(("step_done", step))
-        self.metrics[step] = metrics
-
-    def before_checkpoint(self, step: int) -> None:
-        self.calls.append(("before_checkpoint", step))
-
-    def found_damaged(self, what: str) -> None:
-        raise AssertionError(what)
-
-    def decide(self, step: int) -> Decision:
-        stop = step == self._stop_after
-        return Decision(save=stop, stop=stop)
-
-
-def train(run: Path | str, steps: int, port: Port | None = None, **options: Any) -> Port:
-    port = port or Port()
+def train(
+    run: Path | str, steps: int, port: FakeTrainerPort | None = None, **options: Any
+) -> FakeTrainerPort:
+    port = port or FakeTrainerPort(batch)
     trainer = BigramTrainer(
         BigramConfig(**options), RunFiles(run), steps=steps, seed=3, temperature=0.8
     )
-    trainer.run(port)  # type: ignore[arg-type]
+    trainer.run(port)
+    port.close()
     return port
 
 
@@ -91,21 +55,12 @@ def same_bits(one: policy.Weights, other: policy.Weights) -> bool:
     return all(one[name].tobytes() == other[name].tobytes() for name in policy.SHAPES)
 
 
-def test_calls_come_in_maxtexts_order(tmp_path: Path) -> None:
-    port = train(tmp_path, 3, checkpoint_every=2)
-    assert port.calls == [
-        ("publish", 0),
-        ("next_batch", 1), ("publish", 1), ("step_done", 1),
-        ("next_batch", 2), ("before_checkpoint", 2), ("publish", 2), ("step_done", 2),
-        ("next_batch", 3), ("before_checkpoint", 3), ("publish", 3), ("step_done", 3),
-    ]  # fmt: skip
-    assert RunFiles(tmp_path).names("checkpoints") == ["2.npz", "3.npz"]
-
-
-def test_a_stop_leaves_a_checkpoint_of_the_step_it_came_in(tmp_path: Path) -> None:
-    port = train(tmp_path, 9, Port(stop_after=2), checkpoint_every=5)
-    assert port.calls[-2:] == [("step_done", 2), ("before_checkpoint", 2)]
-    assert RunFiles(tmp_path).names("checkpoints") == ["2.npz"]
+def test_checkpoints_are_written_when_due_and_at_a_stop(tmp_path: Path) -> None:
+    train(tmp_path / "due", 3, checkpoint_every=2)
+    assert RunFiles(tmp_path / "due").names("checkpoints") == ["2.npz", "3.npz"]
+    port = train(tmp_path / "stop", 9, FakeTrainerPort(batch, stop_after=2))
+    assert port.calls[-2:] == [("decide", 2), ("before_checkpoint", 2)]
+    assert RunFiles(tmp_path / "stop").names("checkpoints") == ["2.npz"]
 
 
 @pytest.mark.parametrize("where", ["disk", "objects"])
@@ -114,9 +69,9 @@ def test_a_continued_run_ends_with_the_bits_of_an_undisturbed_one(
 ) -> None:
     prefix = str(tmp_path) if where == "disk" else f"objects:/{tmp_path}"
     whole = train(f"{prefix}/whole", 12)
-    train(f"{prefix}/parts", 12, Port(stop_after=4))
-    with pytest.raises(RuntimeError, match="no batch 9"):
-        train(f"{prefix}/parts", 12, Port(fails_at=9))
+    train(f"{prefix}/parts", 12, FakeTrainerPort(batch, stop_after=4))
+    with pytest.raises(IndexError):
+        train(f"{prefix}/parts", 12, FakeTrainerPort([batch(n) for n in range(9)].__getitem__))
     rest = train(f"{prefix}/parts", 12)
     assert rest.calls[:2] == [("publish", 5), ("next_batch", 6)]
     assert same_bits(rest.published[12], whole.published[12])
@@ -143,9 +98,10 @@ def test_the_canary_is_of_the_published_weights(tmp_path: Path) -> None:
     for step in (0, 1, 2):
         canary, weights = port.canaries[step], port.published[step]
         assert canary.tolerance == CANARY_TOLERANCE
-        rows = policy.log_probs(weights, CANARY[:-1])
-        assert canary.logprobs.tolist() == [rows[t, CANARY[t + 1]] for t in range(4)]
-    assert train(tmp_path / "b", 1, Port(canary_tokens=CANARY[:0])).canaries == {0: None, 1: None}
+        rows = policy.log_probs(weights, CANARY_TOKENS[:-1])
+        assert canary.logprobs.tolist() == [rows[t, CANARY_TOKENS[t + 1]] for t in range(4)]
+    without = FakeTrainerPort(batch, canary_tokens=CANARY_TOKENS[:0])
+    assert train(tmp_path / "b", 1, without).canaries == {0: None, 1: None}
 
 
 def test_metrics_are_the_sums_that_the_controller_reports(tmp_path: Path) -> None:
@@ -171,13 +127,6 @@ def test_metrics_are_the_sums_that_the_controller_reports(tmp_path: Path) -> Non
     assert gap[[1, 2, 255]] == pytest.approx(
         [gaps[:9].sum(), gaps[9:15].sum(), gaps[15:].sum()], rel=1e-5
     )
-
-
-def test_published_buffers_are_never_changed_afterwards(tmp_path: Path) -> None:
-    port = train(tmp_path, 1)
-    first = {name: array.copy() for name, array in port.published[0].items()}
-    train(tmp_path, 3, port)
-    assert same_bits(first, port.published[0])
 
 
 @pytest.mark.parametrize("key", ["epochs", "mini_batches"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_versions import scripted
 from two_parts import (
     BASE,
     NotingStore,
@@ -28,7 +29,6 @@ from waiting import eventually
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.testing import FakeEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights import verification
 from rlax_plugin.weights.kept_versions import kept_version, listed_versions, record_versions
@@ -153,7 +153,7 @@ def test_a_part_that_is_in_use_is_neither_read_nor_verified_again(
     trainer: Trainer, store, computed
 ) -> None:
     first, second = trainer.publish(0, BASE), trainer.publish(1)
-    engine, reading = FakeEngine(store), Reading()
+    engine, reading = scripted(store), Reading()
     take(engine, first, reading)
     whole = sum(a.nbytes for a in BASE.values()) + adapter(0)["bias"].nbytes
     assert reading.size == whole
@@ -171,7 +171,7 @@ def test_a_copy_in_memory_counts_as_the_part_that_it_is_a_copy_of(trainer: Train
     readers: Any = SimpleNamespace(watched_here=1)
     first = trainer.publish(0, BASE)
     base, changed = first.parts
-    engine = FakeEngine(store)
+    engine = scripted(store)
     with closing(MemoryCopies(1 << 20, readers)) as copies:
         copied = replace(changed, memory=copies.add(adapter(0)))
         assert copied.memory is not None
@@ -188,7 +188,7 @@ def test_wrong_parts_are_never_shared_with_the_next_version(trainer: Trainer, st
     second = trainer.publish(1, other)
     third = trainer.publish(2)
     third = replace(third, canary=canary(2, other))
-    engine = FakeEngine(store)
+    engine = scripted(store)
     take(engine, first)
     wrong = replace(second, canary=canary(9))
     with pytest.raises(WeightsMismatchError, match="the canary's log-prob"):
@@ -203,7 +203,7 @@ def test_a_wrong_part_is_found_beside_one_that_is_in_use(
     trainer: Trainer, store, changed: str
 ) -> None:
     first, second = trainer.publish(0, BASE), trainer.publish(1)
-    engine = FakeEngine(store)
+    engine = scripted(store)
     take(engine, first)
     part = second.parts[1]
     (name, spec), *_ = part.tensors.items()
@@ -224,14 +224,14 @@ def test_a_damaged_shared_part_is_found_by_readers_that_do_not_have_it(
     trainer: Trainer, store
 ) -> None:
     first, second = trainer.publish(0, BASE), trainer.publish(1)
-    holder = FakeEngine(store)
+    holder = scripted(store)
     take(holder, first)
     file = Path(first.paths[0], "weights.npz")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     take(holder, second)
-    joins = FakeEngine(store)
+    joins = scripted(store)
     with pytest.raises(WeightsError, match=r"weights\.npz is damaged") as caught:
         take(joins, second)
     assert caught.type is WeightsError and joins.version == -1

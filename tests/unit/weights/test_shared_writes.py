@@ -19,7 +19,7 @@ from rlax_plugin.errors import (
 from rlax_plugin.hosts import leading
 from rlax_plugin.hosts.following import OwnChunks
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.testing import FakeWeightStore
+from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.shared_writes import SharedWrites, shared_writer
 
 WEIGHTS = "/run/weights"
@@ -231,4 +231,4 @@ def test_an_impossible_number_of_chunks_is_rejected(chunks):
 
 def test_a_store_of_one_host_is_rejected_by_its_key():
     with pytest.raises(ConfigError, match=r"rlax\.weights\.store.*several hosts: choose orbax"):
-        shared_writer(FakeWeightStore(), section_with())
+        shared_writer(NpzStore(), section_with())
