@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from processes import python_path
+
 _DEADLINE_S = 300
 
 
@@ -16,7 +18,7 @@ def python(cwd: Path, *arguments: str, path: Path | str = "") -> str:
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(path), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": python_path(path), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=_DEADLINE_S,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import python_path
 from runs import CONFIG, HELPERS, Run, alive, free_port, plugins, process
 from waiting import wait_until
 
@@ -143,7 +144,7 @@ def disturbed(run: Run, plan: Plan, directory: Path) -> tuple[int, str]:
 )
 def test_a_run_of_failures_ends_like_any_other(seed, tmp_path, monkeypatch):
     mark = uuid.uuid4().hex
-    monkeypatch.setenv("PYTHONPATH", HELPERS)
+    monkeypatch.setenv("PYTHONPATH", python_path(HELPERS))
     monkeypatch.setenv(MARK, mark)
     plan = Plan(seed, tmp_path)
     run = Run(tmp_path, *SETTINGS, *plan.overrides)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import finished
+from processes import finished, python_path
 from rlax_environments import calculated
 from runs import CONFIG, DEADLINE_S, HELPERS, plugins
 from small_tokenizers import CHATML, characters
@@ -28,7 +28,7 @@ STOP_STRINGS = ("=", "ab")
 @pytest.fixture(scope="module", autouse=True)
 def path() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", HELPERS)
+        patch.setenv("PYTHONPATH", python_path(HELPERS))
         yield
 
 

@@ -19,7 +19,7 @@ import pytest
 import rlax_curation
 from command_line import rlax
 from data_sets import write_lines
-from processes import finished
+from processes import finished, python_path
 from runs import CONFIG, DEADLINE_S, HELPERS, ROOT, plugins, rows
 from small_tokenizers import CHATML, characters
 from toy_data import SOURCES
@@ -68,7 +68,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     words = [{"prompt": f"w{n}?", "answer": n} for n in range(5)]
     datasets.Dataset.from_list(words).save_to_disk(str(directory / "words"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", HELPERS)
+        patch.setenv("PYTHONPATH", python_path(HELPERS))
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         patch.chdir(directory)
         yield directory

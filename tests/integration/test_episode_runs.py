@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from histories import bits
-from processes import finished
+from processes import finished, python_path
 from runs import CONFIG, DEADLINE_S, HELPERS, Run
 
 from rlax_plugin.commands.audit import audit
@@ -45,7 +45,7 @@ CALCULATOR = (
 @pytest.fixture(scope="module", autouse=True)
 def path() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", HELPERS)
+        patch.setenv("PYTHONPATH", python_path(HELPERS))
         yield
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python_path
 from runs import DEADLINE_S, Run
 from typer.testing import CliRunner
 
@@ -107,7 +108,7 @@ LONGEST_ERROR = 1200
 @pytest.fixture
 def nasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nasty_plugin.py").write_text(PLUGIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     return tmp_path
 
 

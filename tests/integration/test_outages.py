@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from processes import python_path
 from runs import TWO_WORKERS, Run, plugins
 
 from rlax_plugin.commands.audit import audit
@@ -25,7 +26,7 @@ FAULTS = {"denied": "PERMISSION_DENIED", "reset": "Recv failure", "silent": "Tim
 
 @pytest.mark.ci
 def test_nobody_is_quarantined_by_an_outage_and_a_flipped_bit_still_does(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", python_path(Path(__file__).parent))
     fault = tmp_path / "fault"
     run = Run(
         tmp_path,

@@ -20,6 +20,7 @@ from data_sets import write_lines
 from inheritance import Inheritance
 from other_user import readable_by_stranger
 from planted import plant
+from processes import python_path
 from runs import DEADLINE_S, HELPERS, Run, plugins
 from small_tokenizers import CHATML, characters
 from waiting import wait_until
@@ -83,7 +84,7 @@ def watched() -> Iterator[Watched]:
     before = os.umask(0)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", HELPERS)
+            patch.setenv("PYTHONPATH", python_path(HELPERS))
             patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
             patch.setenv("XDG_STATE_HOME", str(place / "home"))
             patch.setenv("TMPDIR", str(place / "tmp"))
@@ -190,7 +191,7 @@ def test_no_process_of_a_run_imports_from_its_working_directory(watched: Watched
 def test_commands_import_nothing_from_their_working_directory(
     watched: Watched, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", HELPERS)
+    monkeypatch.setenv("PYTHONPATH", python_path(HELPERS))
     asked = {"prompt": "1?", "reference": "1", "metadata": {"tests": ["assert True"]}}
     write_lines(watched.place / "completions.jsonl", [asked | {"completion": "1"}])
     done = subprocess.run(

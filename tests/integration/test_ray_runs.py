@@ -18,6 +18,7 @@ import psutil
 import pytest
 from other_user import readable_by_stranger
 from planted import plant
+from processes import python_path
 from ray_nodes import RESOURCE, RayNodes, ray_nodes
 from runs import HELPERS, Run, alive, command, held
 from waiting import wait_until
@@ -132,7 +133,7 @@ def test_nodes_end_freeze_and_leave_while_the_trainer_goes_on(nodes, tmp_path, c
 
 def test_workers_follow_the_load(nodes, tmp_path, monkeypatch):
     nodes.add(2)  # the test before has left some that take no worker
-    monkeypatch.setenv("PYTHONPATH", HELPERS)
+    monkeypatch.setenv("PYTHONPATH", python_path(HELPERS))
     released = tmp_path / "released"
     run = Run(
         tmp_path,

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from finished_run import SETTINGS
+from processes import python_path
 from runs import DEADLINE_S, HELPERS, TWO_WORKERS, Run, alive, plugins, process
 from waiting import wait_until
 
@@ -197,7 +198,7 @@ def rlax_register_signal():
 
 def test_a_plugin_that_ends_the_process_is_an_error_of_the_run(tmp_path, monkeypatch):
     (tmp_path / "quits.py").write_text(QUITS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     run = Run(tmp_path, plugins("quits"), "rlax.signals=[{name: quits}]")
     status, out = run.end()
     assert status == 1

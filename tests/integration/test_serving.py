@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
+from processes import python_path
 from runs import DEADLINE_S, Run, free_port
 from served_runs import (
     Server,
@@ -65,7 +66,7 @@ FOREVER = 1_000_000
 @pytest.fixture(scope="module", autouse=True)
 def path() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", python_path(Path(__file__).parent))
         yield
 
 

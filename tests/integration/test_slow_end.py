@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from processes import python_path
 from runs import Run, plugins
 
 # A store whose last deletion never ends (version 3 retires version 2), and a tracker that never
@@ -46,7 +47,7 @@ def test_a_complete_run_ends_whatever_neither_deletes_nor_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stuck.py").write_text(PLUGIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     run = Run(
         tmp_path,
         plugins("rlax_tensorboard", "stuck"),

@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 from data_sets import write_lines
 from documents import fences, read
-from processes import finished
+from processes import finished, python_path
 from pyarrow import parquet
 from safetensors.numpy import load_file, save_file
 from small_tokenizers import byte_level
@@ -45,7 +45,7 @@ def source(directory: Path) -> Path:
 
 def done(*arguments: str, cwd: Path) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))
+        patch.setenv("PYTHONPATH", python_path(ROOT / "tests/helpers"))
         found = finished(*arguments, cwd=cwd)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python_path
 from runs import free_port
 
 PROGRAM = Path(__file__).with_name("trainer_on_hosts.py")
@@ -27,7 +28,7 @@ def train(directory, last_step=STEPS, *, hosts, devices):
     directory.mkdir(mode=0o700, exist_ok=True)
     (directory / "address").unlink(missing_ok=True)
     paths = (HELPERS / "helpers", HELPERS / "integration", HELPERS / "maxtext")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "XLA_FLAGS": ""}
+    environment = os.environ | {"PYTHONPATH": python_path(*paths), "XLA_FLAGS": ""}
     port = free_port()
     processes = []
     for host in range(hosts):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import rlax
 from installs import FILTER, PARTS, install, on_path, write
+from processes import python_path
 
 TESTING = str(Path(__file__).parents[2] / "configs/testing.yml")
 CONFIG = """
@@ -40,7 +41,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "rlax_plugin", *arguments],
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env=os.environ | {"PYTHONPATH": python_path(folder)},
         capture_output=True,
         text=True,
         timeout=240,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import rlax
+from processes import python_path
 
 from rlax_plugin.commands.scaffold import write_package
 from rlax_plugin.errors import ConfigError
@@ -41,7 +42,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_package_of_every_kind_passes_its_own_test(packages: Path) -> None:
-    path = os.pathsep.join(str(packages / f"new_{kind}" / "src") for kind in BY_NAME)
+    path = python_path(*(packages / f"new_{kind}" / "src" for kind in BY_NAME))
     tests = run("pytest", "-q", "-p", "no:cacheprovider", ".", cwd=packages, PYTHONPATH=path)
     assert f"{len(BY_NAME)} passed" in tests
 

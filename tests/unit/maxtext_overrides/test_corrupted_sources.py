@@ -10,6 +10,7 @@ from pathlib import Path
 
 import corrupting
 import pytest
+from processes import python_path
 
 HELPERS, HERE = Path(corrupting.__file__).parent, Path(__file__).parent
 TOKENS = HERE.parent / "tokens"
@@ -59,8 +60,8 @@ print(count)
 
 def finished(*arguments: str) -> str:
     """What a process prints that has these helpers and test files to import."""
-    paths = os.pathsep.join(map(str, (HELPERS, HERE, TOKENS)))
-    environment: Mapping[str, str] = os.environ | {"PYTHONPATH": paths}
+    path = python_path(HELPERS, HERE, TOKENS)
+    environment: Mapping[str, str] = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=280
     )
