@@ -57,11 +57,6 @@ def expect(one: Bad, place: Path, status: int, out: str, err: str) -> None:
     assert "Traceback" not in out + err
 
 
-def test_there_are_many_and_each_is_another() -> None:
-    assert len(bad_configs.ALL) >= 80
-    assert len({(one.overrides, one.file) for one in bad_configs.ALL}) == len(bad_configs.ALL)
-
-
 @pytest.mark.parametrize("one", bad_configs.ALL, ids=lambda one: one.id)
 def test_one_message_names_the_key_and_nothing_is_written(one: Bad, place: Path) -> None:
     words = arguments(one, place)
