@@ -204,13 +204,6 @@ def test_what_an_object_store_answers(version, monkeypatch, answers, kind, said)
     assert type(caught.value) is kind, caught.value
 
 
-def test_a_store_that_does_not_answer_ends_with_its_key(version, monkeypatch):
-    with http(answer("503 Unavailable")) as url:  # TensorStore itself asks again, for minutes
-        monkeypatch.setattr(orbax, "array_spec", lambda _, *what: array_spec(url, *what))
-        with pytest.raises(DeadlineError, match=re.escape(f"reading the weight version {version}")):
-            OrbaxStore(deadline_s=1).load(str(version), ARRAYS)
-
-
 def test_a_load_that_comes_too_late_says_what_it_would_have_needed(tmp_path, monkeypatch):
     arrays = {"a": np.zeros(10**6, np.float32), "b": np.zeros(3 * 10**6, np.float32)}
     OrbaxStore().save(str(tmp_path / "0"), arrays)
