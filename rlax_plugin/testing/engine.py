@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rlax_plugin.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
 from rlax_plugin.concurrency.clock import Clock
-from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
+from rlax_plugin.config import YEAR_S, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
@@ -68,11 +68,6 @@ class ScriptedConfig(Section):
         default=False,
         description="true: load copies of weights in memory, where the trainer offers them, rather "
         "than wait for the files",
-    )
-    context_tokens: NonNegativeInt = Field(
-        default=0,
-        description="maximum number of tokens of one sequence, prompt and completion together; 0: "
-        "no limit",
     )
 
 
@@ -144,14 +139,6 @@ class ScriptedSample:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A version in use."""
-
-    version: int
-    weights: policy.Weights
-
-
 @dataclass(eq=False, slots=True)
 class _Asked:
     """An open request.
@@ -208,9 +195,8 @@ class ScriptedEngine(RolloutEngine):
         self._rollouts, self._clock = section.rollouts, clock or Clock()
         self._dtypes = policy.version_dtypes(section.weights.rounded)
         self._unseeded = np.random.default_rng()
-        self._held = _Held(-1, {})
+        self._loaded: Loaded | None = None
         self._changed = asyncio.Condition()
-        self._scored_with: Loaded | None = None
         self._steps_total, self._decode_s = 0, 0.0
         self._active = self._waiting = self._tokens_total = 0
         self._swaps = 0  # versions that wait for running groups to end
@@ -219,7 +205,7 @@ class ScriptedEngine(RolloutEngine):
 
     @property
     def version(self) -> int:
-        return self._held.version
+        return -1 if self._loaded is None else self._loaded.version
 
     @property
     def paused(self) -> bool:
@@ -243,7 +229,6 @@ class ScriptedEngine(RolloutEngine):
         return Capabilities(
             slots=self._rollouts.slots,
             vocabulary=VOCABULARY,
-            context_tokens=self._config.context_tokens,
             side=SIDE_CHANNELS,
             seeded=self._config.seeded,
             logprobs=self._config.logprobs,
@@ -284,25 +269,24 @@ class ScriptedEngine(RolloutEngine):
             self._store,
             {name: np.empty(policy.SHAPES[name], dtype) for name, dtype in self._dtypes.items()},
             fingerprint=fingerprint_numpy,
-            held=self._scored_with,
+            held=self._loaded,
         )
 
     async def use(self, loaded: Loaded) -> None:
         """See ``RolloutEngine``."""
-        held = _Held(loaded.version, dict(loaded.arrays))
         waits = self._config.swap_waits and self._rollouts.on_new_weights == "finish"
         async with self._changed:
             self._swaps += waits
             try:
                 await self._changed.wait_for(lambda: not (waits and self._active))
-                self._held, self._scored_with = held, loaded
+                self._loaded = loaded
             finally:
                 self._swaps -= waits
                 self._changed.notify_all()
 
     async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
         """See ``RolloutEngine``."""
-        if (loaded := loaded or self._scored_with) is None:
+        if (loaded := loaded or self._loaded) is None:
             raise WorkerError("there are no weights to score with")
         return policy.sequence_log_probs(loaded.arrays, tokens)
 
@@ -320,15 +304,7 @@ class ScriptedEngine(RolloutEngine):
     async def generate(
         self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
-        """See ``RolloutEngine``. Cancelling it, at the caller's deadline, ends all its groups.
-
-        Raises:
-          WorkerError: a request has more tokens than ``context_tokens``.
-        """
-        for request in requests:
-            tokens = len(request.context) + request.sampling.max_new_tokens
-            if 0 < (most := self._config.context_tokens) < tokens:
-                raise WorkerError(f"{tokens} tokens were asked for, and at most {most} fit")
+        """See ``RolloutEngine``. Cancelling it, at the caller's deadline, ends all its groups."""
         groups = [asyncio.ensure_future(self._group(r, on_reply)) for r in requests]
         try:
             await asyncio.gather(*groups)
@@ -349,41 +325,33 @@ class ScriptedEngine(RolloutEngine):
         one = self._asked[attempt] = _Asked(request, request.needs_version, samples)
         one.task = asyncio.current_task()
         try:
-            await self._in_slots(one, on_reply, finder)
+            await self._accept(one)
+            try:
+                await self._generate(one, on_reply, finder)
+            finally:
+                self._active -= len(request.seeds)
+                async with self._changed:
+                    self._changed.notify_all()
         except asyncio.CancelledError:
             if not one.given_up:
                 raise
         finally:
             del self._asked[attempt]
 
-    async def _in_slots(
-        self,
-        one: _Asked,
-        on_reply: Callable[[Key, Sequence[Sampled]], None],
-        finder: Callable[[], StopFinder | None],
-    ) -> None:
-        size = len(one.request.seeds)
-        await self._accept(size, one)
-        try:
-            one.begun = True
-            await self._generate(one, on_reply, finder)
-        finally:
-            self._active -= size
-            async with self._changed:
-                self._changed.notify_all()
-
-    async def _accept(self, size: int, one: _Asked) -> None:
+    async def _accept(self, one: _Asked) -> None:
         """Returns once there are weights and slots; a group larger than all slots gets all."""
+        size = len(one.request.seeds)
 
         def ready() -> bool:
             fits = self._active == 0 or self._active + size <= self._rollouts.slots
-            return fits and not self._swaps and self._held.version >= one.min_version
+            return fits and not self._swaps and self.version >= one.min_version
 
         self._waiting += size
         try:
             async with self._changed:
                 await self._changed.wait_for(ready)
                 self._active += size
+                one.begun = True
         finally:
             self._waiting -= size
 
@@ -394,7 +362,7 @@ class ScriptedEngine(RolloutEngine):
         finder: Callable[[], StopFinder | None],
     ) -> None:
         loop, request = asyncio.get_running_loop(), one.request
-        mode, held = self._rollouts.on_new_weights, self._held
+        mode, loaded = self._rollouts.on_new_weights, self._loaded
 
         def sampled() -> list[Sampled]:
             return [s.sampled(request.sampling) for s in one.samples]
@@ -405,8 +373,8 @@ class ScriptedEngine(RolloutEngine):
             if mode == "continue" and loop.time() - reported_s >= self._rollouts.progress_s:
                 on_reply(request.key, sampled())
                 reported_s = loop.time()
-            if held is not self._held and mode != "finish":
-                held = self._held
+            if loaded is not self._loaded and mode != "finish":
+                loaded = self._loaded
                 if mode == "discard":
                     one.samples = [
                         ScriptedSample(s.seed, finder=finder()) if s.unfinished else s
@@ -414,21 +382,22 @@ class ScriptedEngine(RolloutEngine):
                     ]
                     continue
             began_s = loop.time()
-            self._decode(request, held, open_samples)
+            assert loaded is not None, "_accept has waited for it"
+            self._decode(request, loaded, open_samples)
             await self._clock.sleep(self._config.token_s)
             self._decode_s += loop.time() - began_s
             self._steps_total += 1
         on_reply(request.key, sampled())
 
-    def _decode(self, request: Request, held: _Held, samples: list[ScriptedSample]) -> None:
+    def _decode(self, request: Request, loaded: Loaded, samples: list[ScriptedSample]) -> None:
         """Generates one token for each of ``samples``."""
         prompt_end = int(request.context[-1])
         previous_n = np.array([s.tokens[-1] if s.tokens else prompt_end for s in samples])
         temperature = request.sampling.temperature or 1.0
-        logprobs_nv = policy.log_probs(held.weights, previous_n, temperature)
+        logprobs_nv = policy.log_probs(loaded.arrays, previous_n, temperature)
         for sample, logprobs_v in zip(samples, logprobs_nv, strict=True):
             uniform = None if self._config.seeded else self._unseeded.random()
-            sample.sample_token(logprobs_v, held.version, request.sampling, uniform)
+            sample.sample_token(logprobs_v, loaded.version, request.sampling, uniform)
             if not self._config.logprobs:
                 sample.logprobs[-1] = sample.truncated[-1] = 0.0
         self._tokens_total += len(samples)

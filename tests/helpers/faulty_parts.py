@@ -118,6 +118,10 @@ class FaultyEngineConfig(ScriptedConfig):
 class FaultyEngine(ScriptedEngine):
     """The scripted engine with a fault of weights."""
 
+    _right: Loaded | None = (
+        None  # the weights without a fault, of which it only says that it uses them
+    )
+
     def _fault(self, version: int) -> WeightFault:
         config = self._config
         assert isinstance(config, FaultyEngineConfig)
@@ -127,7 +131,7 @@ class FaultyEngine(ScriptedEngine):
     async def load(self, version: WeightVersion) -> Loaded:
         store = self._store
         if fault := self._fault(version.version):
-            self._store = FaultyStore(store, fault, self._held.weights)
+            self._store = FaultyStore(store, fault, self._loaded.arrays if self._loaded else {})
         try:
             return await super().load(version)
         finally:
@@ -135,10 +139,10 @@ class FaultyEngine(ScriptedEngine):
 
     async def use(self, loaded: Loaded) -> None:
         await super().use(self._decodes_with(loaded))
-        self._scored_with = loaded
+        self._right = loaded
 
     async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
-        used = loaded or self._scored_with
+        used = loaded or self._right
         if used is not None and self._fault(used.version) == "wrong_use":
             used = _with_wrong_table(used)
         return await super().score(tokens, used)
