@@ -93,7 +93,6 @@ import hashlib
 
 import numpy as np
 
-from rlax_plugin.errors import ConfigError
 from rlax_plugin.types import Prompt
 
 
@@ -101,17 +100,12 @@ class Source:
     stop_ids = (1,)
 
     def prompts(self, split):
-        if split not in ("train", "validation", "test"):
-            raise ConfigError("split", split, "there is none")
         texts = [f"{split}{i}" for i in range(3)]
-        return [self.prompt(text) for text in texts] + self.more(split)
+        return [self.prompt(text) for text in texts]
 
-    def prompt(self, text, reference="7"):
+    def prompt(self, text):
         name = hashlib.sha256(text.encode()).hexdigest()
-        return Prompt(name, np.array(list(text.encode()), np.int32), text, reference)
-
-    def more(self, split):
-        return []
+        return Prompt(name, np.array(list(text.encode()), np.int32), text, "7")
 
     def decode(self, tokens):
         return "".join(chr(t) for t in tokens if t > 1)
@@ -406,12 +400,6 @@ BROKEN: dict[str, Broken] = {
         "encode gives the tokens of a prompt's text",
         "'train0' gives [116.0, ",
         "a list of whole numbers",
-    ),
-    "source_with_one_id_for_two_prompts": _source(
-        "    def more(self, split):\n        return [self.prompt(f'{split}0', reference='8')]",
-        "in split 'train' two different prompts share the id",
-        "(references '7' and '8')",
-        "make the id a hash of the whole prompt",
     ),
     "trainer_that_reuses_buffers": source_of(
         "trainer",
