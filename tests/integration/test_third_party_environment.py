@@ -29,7 +29,7 @@ from rlax_plugin.types import TrainBatch
 
 PACKAGES = {name: ROOT / "tests/third_party" / name for name in ("rlax_guessing", "rlax_variety")}
 STEPS, ROW = 40, 4 + 16
-RULES = 6  # of the contract of environments, for one that is deterministic
+RULES = 4  # of the contract of environments, for one that is deterministic
 ABILITIES = 1  # the line that says so
 
 
