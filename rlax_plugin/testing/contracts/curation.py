@@ -93,7 +93,8 @@ def check_filter(trial: Trial, part: Inspection) -> None:
     filter: Filter = trial.built(part)
     mixed, prompt = make_group((1.0, 0.0, 0.5)), make_prompt("0", tokens=np.full(1000, 5, np.int32))
     cut = make_episode(
-        make_sampled(300, finish="length", versions=np.repeat(np.int32([0, 1]), 150)), text=""
+        make_sampled(300, finish="length", versions=np.repeat(np.array([0, 1], np.int32), 150)),
+        text="",
     )
     groups = {
         "mixed rewards": mixed,
