@@ -51,7 +51,6 @@ from rlax_plugin.start.running import Running
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept_versions import listed_versions, record_versions
-from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.publisher import PartWriter, Publisher, by_one_host
 from rlax_plugin.weights.shared_writes import SharedWrites, shared_writer
@@ -205,9 +204,9 @@ class _Assembly:
             start.lead(leader)
         start.show(self._observed)
         await self._start(start)
-        memory: MemoryCopies | None = None
+        near: ParameterServer | None = None
         if leader is None and isinstance(parameters, ParameterServer):
-            memory = MemoryCopies(s.weights.memory_mib << 20, parameters)
+            near = parameters
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
             write=by_one_host(store) if leader is None else self._by_all_hosts(store, leader),
@@ -216,7 +215,8 @@ class _Assembly:
             failures=self._supervision,
             deadline_s=s.deadlines.weights_s,
             pace=generation.pace,
-            memory=memory,
+            near=near,
+            memory_bytes=s.weights.memory_mib << 20,
             on_visible=controller.visible,
             on_published=controller.published,
         )

@@ -16,16 +16,13 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlax_plugin.errors import WeightsUnreadableError
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.types import MemoryCopy, TensorSpec
-
-if TYPE_CHECKING:
-    from rlax_plugin.weights.parameter_server import ParameterServer
 
 _ALIGNED = 64  # bytes; JAX uses arrays that lie like this without copying them
 _SEALS = "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE"
@@ -53,11 +50,10 @@ class MemoryCopies:
 
     Args:
       most_bytes: larger versions are not copied.
-      readers: the parameter server in this process, which knows the workers of this machine.
     """
 
-    def __init__(self, most_bytes: int, readers: ParameterServer):
-        self._most_bytes, self.readers = most_bytes, readers
+    def __init__(self, most_bytes: int):
+        self._most_bytes = most_bytes
         self._newest: int | None = None
 
     def add(self, arrays: Arrays) -> MemoryCopy | None:
@@ -69,12 +65,12 @@ class MemoryCopies:
           arrays: name -> array of this process's host or devices.
 
         Returns:
-          The way to the copy; None: nobody here reads it, they are too large or partly on another
-          host, or the system offers no such memory.
+          The way to the copy; None: the arrays are too large or partly on another host, or the
+          system offers no such memory.
         """
         self.close()
         size = sum(int(array.nbytes) for array in arrays.values())
-        if not self.readers.watched_here or size > self._most_bytes:
+        if not this_machine() or size > self._most_bytes:
             return None
         if not all(getattr(array, "is_fully_addressable", True) for array in arrays.values()):
             return None

@@ -34,6 +34,7 @@ from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.memory_copies import MemoryCopies
+from rlax_plugin.weights.parameter_server import ParameterServer
 
 log = logging.getLogger("rlax.controller")
 
@@ -105,7 +106,9 @@ class Publisher:
         it.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
-      memory: makes the copies for workers of this machine; None: there are none.
+      near: the parameter server in this process, which knows the workers of this machine; None: no
+        version is offered in memory.
+      memory_bytes: largest version that is.
 
     Attributes:
       last_s: seconds that writing the last version took.
@@ -125,7 +128,8 @@ class Publisher:
         failures: Supervision,
         deadline_s: float,
         pace: Pace | None = None,
-        memory: MemoryCopies | None = None,
+        near: ParameterServer | None = None,
+        memory_bytes: int = 0,
         on_visible: Callable[[WeightVersion], None] = lambda version: None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
@@ -133,7 +137,7 @@ class Publisher:
         self._announcer, self._failures = announcer, failures
         self._on_visible, self._on_published = on_visible, on_published
         self._deadline_s, self._pace = deadline_s, pace
-        self._memory = memory
+        self._near, self._memory = near, MemoryCopies(memory_bytes)
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
         self._slow = 0.0, 0.0  # beginning of the publication, seconds until it is said to be slow
@@ -248,21 +252,21 @@ class Publisher:
 
         The first one of a process is not: it takes the place of versions of an earlier process.
         """
-        if (memory := self._memory) is None:
+        self._memory.close()  # the copy of the version before
+        part, near = version.parts[0], self._near
+        if near is None or not near.watched_here or self._restart:
             return False
-        memory.close()  # the copy of the version before
-        part = version.parts[0]
-        if self._restart or len(version.parts) > 1 or part.name not in fresh:
+        if len(version.parts) > 1 or part.name not in fresh:
             return False
-        if (copy := memory.add(fresh[part.name])) is None:
+        if (copy := self._memory.add(fresh[part.name])) is None:
             return False
         self._asks(version.step, f"offering version {version.step} in memory")
         offered = dataclasses.replace(version, parts=(dataclasses.replace(part, memory=copy),))
-        self._on_loop(self._offered(memory, offered))
+        self._on_loop(self._offered(near, offered))
         return True
 
-    async def _offered(self, memory: MemoryCopies, version: WeightVersion) -> None:
-        await memory.readers.offer(version)
+    async def _offered(self, near: ParameterServer, version: WeightVersion) -> None:
+        await near.offer(version)
         self._on_visible(version)
 
     def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:
@@ -387,7 +391,7 @@ class Publisher:
         self._closed.set()
         self.forget()
         ended = self._worker.end(0.0 if self._hung else self._deadline_s)
-        if ended and self._memory is not None:  # else its thread may be making a copy
+        if ended:  # else its thread may be making a copy
             self._memory.close()
 
 

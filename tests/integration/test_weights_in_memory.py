@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +21,11 @@ from rlax_plugin.weights.memory_copies import MemoryCopies, read, this_machine
 pytestmark = pytest.mark.skipif(not this_machine(), reason="Linux only")
 
 ARRAYS = {"w": np.zeros((2, 3), np.float16)}
-READERS: Any = SimpleNamespace(watched_here=1)
 
 
 @pytest.fixture
 def copies() -> Iterator[MemoryCopies]:
-    with closing(MemoryCopies(1000, READERS)) as copies:
+    with closing(MemoryCopies(1000)) as copies:
         yield copies
 
 

@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -35,7 +34,6 @@ ARRAYS: dict[str, Any] = {
     "transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
 }
 MANY = 1 << 20
-READERS: Any = SimpleNamespace(watched_here=1)
 READER = """
 import sys, time
 import jax.numpy
@@ -55,7 +53,7 @@ def tensors(arrays: dict[str, Any]) -> dict[str, TensorSpec]:
 
 @pytest.fixture
 def copies():
-    made = MemoryCopies(MANY, READERS)
+    made = MemoryCopies(MANY)
     yield made
     made.close()
 
@@ -78,7 +76,7 @@ def test_every_bit_of_every_kind_of_array_comes_back_and_cannot_be_changed(copie
 
 def test_another_process_reads_it_also_after_it_was_given_up(copies) -> None:
     array = np.full((300, 1000), 0.25, np.float32)
-    copies = MemoryCopies(array.nbytes, READERS)
+    copies = MemoryCopies(array.nbytes)
     copy = copies.add({"w": array})
     place = (str(copy.pid), str(copy.descriptor), copy.token.hex())
     reader = subprocess.Popen(

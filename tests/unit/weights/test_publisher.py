@@ -24,7 +24,7 @@ from rlax_plugin.errors import (
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import BASE, Canary, WeightVersion
-from rlax_plugin.weights.memory_copies import MemoryCopies, read
+from rlax_plugin.weights.memory_copies import read
 from rlax_plugin.weights.publisher import ASKING, Publisher, by_one_host
 
 ARRAYS = {"w": np.arange(4, dtype=np.float32)}
@@ -94,7 +94,8 @@ def make(loop):
             on_published=seen.append,
             failures=failures,
             deadline_s=deadline_s,
-            memory=MemoryCopies(most_copied, announcer),
+            near=announcer,
+            memory_bytes=most_copied,
         )
         made.append(publisher)
         return publisher, seen, failures.errors, failures.told

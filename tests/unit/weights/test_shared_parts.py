@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -168,11 +167,10 @@ def test_a_part_that_is_in_use_is_neither_read_nor_verified_again(
 
 
 def test_a_copy_in_memory_counts_as_the_part_that_it_is_a_copy_of(trainer: Trainer, store) -> None:
-    readers: Any = SimpleNamespace(watched_here=1)
     first = trainer.publish(0, BASE)
     base, changed = first.parts
     engine = scripted(store)
-    with closing(MemoryCopies(1 << 20, readers)) as copies:
+    with closing(MemoryCopies(1 << 20)) as copies:
         copied = replace(changed, memory=copies.add(adapter(0)))
         assert copied.memory is not None
         take(engine, replace(first, parts=(base, copied)))
