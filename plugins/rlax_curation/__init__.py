@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from rlax_curation.filters import MixedOutcome, MixedOutcomeConfig, Truncated, TruncatedConfig
+from rlax_curation.band import BandSampler, BandSamplerConfig
+from rlax_curation.filters import (
+    BandConfig,
+    DifficultyBand,
+    MixedOutcome,
+    MixedOutcomeConfig,
+    Truncated,
+    TruncatedConfig,
+)
 from rlax_curation.greso import Greso, GresoConfig
 from rlax_curation.learnability import Learnability, LearnabilityConfig
 from rlax_curation.shuffled import Shuffled, ShuffledConfig
-from rlax_plugin.api import Extension, hookimpl
+from rlax_plugin.api import BuildContext, Extension, hookimpl
 
 __all__ = [
+    "BandConfig",
+    "BandSampler",
+    "BandSamplerConfig",
+    "DifficultyBand",
     "Greso",
     "GresoConfig",
     "Learnability",
@@ -27,6 +39,7 @@ def rlax_register_sampler() -> dict[str, Extension]:
     return {
         "shuffled": Extension(ShuffledConfig, lambda config, context: Shuffled()),
         "learnability": Extension(LearnabilityConfig, lambda config, context: Learnability(config)),
+        "band": Extension(BandSamplerConfig, lambda config, context: BandSampler(config)),
         "greso": Extension(GresoConfig, lambda config, context: Greso(config)),
     }
 
@@ -35,5 +48,10 @@ def rlax_register_sampler() -> dict[str, Extension]:
 def rlax_register_filter() -> dict[str, Extension]:
     return {
         "mixed_outcome": Extension(MixedOutcomeConfig, lambda config, context: MixedOutcome()),
+        "difficulty_band": Extension(BandConfig, _difficulty_band),
         "truncated": Extension(TruncatedConfig, lambda config, context: Truncated(config)),
     }
+
+
+def _difficulty_band(config: BandConfig, context: BuildContext) -> DifficultyBand:
+    return DifficultyBand(config, context.section.curation.pass_threshold)

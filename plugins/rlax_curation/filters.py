@@ -1,13 +1,15 @@
-"""The filters ``mixed_outcome`` and ``truncated``; a function of a user's file may be another."""
+"""The built-in filters of groups; a function of a user's file may be another."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rlax_plugin.api import Filter, NoOptions, ScoredGroup, Section
+from rlax_plugin.api import ConfigError, Filter, NoOptions, ScoredGroup, Section
+
+Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class MixedOutcomeConfig(NoOptions):
@@ -29,6 +31,41 @@ class MixedOutcome(Filter):
         if rewards.size and rewards.min() < rewards.max():
             return None
         return "all rewards equal"
+
+
+class BandConfig(Section):
+    """Accepts a group if its share of passing samples lies between two bounds.
+
+    A sample passes if its reward is at least rlax.curation.pass_threshold
+    (https://arxiv.org/abs/2504.03380).
+    """
+
+    low: Rate = Field(
+        default=0.2, description="smallest share of passing samples in an accepted group"
+    )
+    high: Rate = Field(
+        default=0.8, description="largest share of passing samples in an accepted group"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> BandConfig:
+        if self.low > self.high:
+            raise ConfigError("low", self.low, f"must not exceed high = {self.high}")
+        return self
+
+
+class DifficultyBand(Filter):
+    """Accepts groups whose share of passing samples lies in a band (arXiv 2504.03380)."""
+
+    def __init__(self, config: BandConfig, pass_threshold: float) -> None:
+        self._config, self._threshold = config, pass_threshold
+
+    def reject(self, group: ScoredGroup) -> str | None:
+        rewards = group.rewards[~np.isnan(group.rewards)]
+        rate = float(np.mean(rewards >= self._threshold)) if rewards.size else 0.0
+        if rate < self._config.low:
+            return "too hard"
+        return "too easy" if rate > self._config.high else None
 
 
 class TruncatedConfig(Section):

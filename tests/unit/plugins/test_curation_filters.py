@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 import rlax_curation as curation
 
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.testing import make_episode, make_group, make_sampled
 from rlax_plugin.types import ScoredGroup
 
@@ -30,6 +31,15 @@ def test_mixed_outcome_accepts_only_groups_with_a_difference():
     assert filter.reject(make_group((0.0, 1.0))) is None
     assert filter.reject(make_group((1.0, 1.0))) == "all rewards equal"
     assert filter.reject(make_group((1.0, None))) == "all rewards equal"
+
+
+def test_difficulty_band_names_the_side_and_rejects_an_empty_band():
+    filter = curation.DifficultyBand(curation.BandConfig(low=0.2, high=0.8), pass_threshold=0.5)
+    assert filter.reject(make_group((1.0, 0.0, 0.0, 0.0))) is None  # .25
+    assert filter.reject(make_group((0.0, 0.0))) == "too hard"
+    assert filter.reject(make_group((1.0, 1.0))) == "too easy"
+    with pytest.raises(ConfigError, match=r"low = 0\.9.*high = 0\.1"):
+        curation.BandConfig(low=0.9, high=0.1)
 
 
 @pytest.mark.parametrize(

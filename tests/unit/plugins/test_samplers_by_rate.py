@@ -1,4 +1,4 @@
-"""Samplers ``learnability`` and ``greso``: shares by closed form."""
+"""Samplers ``learnability``, ``band`` and ``greso``: shares by closed form."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import rlax_curation as curation
 from rlax_plugin.api import Prompt, Sampler
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
+from rlax_plugin.testing import make_rates
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -19,6 +20,10 @@ def prompts(count: int) -> list[Prompt]:
 
 
 PROMPTS = prompts(40)
+
+
+def band(**options: Any) -> curation.BandSampler:
+    return curation.BandSampler(curation.BandSamplerConfig(**options))
 
 
 def greso(**options: Any) -> curation.Greso:
@@ -45,6 +50,47 @@ def test_the_exponent_of_learnability_decides_how_much_better_prompts_are_prefer
     # With two candidates, one of each with probability 1/2, else the same twice.
     expected = 0.25 + 0.5 * odds / (1 + odds)
     assert np.mean(np.array(chosen) % 2 == 0) == pytest.approx(expected, abs=0.01)
+
+
+# --- band ------------------------------------------------------------------------------------
+
+
+def test_the_band_keeps_what_may_be_inside() -> None:
+    # P(rate > .8) after n of n: 1 - .8^(n+1), which is .866 for 8 and .977 for 16.
+    outcomes = ((8, 0), (16, 0), (0, 16))
+    rates = make_rates(40, {i: outcomes[i % 4] for i in range(40) if i % 4 < 3})
+    chosen = band().choose(PROMPTS, rates, np.random.default_rng(0), 8000)
+    eight, sixteen, none, unknown = shares(chosen, 4)
+    # One of both outer kinds is chosen only if all eight candidates are: 1 in 256.
+    assert sixteen + none == pytest.approx(1 / 256, abs=0.003)
+    assert eight == pytest.approx(255 / 512, abs=0.02) and abs(eight - unknown) < 0.04
+    # With an interval of 70 % the bound is .85: eight of eight are too many.
+    chosen = band(confidence=0.7).choose(PROMPTS, rates, np.random.default_rng(0), 8000)
+    assert shares(chosen, 4)[3] == pytest.approx(1 - 0.75**8, abs=0.015)
+
+
+def test_a_prompt_comes_back_into_the_band_when_its_samples_are_old() -> None:
+    rates = PassRateTable(2, half_life=10)
+    rates.observe(0, 16, 0, version=0)
+    rates.observe(1, 4, 4, version=0)
+    sampler, rng = band(candidates=40), np.random.default_rng(0)
+    assert set(sampler.choose(PROMPTS[:2], rates, rng, 100)) == {1}
+    rates.observe(1, 4, 4, version=10)  # the 16 count as 8
+    assert shares(sampler.choose(PROMPTS[:2], rates, rng, 1000), 2)[0] == pytest.approx(
+        0.5, abs=0.06
+    )
+
+
+def test_outside_the_band_the_nearest_is_taken() -> None:
+    # Posterior means 17/18, 31/32 and 1/102; the band is [.2, .8].
+    rates = make_rates(3, {0: (16, 0), 1: (30, 0), 2: (0, 100)})
+    sampler, rng = band(candidates=64), np.random.default_rng(0)
+    assert set(sampler.choose(PROMPTS[:3], rates, rng, 200)) == {0}
+
+
+def test_a_band_upside_down_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"low = 0\.9.*high = 0\.1"):
+        curation.BandSamplerConfig(low=0.9, high=0.1)
 
 
 # --- greso -----------------------------------------------------------------------------------
