@@ -1,7 +1,7 @@
 """Checks the files of a tokenizer before and after ``transformers`` reads them.
 
-Before, for what the library would accept although it does harm; what it rejects itself is told with
-the names of the files. After, for ids that it has changed.
+Before, for what the library would accept although it does harm; what it rejects itself is reported
+with the names of the files. After, for ids that it has changed.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from small_tokenizers import CHATML, byte_level
 
 from rlax_plugin.api import DatasetConfig, DatasetSource, PromptTable, Tokenizer
 from rlax_plugin.prompts import source as dataset_source
-from rlax_plugin.prompts.prepared_cache import Progress, open_tables
 from rlax_plugin.prompts.rows_to_table import prepare
+from rlax_plugin.prompts.source import Progress, open_tables
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []  # until this process ends
 

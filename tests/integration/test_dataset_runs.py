@@ -27,7 +27,7 @@ from toy_data import SOURCES
 from rlax_plugin.api import PromptTable, Tokenizer
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
-from rlax_plugin.prompts.prepared_cache import tables_of
+from rlax_plugin.prompts.source import tables_of
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles

@@ -11,8 +11,8 @@ import pytest
 from data_sets import listed, tables, tokenizer
 
 from rlax_plugin.api import Prompt, PromptTable, TextRow, TextSource
-from rlax_plugin.prompts.prepared_cache import open_tables
 from rlax_plugin.prompts.rows_to_table import prepare
+from rlax_plugin.prompts.source import open_tables
 
 ROWS = [{"question": f"{n}+1=", "answer": n + 1, "level": n % 3} for n in range(20)]
 
