@@ -108,15 +108,8 @@ def test_options_are_validated_under_their_full_key(folder: Path) -> None:
 
 
 def test_a_plugin_validators_own_error_gets_the_full_key(folder: Path) -> None:
-    filter = {"name": "pass_rate_band", "low": 0.9, "high": 0.5}
-    registry = validated()
-    name = next(n for n in registry.offers["filter"] if "low" in _fields(registry, n))
-    error = problem(curation={"filters": [filter | {"name": name}]})
-    assert error.key == "rlax.curation.filters.0.low" and error.value == 0.9
-
-
-def _fields(registry: Registry, filter: str) -> set[str]:
-    return set(registry.offers["filter"][filter].extension.config_class.model_fields)
+    error = problem(curation={"sampler": {"name": "greso", "easy": 0.01}})
+    assert error.key == "rlax.curation.sampler.easy" and error.value == 0.01
 
 
 def test_a_name_of_an_installed_but_unlisted_plugin_says_which(folder: Path) -> None:
