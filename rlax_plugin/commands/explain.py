@@ -313,9 +313,11 @@ def worked_example(section: RlaxSection) -> RenderableType:
         # As if a first update had already gone half of the way.
         "proximal_logprobs_bt": behaviour_bt + np.log(ratio_bt) / 2,
         "reference_logprobs_bt": behaviour_bt,
-        "entropy_bt": np.ones(ratio_bt.shape),
     }
-    unused = unused_arrays(slots_of(section), optional, ratio_bt.shape, len(RATIOS))
+    slots = slots_of(section)
+    if slots.algorithm.entropy_coefficient:
+        optional["entropy_bt"] = np.ones(ratio_bt.shape)
+    unused = unused_arrays(slots, optional, ratio_bt.shape, len(RATIOS))
     evaluation = evaluate_objective(
         section.objective,
         logprobs_bt=behaviour_bt + np.log(ratio_bt),

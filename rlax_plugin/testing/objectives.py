@@ -108,12 +108,13 @@ def evaluate_objective(
       mask_bt: above 0 on the tokens of completions. A sample without any counts as one without a
         score. The contents of the other arrays where it is 0 do not matter.
       group_size: consecutive rows that share a prompt.
-      reference_logprobs_bt: log pi_ref, for KL. This array and the next three are rejected if
-        the config does not use them: a comparison without them would look right by mistake.
+      reference_logprobs_bt: log pi_ref, for KL. This array and the next two are rejected if the
+        config does not use them: a comparison without them would look right by mistake.
       proximal_logprobs_bt: log pi_old if ``old_policy`` is proximal or reprefill. None: equal to
         ``logprobs_bt``, as in a batch's first update.
       values_bt: a critic's, of the state before each token, for generalised advantages.
-      entropy_bt: of pi_theta, nats, for the entropy bonus. None: 0, and not among the metrics.
+      entropy_bt: of pi_theta, nats, for the entropy bonus and slots that read it. None: 0, and not
+        among the metrics.
       plugins: plug-ins besides the built-in ones, as in ``rlax.plugins``.
       max_new_tokens: the limit that overlong punishment and constant lengths refer to. None: the
         length of the rows, and no sample is punished as overlong, unless ``overlong.max_tokens`` is
@@ -239,10 +240,6 @@ def unused_arrays(
             lambda: _reads_values(slots.advantages, shape, group_size),
             f"the advantage {advantage} reads no values; advantage: {{name: gae}} would use them",
         ),
-        "entropy_bt": (
-            lambda: bool(algorithm.entropy_coefficient) or _reads_entropy(slots, shape),
-            "there is no entropy bonus; entropy_coefficient: 0.01 would use it",
-        ),
     }
     return {
         name: f"{name} has no effect: {reason}"
@@ -261,27 +258,6 @@ def _reads_values(slot: advantages.AdvantageSlot, shape: tuple[int, ...], group_
     values = (rng.normal(size=(samples, length)) for _ in range(2))
     first, second = (slot(replace(outcomes, values_nt=values_nt)) for values_nt in values)
     return not np.array_equal(first, second)
-
-
-def _reads_entropy(slots: ObjectiveSlots, shape: tuple[int, ...]) -> bool:
-    """True if entropies change the loss without a bonus, because a slot may read them."""
-    rng = np.random.default_rng(0)
-    ones_bt = np.ones(shape, np.int32)
-    data: dict[str, Any] = dict.fromkeys(
-        ("rl_mask", "rl_staleness", "rl_old_known", "targets_segmentation"), ones_bt
-    )
-    data |= _of_samples(ones_bt > 0, rng.normal(size=shape[0]), shape[0], step=1)
-    random = "advantages", "behaviour_logprobs", "old_logprobs", "reference_logprobs"
-    for name in (*random, "kl_coefficient"):
-        data[f"rl_{name}"] = np.float32(rng.normal(size=shape))
-    logprobs_bt: Any = np.float32(rng.normal(size=shape))
-    loss = make_loss(slots)
-    entropies: tuple[Any, ...] = (np.zeros(shape), rng.uniform(0, 3, shape), np.full(shape, 1e3))
-    losses = [
-        loss(TokenOutputs(logprobs_bt, entropy_bt.astype(np.float32)), data)[0]
-        for entropy_bt in entropies
-    ]
-    return len(set(map(float, losses))) > 1
 
 
 def _advantages(

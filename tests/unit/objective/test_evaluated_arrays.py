@@ -47,12 +47,6 @@ WITH_KL = {"preset": "grpo", "kl": {"coefficient": 0.1}}
         ("proximal_logprobs_bt", WITH_KL, "old_policy: proximal", "decoupled_ppo"),
         ("values_bt", "grpo", "advantage: {name: gae}", "ppo"),
         ("values_bt", "reinforce_plus_plus", "advantage: {name: gae}", "ppo"),
-        (
-            "entropy_bt",
-            "grpo",
-            "entropy_coefficient: 0.01",
-            {"preset": "grpo", "entropy_coefficient": 0.1},
-        ),
     ],
 )
 def test_an_array_that_changes_nothing_is_rejected(array, without, said, using):
