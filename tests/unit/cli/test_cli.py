@@ -245,3 +245,10 @@ def test_a_parameter_server_keeps_its_index_where_no_other_user_writes(folder: P
     result = rlax("parameter-server", str(folder / "run.yml"), "--index", f"{shared}/index.json")
     assert result.exit_code == 2
     assert f"--index = '{shared}/index.json': {shared} has mode 1777, so other" in result.stderr
+
+
+def test_first_words_come_before_all_else_but_not_beside_json() -> None:
+    later = "importing rlax and reading the config, typically about 3 s"
+    result = rlax("eval", "no such run", "--json")
+    assert result.exit_code == 2 and later not in result.stdout
+    assert rlax("eval", "no such run").stdout.startswith(f"rlax eval no such run: {later}")

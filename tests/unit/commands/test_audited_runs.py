@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -158,9 +156,8 @@ def test_snapshots_that_were_exchanged_or_damaged(run: Path) -> None:
 
 
 def test_json_is_all_there_is_on_stdout(run: Path) -> None:
-    command = [sys.executable, "-m", "rlax_plugin", "audit", str(run), "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (result.returncode, result.stderr) == (0, "")
+    result = CliRunner().invoke(app, ["audit", str(run), "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout) == {
         "run": str(run),
         "clean": True,
