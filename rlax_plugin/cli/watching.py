@@ -86,13 +86,6 @@ def doctor(
             "and the config without values that may be secrets",
         ),
     ] = None,
-    with_texts: Annotated[
-        bool,
-        typer.Option(
-            "--with-texts",
-            help="with --bundle: also the log of rewards, which may hold prompts and answers",
-        ),
-    ] = False,
 ) -> None:
     """Finds what of a run on this machine is stuck or slow, and says what to try.
 
@@ -104,5 +97,5 @@ def doctor(
     with exit_status():
         from rlax_plugin.commands.doctor.command import examine
 
-        healthy = examine(run, all_stacks=stacks, bundle=bundle, with_texts=with_texts)
+        healthy = examine(run, all_stacks=stacks, bundle=bundle)
     raise typer.Exit(0 if healthy else RUN_FAILED)

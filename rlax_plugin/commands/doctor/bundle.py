@@ -26,7 +26,7 @@ from rlax_plugin.text.secrets import hidden, learn_secrets, stripped
 _LINES = 500  # of each log
 # A message is one line, and what it quotes may contain any mark that would end a quotation.
 _QUOTE = re.compile(f"({ANSWERED}|{FAILED_SUCH_AS}).*")
-_WITH_TEXTS = ("rewards.log",)  # rewards print what they like, such as answers
+_LEFT_OUT = "rewards.log"  # rewards print what they like, such as answers
 
 
 def write_bundle(
@@ -35,15 +35,11 @@ def write_bundle(
     state_dir: Path,
     evidence: Evidence,
     stacks: Mapping[Mark, str],
-    *,
-    texts: bool,
 ) -> Path:
     """Writes a ``.tar.gz`` that only this user can read; returns its path.
 
-    Every file passes ``hidden``, and tokens and keys of the run are in none of those that it packs.
-
-    Args:
-      texts: also packs the log of rewards and the answers that messages of this project quote.
+    Every file passes ``hidden``, and tokens and keys of the run are in none of those that it packs,
+    nor are prompts and answers.
 
     Raises:
       ConfigError: the file exists, or cannot be written.
@@ -63,13 +59,13 @@ def write_bundle(
     }
     if (status := evidence.seen.status) is not None:
         quotes = {"controller": {"reward_error"}}
-        files["status.json"] = status.model_dump_json(indent=2, exclude={} if texts else quotes)
+        files["status.json"] = status.model_dump_json(indent=2, exclude=quotes)
     if evidence.seen.ended:
         files["ended.txt"] = evidence.seen.problem
     for mark, text in stacks.items():
         files[f"stacks/{mark.role.replace(' ', '-')}-{mark.pid}.txt"] = text
     for log in sorted((state_dir / "logs").glob("*.log")):
-        if texts or log.name not in _WITH_TEXTS:
+        if log.name != _LEFT_OUT:
             files[f"logs/{log.name}"] = "\n".join(last_lines(log, _LINES))
     try:
         with (
@@ -77,15 +73,10 @@ def write_bundle(
             tarfile.open(fileobj=out, mode="w:gz") as tar,
         ):
             for name, text in files.items():
-                _add(tar, f"rlax-doctor/{name}", hidden(text if texts else without_quotes(text)))
+                _add(tar, f"rlax-doctor/{name}", hidden(_QUOTE.sub(r"\1 (left out)", text)))
     except OSError as error:
         raise ConfigError("--bundle", str(path), f"cannot be written: {error.strerror}") from None
     return path
-
-
-def without_quotes(text: str) -> str:
-    """Returns text without the answers that this project's own messages quote."""
-    return _QUOTE.sub(r"\1 (left out)", text)
 
 
 def _config(run: RunFiles) -> str:

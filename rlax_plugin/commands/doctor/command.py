@@ -21,15 +21,12 @@ _STACKS_S = 3.0
 _LOG_LINES = 5
 
 
-def examine(
-    run: str, *, all_stacks: bool = False, bundle: str | None = None, with_texts: bool = False
-) -> bool:
+def examine(run: str, *, all_stacks: bool = False, bundle: str | None = None) -> bool:
     """Prints what of a run is stuck or slow.
 
     Args:
       all_stacks: prints the whole stacks of all its processes.
       bundle: file to write all evidence to; None: none.
-      with_texts: puts logs that may hold prompts and answers into the bundle as well.
 
     Returns:
       True if nothing is wrong.
@@ -62,9 +59,7 @@ def examine(
     if not wanted and found and evidence.seen.ended:  # its process has left no mark
         _print_log(console, place.state_dir / "logs" / "trainer.log", "")
     if bundle is not None:
-        written = write_bundle(
-            Path(bundle), place.files, place.state_dir, evidence, stacks, texts=with_texts
-        )
+        written = write_bundle(Path(bundle), place.files, place.state_dir, evidence, stacks)
         console.print(f"wrote {written}", soft_wrap=True)
     return not found
 

@@ -36,7 +36,7 @@ def quoted(answer: str, error: str) -> str:
     return "".join(f"2026 ERROR rlax.run {one[one.index('(rejected') :]}\n" for one in said)
 
 
-def test_a_bundle_has_no_secrets_and_texts_only_if_asked(tmp_path: Path) -> None:
+def test_a_bundle_has_no_secrets_and_no_texts(tmp_path: Path) -> None:
     run, state = RunFiles(tmp_path / "run"), tmp_path / "run"
     config = b"hf_access_token: hf_abc\nurl: https://me:pw@host/x\ntoken: {a: t2}\n"
     config += b"rlax: {rewards: [{api_key: 'k1', n: 3, X-Api-Key: k3, max_tokens: 5}]}\n"
@@ -48,26 +48,24 @@ def test_a_bundle_has_no_secrets_and_texts_only_if_asked(tmp_path: Path) -> None
     (tmp_path / "run/logs/link.log").symlink_to(tmp_path / "run/secrets.json")
     mark = process().mark
     seen = Seen(status(reward_error=f"rlax.rewards.0 (x): {error}"))
-    for texts in (False, True):
-        path = tmp_path / f"{texts}.tar.gz"
-        write_bundle(path, run, state, evidence(seen), {mark: "File x"}, texts=texts)
-        with tarfile.open(path) as tar:
-            found = {m.name: tar.extractfile(m).read().decode() for m in tar.getmembers()}  # type: ignore[union-attr]
-        assert path.stat().st_mode & 0o777 == 0o600
-        everything = "".join(found.values())
-        for secret in ("hf_abc", "k1", "s1", "t2", "k3", "me:pw"):
-            assert secret not in everything
-        assert "max_tokens: 5" in found["rlax-doctor/config.yml"]
-        assert "n: 3" in found["rlax-doctor/config.yml"]
-        assert found["rlax-doctor/stacks/trainer-7.txt"] == "File x"
-        assert "\x1b" not in found["rlax-doctor/logs/trainer.log"]
-        shown = json.loads(found["rlax-doctor/status.json"])
-        assert shown["pid"] == 7 and ("reward_error" in shown["controller"]) is texts
-        assert (answer in everything) is (error in everything) is texts
-        assert found["rlax-doctor/logs/trainer.log"].count("(rejected: 1 because") == 2
-        assert ("rlax-doctor/logs/rewards.log" in found) is texts
+    path = tmp_path / "evidence.tar.gz"
+    write_bundle(path, run, state, evidence(seen), {mark: "File x"})
+    with tarfile.open(path) as tar:
+        found = {m.name: tar.extractfile(m).read().decode() for m in tar.getmembers()}  # type: ignore[union-attr]
+    assert path.stat().st_mode & 0o777 == 0o600
+    everything = "".join(found.values())
+    for secret in ("hf_abc", "k1", "s1", "t2", "k3", "me:pw", answer, error):
+        assert secret not in everything
+    assert "max_tokens: 5" in found["rlax-doctor/config.yml"]
+    assert "n: 3" in found["rlax-doctor/config.yml"]
+    assert found["rlax-doctor/stacks/trainer-7.txt"] == "File x"
+    assert "\x1b" not in found["rlax-doctor/logs/trainer.log"]
+    shown = json.loads(found["rlax-doctor/status.json"])
+    assert shown["pid"] == 7 and "reward_error" not in shown["controller"]
+    assert found["rlax-doctor/logs/trainer.log"].count("(rejected: 1 because") == 2
+    assert "rlax-doctor/logs/rewards.log" not in found
     with pytest.raises(ConfigError, match=r"--bundle.*cannot be written: File exists"):
-        write_bundle(path, run, state, evidence(), {}, texts=False)
+        write_bundle(path, run, state, evidence(), {})
 
 
 def test_last_lines_are_harmless(tmp_path: Path) -> None:
