@@ -26,12 +26,10 @@ class LongRun:
 
     Args:
       directory: of the run.
-      samples_every: files of samples are written for one of so many steps, as if the others had
-        been removed.
     """
 
-    def __init__(self, directory: Path, samples_every: int = 1):
-        self.dir, self._every = directory, samples_every
+    def __init__(self, directory: Path):
+        self.dir = directory
         self._files = RunFiles(directory)
         self._rng = np.random.default_rng(0)
         self._step, self._checksum = 0, journal.START
@@ -100,18 +98,15 @@ class LongRun:
             passed = int(self._rng.integers(0, SAMPLES + 1))
             events.append(ev.Scored(group, passed, SAMPLES, None))
         events.append(ev.Trained(self._step, tuple(groups), 2))
-        kept = self._step % self._every == 0
         self._checksum = journal.write(
             self._files,
             number=self._step,
             previous=self._checksum,
             step=self._step,
-            batch=self._samples(groups, prompts) if kept else self._rows.slice(0, 0),
+            batch=self._samples(groups, prompts),
             others=None,
             events=[ev.encode(event) for event in events],
         )
-        if not kept:
-            self._files.delete(journal.samples_name(self._step))
 
     def _samples(self, groups: range, prompts: tuple[str, ...]) -> pa.Table:
         rows = self._rows
