@@ -30,7 +30,6 @@ class WandbConfig(TrackerConfig):
 
     project: str = Field(default="rlax", description="W&B project")
     entity: str = Field(default="", description="W&B user or team; empty: the account's default")
-    run_name: str = Field(default="", description="name shown in W&B; empty: MaxText's run_name")
     group: str = Field(
         default="", description="W&B group; runs with the same group are shown together"
     )
@@ -54,7 +53,7 @@ class WandbRun(Sink):
         self._run: Any = wandb.init(
             project=config.project,
             entity=config.entity or None,
-            name=config.run_name or run.name,
+            name=run.name,
             group=config.group or None,
             tags=config.tags,
             config=run.config,
