@@ -161,6 +161,8 @@ class RunFiles:
           ConfigError: this is not the directory of a run.
           RlaxError: the config cannot be read.
         """
+        if self.is_local and os.path.isfile(self.location()):
+            raise ConfigError("RUN", self.url, "is not a run directory: it is a file")
         try:
             return self.get(CONFIG)
         except FileNotFoundError:
