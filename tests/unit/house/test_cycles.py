@@ -1,4 +1,7 @@
-"""No module imports itself through others, not even in a function or for types alone."""
+"""No module imports itself through others, not even in a function.
+
+Nor for types alone, but within its own room, where two classes may name each other.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,18 @@ def read(root: Path) -> dict[str, Module]:
 
 def imported(module: Module, modules: Mapping[str, Module]) -> set[str]:
     """The modules that a module imports, wherever in it; a package's name is its ``__init__``."""
+    of_types = {
+        id(one)
+        for block in ast.walk(module.tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for one in ast.walk(block)
+    }
     package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
     found = set()
     for node in ast.walk(module.tree):
+        names = set()
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names = {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -60,8 +70,12 @@ def imported(module: Module, modules: Mapping[str, Module]) -> set[str]:
                 base = ".".join((*above, *filter(None, (node.module,))))
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
-                found.add(inner if inner in modules else base)
-    return found & modules.keys()
+                names.add(inner if inner in modules else base)
+        names &= modules.keys()
+        if id(node) in of_types:
+            names = {name for name in names if modules[name].room != module.room}
+        found |= names
+    return found
 
 
 def cycles(arrows: Mapping[str, set[str]]) -> list[list[str]]:

@@ -31,9 +31,20 @@ def parameters(function: object) -> str:
     return text.replace("=Ellipsis", "=...")
 
 
+def _imported(module: ModuleType) -> list[str]:
+    """What a module without ``__all__`` offers: what it imports, but for what typing needs."""
+    typing = {"annotations", "Any", "TYPE_CHECKING"}
+    return [
+        name for name in (*vars(module), *_LATE) if not name.startswith("_") and name not in typing
+    ]
+
+
+_LATE = ("fingerprint",)  # imported once it is asked for
+
+
 def face(module: ModuleType) -> Iterator[str]:
     """A line for each public name, and for each method that its class defines itself."""
-    for name in sorted(module.__all__):
+    for name in sorted(getattr(module, "__all__", _imported(module))):
         value = getattr(module, name)
         if inspect.isclass(value) and issubclass(value, BaseModel):  # docs/config.md has its keys
             yield f"{module.__name__}.{name}"
