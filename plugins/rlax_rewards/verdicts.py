@@ -15,24 +15,24 @@ _PLACES = [
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its limits are off
 
 
-def is_readable(reference: str) -> bool:
-    """True if a reference is an expression."""
-    return bool(_parsed_reference(reference))
-
-
 def verdict(reference: str, answer: str | None) -> bool:
-    """Compares an answer with a reference; without one, checks that the reference is readable."""
-    if answer is None:
-        return is_readable(reference)
+    """Compares an answer with a reference; without one, checks the reference.
+
+    It is right if it is an expression, and can be computed within the limits of this process:
+    ``9^{9^9}`` cannot be.
+    """
     expected = _parsed_reference(reference)
+    if answer is None and not expected:
+        return False
     try:
-        found = _parsed(answer)
-        return bool(found) and bool(math_verify.verify(expected, found, timeout_seconds=None))
+        found = _parsed("1" if answer is None else answer)
+        same = bool(found) and bool(math_verify.verify(expected, found, timeout_seconds=None))
     except MemoryError:
         raise  # this worker has none left
     # The reference can be read, so the answer is to blame, for which sympy may raise anything.
     except Exception:  # noqa: BLE001
-        return False
+        return answer is None
+    return same or answer is None
 
 
 def _parsed(text: str) -> list[object]:

@@ -236,6 +236,6 @@ def test_other_places():
 
 
 @pytest.mark.parametrize("reference", ["", "9^{9^9}", r"\frac{", "?"])
-def test_a_reference_that_cannot_be_read_gives_no_reward(score, reference):
+def test_a_reference_that_cannot_be_read_gives_no_reward(hurried, reference):
     with pytest.raises(ValueError, match=r"prompt p: cannot read|prompt p has no reference"):
-        score("1", reference)
+        hurried(asked(reference), r"So the answer is $\boxed{2}$.")
