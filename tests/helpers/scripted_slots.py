@@ -125,6 +125,12 @@ class ScriptedSlots:
     def warm_up(self):
         self.log.append(("warm_up",))
 
+    def kept_for(self, context):
+        return None
+
+    def forget_contexts(self):
+        pass
+
     def inserts(self):
         return [entry[1:] for entry in self.log if entry[0] == "insert"]
 

@@ -130,6 +130,12 @@ class BigramSlots:
     def warm_up(self):
         pass
 
+    def kept_for(self, context):
+        return None
+
+    def forget_contexts(self):
+        pass
+
 
 def build(config: BigramSlotsConfig, context: BuildContext) -> JetstreamEngine:
     rollouts = context.section.rollouts

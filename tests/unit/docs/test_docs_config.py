@@ -19,6 +19,7 @@ from rlax_plugin.text.secrets import hidden
 
 SAMPLERS = {
     "learnability": ("candidates", "floor", "exponent"),
+    "band": ("candidates", "low", "high", "confidence"),
     "greso": ("easy", "hard", "target_easy", "target_hard", "step", "minimum", "window"),
 }
 
