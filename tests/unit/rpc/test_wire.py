@@ -123,9 +123,12 @@ def test_what_is_given_behind_the_context_of_a_further_trajectory_fits(place, mo
         ({"context": np.zeros(5, np.int32)}, "5 prompt tokens.*max_prompt_tokens is 4"),
         ({"context": np.zeros(0, np.int32)}, "0 prompt tokens"),
         ({"sampling": SamplingParams(max_new_tokens=9)}, "max_new_tokens 9.*is 8"),
-        ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature nan"),
-        ({"sampling": SamplingParams(top_p=0.0)}, "top_p 0"),
-        ({"sampling": SamplingParams(stop_strings=("a", ""))}, "stop string '': it must have 1"),
+        ({"sampling": SamplingParams(math.nan, max_new_tokens=8)}, "temperature nan"),
+        ({"sampling": SamplingParams(max_new_tokens=8, top_p=0.0)}, "top_p 0"),
+        (
+            {"sampling": SamplingParams(max_new_tokens=8, stop_strings=("a", ""))},
+            "stop string '': it must have 1",
+        ),
         ({"seeds": tuple(range(17))}, "17 samples, must be 1 to 16"),
         ({"seeds": ()}, "0 samples"),
         ({"resume": (generated(0, 4, "length"), generated(1, 0))}, None),
@@ -162,7 +165,6 @@ def test_what_is_given_behind_the_context_of_a_further_trajectory_fits(place, mo
 )
 def test_workers_reject_what_no_engine_should_see(changes, message):
     rollouts = {"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16, "group_size": 2}
-    rollouts |= {"on_new_weights": "continue"}
     section = section_with(rollouts=rollouts, evaluation={"samples": 4, "k": [1]})
     found = rejection(request_to_proto(request(**changes)), section, 64, SIDE_CHANNELS)
     if message is None:
