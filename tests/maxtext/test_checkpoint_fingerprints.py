@@ -50,11 +50,7 @@ def run(two_checkpoints: tuple[Path, FakePort], tmp_path: Path) -> Path:
 def test_a_flipped_bit_is_not_trained_on(seed: int, run: Path, two_checkpoints) -> None:
     flip(run / "tiny/checkpoints/2", seed)
     port = FakePort(stop_after=3, canary=False)
-    try:
-        trainer((*saving(run), "steps=4")).run(port)
-    except KeyError as error:  # Orbax has checksums of its own for the places of arrays
-        assert "Failed to load" in str(error) and not port.calls
-        return
+    trainer((*saving(run), "steps=4")).run(port)
     begun = port.calls[0][1]
     if begun == 3:  # of a place that nothing reads
         for name, value in two_checkpoints[1].weights[3].items():
