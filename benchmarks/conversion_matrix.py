@@ -236,9 +236,9 @@ def convert_and_train(work: Path, name: str) -> None:
     from tiny_loop import TINY, Recorder, train
 
     from maxtext_overrides.models.verify import Agreement, Expected
-    from rlax_plugin.commands.convert import convert
-    from rlax_plugin.commands.export import export, find_source
     from rlax_plugin.config.loading import merged
+    from rlax_plugin.tools.commands.convert import convert
+    from rlax_plugin.tools.commands.export import export, find_source
 
     home, scanned = work / name, name not in UNSCANNED
     source, converted = str(home / "source"), home / "converted"
@@ -281,7 +281,7 @@ def forward(source: str, config: str | None, argv: Sequence[str], length: int) -
     from maxtext_overrides.config.loading import load_to_check
     from maxtext_overrides.models.forward import EXACT, Forward
     from maxtext_overrides.models.reading import Checkpoint
-    from rlax_plugin.commands.export import find_source
+    from rlax_plugin.tools.commands.export import find_source
 
     exact = [f"{key}={value}" for key, value in EXACT.items()]
     found = find_source(source, config, [*argv, *exact])
@@ -358,7 +358,7 @@ def run(work: Path, python: str, names: Sequence[str]) -> None:
         return
     half(python, "make", work, left)
     sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "maxtext")]
-    from rlax_plugin.text.terminal import quiet
+    from rlax_plugin.base.text.terminal import quiet
 
     for name in left:
         begun = time.monotonic()

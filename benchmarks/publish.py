@@ -76,7 +76,7 @@ def read_versions(connection: Connection, spec: Spec) -> None:
     import jax.numpy as jnp
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.types import MemoryCopy
+    from rlax_plugin.base.types import MemoryCopy
     from rlax_plugin.weights import memory_copies
     from rlax_plugin.weights.device_fingerprint import fingerprint
 
@@ -106,7 +106,7 @@ def read_versions(connection: Connection, spec: Spec) -> None:
 
 
 def tensors(spec: Spec) -> dict[str, Any]:
-    from rlax_plugin.types import TensorSpec
+    from rlax_plugin.base.types import TensorSpec
 
     return {name: TensorSpec(shape, dtype, 0) for name, (shape, dtype) in spec.items()}
 

@@ -37,10 +37,10 @@ import numpy as np
 import psutil
 from scipy import stats
 
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.liveness.marks import Mark, lives, marks
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.liveness.marks import Mark, lives, marks
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.run_directory import run_directory, state_directory
+from rlax_plugin.run.start.run_directory import run_directory, state_directory
 
 EVERY_S, KILL_S, START_S = 10.0, 60.0, 300.0
 BLOCKS, WARM, YOUNG_S = 6, 0.1, 60.0

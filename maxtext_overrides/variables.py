@@ -16,7 +16,7 @@ from typing import Any
 
 from flax import nnx
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.base.errors import WeightsError
 
 UNPUBLISHED = (nnx.Cache, nnx.RngState, nnx.Intermediate)
 

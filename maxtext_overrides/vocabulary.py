@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from rlax_plugin.objective.loss import TokenOutputs
+from rlax_plugin.training.objective.loss import TokenOutputs
 
 Temperature = float | jax.Array
 """A divisor of logits, above 0: of all of them, or float32 [rows, length]."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlax_plugin.errors import CommandError, ConfigError, DeadlineError, RlaxError
-    from rlax_plugin.scripting.handle import Run
-    from rlax_plugin.scripting.handle import open_run as open
-    from rlax_plugin.scripting.training import train
+    from rlax_plugin.base.errors import CommandError, ConfigError, DeadlineError, RlaxError
+    from rlax_plugin.tools.scripting.handle import Run
+    from rlax_plugin.tools.scripting.handle import open_run as open
+    from rlax_plugin.tools.scripting.training import train
 
 __version__ = "0.1.0"
 
@@ -30,15 +30,15 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("CommandError", "ConfigError", "DeadlineError", "RlaxError"):
-        from rlax_plugin import errors
+        from rlax_plugin.base import errors
 
         return getattr(errors, name)
     if name in ("Run", "open"):
-        from rlax_plugin.scripting import handle
+        from rlax_plugin.tools.scripting import handle
 
         return handle.Run if name == "Run" else handle.open_run
     if name == "train":
-        from rlax_plugin.scripting.training import train
+        from rlax_plugin.tools.scripting.training import train
 
         return train
     raise AttributeError(f"module 'rlax_plugin' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-from rlax_plugin.cli import main
+from rlax_plugin.tools.cli import main
 
 if __name__ == "__main__":
     main()

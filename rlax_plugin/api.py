@@ -8,18 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
-from rlax_plugin.batching.jobs import SIDE_CHANNELS, Job, rejection
-from rlax_plugin.batching.scheduler import Scheduler
-from rlax_plugin.batching.waited_for import AllWaitedFor, WaitedFor
-from rlax_plugin.config import Choice, NoOptions, PathText, RlaxSection, Rollouts, Section
-from rlax_plugin.config.addresses import is_loopback
-from rlax_plugin.config.base import INT32_MAX, NonNegativeInt, PositiveInt, Processes, Seconds
-from rlax_plugin.config.loading import ResolvedConfig, load_section
-from rlax_plugin.config.schedules import Scheduled, first_above, value_at
-
 # Errors, and words for their messages.
-from rlax_plugin.errors import (
+from rlax_plugin.base.errors import (
     ConfigError,
     DeadlineError,
     RlaxError,
@@ -30,28 +20,53 @@ from rlax_plugin.errors import (
     WorkerError,
     alternatives,
 )
-from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig, require
+from rlax_plugin.base.files.places import check_file_writable, check_readable, new_directory
+from rlax_plugin.base.files.private import exposed, intrusion
+from rlax_plugin.base.files.run_files import PREPARED, RunFiles
+from rlax_plugin.base.processes.limited import LimitedFunction, OverLimitError
+from rlax_plugin.base.processes.python import python_command
 
-# Objectives.
-from rlax_plugin.objective.advantages import Outcomes, completions, of_batch, per_group
-from rlax_plugin.objective.arrays import ArraySpec
-from rlax_plugin.objective.batches import ARRAYS, device_arrays
-from rlax_plugin.objective.inputs import TokenInputs, TokenOutputs
-from rlax_plugin.objective.loss import (
-    ObjectiveSlots,
-    Ratio,
-    check_weight_is_known,
-    loss_weight,
-    make_loss,
-    own_terms,
-    resolve,
+# Text from outside, and amounts in messages.
+from rlax_plugin.base.text.amounts import in_bytes
+from rlax_plugin.base.text.harmless import harmless, one_line, storable
+from rlax_plugin.base.text.secrets import learn_secrets, names_secret
+from rlax_plugin.base.tokens.chat import ChatTemplateError
+from rlax_plugin.base.tokens.tokenizer import Tokenizer
+
+# Records.
+from rlax_plugin.base.types import (
+    Attempt,
+    Canary,
+    Descent,
+    Episode,
+    HostPlace,
+    Key,
+    Prompt,
+    Request,
+    Sampled,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    SideSpec,
+    TrainBatch,
+    Trajectory,
+    Turn,
+    Unscored,
+    WeightVersion,
 )
-from rlax_plugin.objective.presets import Preset, presets_from_yaml
-from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
-from rlax_plugin.objective.slots import Aggregation
-from rlax_plugin.objective.terms import LossTerm, Terms, scale_names, whole_update
-from rlax_plugin.objective.update_sums import UPDATE_ARRAYS, update_sums
-from rlax_plugin.pass_rates.intervals import beta_interval, mixed_probability
+from rlax_plugin.config import Choice, NoOptions, PathText, RlaxSection, Rollouts, Section
+from rlax_plugin.config.addresses import is_loopback
+from rlax_plugin.config.base import INT32_MAX, NonNegativeInt, PositiveInt, Processes, Seconds
+from rlax_plugin.config.loading import ResolvedConfig, load_section
+from rlax_plugin.config.schedules import Scheduled, first_above, value_at
+from rlax_plugin.data.curation.intervals import beta_interval, mixed_probability
+from rlax_plugin.data.prompts.checking import completion_text, stop_strings_of
+from rlax_plugin.data.prompts.config import DatasetConfig
+from rlax_plugin.data.prompts.prompt_files import matching_files, opened
+from rlax_plugin.data.prompts.row_columns import BrokenRow
+from rlax_plugin.data.prompts.source import DatasetSource
+from rlax_plugin.data.prompts.table import Domains, PromptTable
+from rlax_plugin.data.prompts.text_source import TextRow, TextSource, model_tokenizer
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.capabilities import Capabilities
@@ -91,60 +106,55 @@ from rlax_plugin.ports.training import (
     Trainer,
     TrainerPort,
 )
-from rlax_plugin.processes.limited import LimitedFunction, OverLimitError
-from rlax_plugin.processes.python import python_command
-from rlax_plugin.prompts.checking import completion_text, stop_strings_of
-from rlax_plugin.prompts.config import DatasetConfig
-from rlax_plugin.prompts.prompt_files import matching_files, opened
-from rlax_plugin.prompts.row_columns import BrokenRow
-from rlax_plugin.prompts.source import DatasetSource
-from rlax_plugin.prompts.table import Domains, PromptTable
-from rlax_plugin.prompts.text_source import TextRow, TextSource, model_tokenizer
-from rlax_plugin.records.files import PREPARED, RunFiles
-from rlax_plugin.records.places import check_file_writable, check_readable, new_directory
-from rlax_plugin.records.private import exposed, intrusion
-from rlax_plugin.rpc.doors import client_channel
-from rlax_plugin.sandbox.code_limits import Limits
-from rlax_plugin.sandbox.layers import offered as sandbox_layers
-from rlax_plugin.sandbox.sandbox import Ended, Sandbox, SandboxError
+from rlax_plugin.reward.sandbox.code_limits import Limits
+from rlax_plugin.reward.sandbox.layers import offered as sandbox_layers
+from rlax_plugin.reward.sandbox.sandbox import Ended, Sandbox, SandboxError
+from rlax_plugin.rollout.batching.decode_engine import (
+    MAX_STOP_IDS,
+    DecodeSlots,
+    Prefill,
+    SlotOutput,
+)
+from rlax_plugin.rollout.batching.jobs import SIDE_CHANNELS, Job, rejection
+from rlax_plugin.rollout.batching.scheduler import Scheduler
+from rlax_plugin.rollout.batching.waited_for import AllWaitedFor, WaitedFor
+from rlax_plugin.rpc.transport.doors import client_channel
+from rlax_plugin.run.metrics.tracking import (
+    BackgroundTracker,
+    Sink,
+    TrackedRun,
+    TrackerConfig,
+    require,
+)
+
+# Objectives.
+from rlax_plugin.training.objective.advantages import Outcomes, completions, of_batch, per_group
+from rlax_plugin.training.objective.arrays import ArraySpec
+from rlax_plugin.training.objective.batches import ARRAYS, device_arrays
+from rlax_plugin.training.objective.inputs import TokenInputs, TokenOutputs
+from rlax_plugin.training.objective.loss import (
+    ObjectiveSlots,
+    Ratio,
+    check_weight_is_known,
+    loss_weight,
+    make_loss,
+    own_terms,
+    resolve,
+)
+from rlax_plugin.training.objective.presets import Preset, presets_from_yaml
+from rlax_plugin.training.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
+from rlax_plugin.training.objective.slots import Aggregation
+from rlax_plugin.training.objective.terms import LossTerm, Terms, scale_names, whole_update
+from rlax_plugin.training.objective.update_sums import UPDATE_ARRAYS, update_sums
 
 # What a trainer adds to a batch.
-from rlax_plugin.signals.chain import SignalChain
-from rlax_plugin.signals.chosen_signals import chosen_signals, needed_signals
-from rlax_plugin.signals.learner import Learner, Optimizer
-from rlax_plugin.signals.model_view import ModelView, Part
-from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
-from rlax_plugin.signals.state_files import SignalState
-from rlax_plugin.signals.value_model import ValueLoss, ValueModel, ValueModelChoice
-
-# Text from outside, and amounts in messages.
-from rlax_plugin.text.amounts import in_bytes
-from rlax_plugin.text.harmless import harmless, one_line, storable
-from rlax_plugin.text.secrets import learn_secrets, names_secret
-from rlax_plugin.tokens.chat import ChatTemplateError
-from rlax_plugin.tokens.tokenizer import Tokenizer
-
-# Records.
-from rlax_plugin.types import (
-    Attempt,
-    Canary,
-    Descent,
-    Episode,
-    HostPlace,
-    Key,
-    Prompt,
-    Request,
-    Sampled,
-    SamplingParams,
-    Score,
-    ScoredGroup,
-    SideSpec,
-    TrainBatch,
-    Trajectory,
-    Turn,
-    Unscored,
-    WeightVersion,
-)
+from rlax_plugin.training.signals.chain import SignalChain
+from rlax_plugin.training.signals.chosen_signals import chosen_signals, needed_signals
+from rlax_plugin.training.signals.learner import Learner, Optimizer
+from rlax_plugin.training.signals.model_view import ModelView, Part
+from rlax_plugin.training.signals.signal import ADVANTAGE_INPUTS, BatchSignal
+from rlax_plugin.training.signals.state_files import SignalState
+from rlax_plugin.training.signals.value_model import ValueLoss, ValueModel, ValueModelChoice
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 

@@ -14,12 +14,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rlax_plugin.base.errors import ConfigError, PluginError, RlaxError, alternatives
+from rlax_plugin.base.types import SideSpec
 from rlax_plugin.config import FUNCTION, SLOTS, Algorithm, Choice, RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.functions.calling import EXTENSIONS
-from rlax_plugin.functions.signatures import FunctionError
-from rlax_plugin.objective.loss import (
+from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
+from rlax_plugin.ports.kinds import ALL, BY_NAME
+from rlax_plugin.ports.manager import Manager, installed
+from rlax_plugin.ports.offers import check_offer
+from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, WeightStore
+from rlax_plugin.reward.functions.calling import EXTENSIONS
+from rlax_plugin.reward.functions.signatures import FunctionError
+from rlax_plugin.training.objective.loss import (
     ObjectiveSlots,
     Preset,
     algorithm_of,
@@ -27,12 +33,6 @@ from rlax_plugin.objective.loss import (
     kind_of,
     resolve,
 )
-from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
-from rlax_plugin.ports.kinds import ALL, BY_NAME
-from rlax_plugin.ports.manager import Manager, installed
-from rlax_plugin.ports.offers import check_offer
-from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, WeightStore
-from rlax_plugin.types import SideSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,8 @@ class Registry:
         """Builds the objective of the context's config.
 
         Raises:
-          ConfigError, PluginError: see ``part`` and ``rlax_plugin.objective.loss.resolve``.
+          ConfigError, PluginError: see ``part`` and
+            ``rlax_plugin.training.objective.loss.resolve``.
         """
         return resolve(context.section, self._within(context).part)
 

@@ -15,7 +15,7 @@ from browser import browser, executable, open_page
 from playwright.sync_api import Browser, Locator, Page
 from runs import Run
 
-from rlax_plugin.commands.report.write import write_comparison, write_report
+from rlax_plugin.tools.commands.report.write import write_comparison, write_report
 
 IMAGES = Path(__file__).resolve().parent
 WIDTH = 1320

@@ -14,8 +14,8 @@ import jax
 
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
+from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.ports.compiling import CompiledProgram
-from rlax_plugin.text.harmless import one_line
 
 OVERRIDES = BY_MODULE["maxtext_overrides/compiling/measured.py"]
 

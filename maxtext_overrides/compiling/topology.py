@@ -12,7 +12,7 @@ from typing import Any
 
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
-from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.base.errors import ConfigError, alternatives
 
 OVERRIDES = BY_MODULE["maxtext_overrides/compiling/topology.py"]
 OPTION = "--compile"

@@ -25,8 +25,8 @@ from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published
-from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.ports.compiling import CompiledProgram
+from rlax_plugin.training.objective.arrays import ArraySpec
 
 OVERRIDES = BY_MODULE["maxtext_overrides/compiling/train_step.py"]
 

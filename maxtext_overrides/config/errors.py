@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.base.errors import ConfigError, alternatives
 
 Fields = Mapping[str, FieldInfo]
 

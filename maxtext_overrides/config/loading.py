@@ -25,10 +25,10 @@ from maxtext_overrides.config.rejected import reject
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, model_keys
 from rlax_plugin.config.yaml_values import dumped
-from rlax_plugin.errors import ConfigError
 
 OVERRIDES = BY_MODULE["maxtext_overrides/config/loading.py"]
 

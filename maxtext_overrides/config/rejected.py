@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.base.errors import ConfigError, alternatives
 
 _Rejection = tuple[str, Callable[[Any], bool], str]
 

@@ -13,8 +13,8 @@ from maxtext_overrides.models.architecture import Architecture
 from maxtext_overrides.models.maxtext_keys import maxtext_keys, of_maxtext
 from maxtext_overrides.models.rules import variables
 from maxtext_overrides.variables import published
+from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.config.loading import resolved
-from rlax_plugin.errors import TrainingError
 
 _PLAIN = {
     "base_config": "base.yml",

@@ -24,10 +24,10 @@ from maxtext_overrides.models.maxtext_keys import maxtext_keys
 from maxtext_overrides.models.rules import Variable, variables
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from maxtext_overrides.models.tensors import DTYPES, TensorSource, check_tensors
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.tokens.tokenizer import Tokenizer
 from rlax_plugin.config.loading import CONVERTED
 from rlax_plugin.config.yaml_values import dumped
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.tokens.tokenizer import Tokenizer
 
 SIDE_FILES, RECORD = "huggingface", "converted.json"
 _HEADING = """# Written by `rlax convert`: MaxText's keys of a model, to be part of a run's config.

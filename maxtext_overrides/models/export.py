@@ -19,7 +19,7 @@ from maxtext_overrides.models.rules import Variable, variables
 from maxtext_overrides.models.side_files import CONFIG, GENERATION, copy_tokenizer
 from maxtext_overrides.models.tensor_files import write_tensors
 from maxtext_overrides.models.tensors import DTYPES
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

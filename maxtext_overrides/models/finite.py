@@ -9,7 +9,7 @@ import numpy as np
 
 from maxtext_overrides.models.rules import Variable
 from maxtext_overrides.models.tensors import DTYPES, TensorSource
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 _EXPONENT = np.uint16(0x7F80)  # of bfloat16; all bits are set in what is not finite
 _CHUNK = 1 << 16  # numbers that are looked at in one go: their flags fit into a processor's cache

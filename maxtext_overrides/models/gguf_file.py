@@ -24,8 +24,8 @@ from maxtext_overrides.models.families import FAMILIES
 from maxtext_overrides.models.gguf_header import DamagedHeaderError, GgufHeader, GgufTensor
 from maxtext_overrides.models.huggingface_config import check_sizes
 from maxtext_overrides.models.tensors import shown
-from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.base.errors import ConfigError, alternatives
+from rlax_plugin.base.text.harmless import one_line
 
 _FAMILIES = {
     "llama": "LlamaForCausalLM",

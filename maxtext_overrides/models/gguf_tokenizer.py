@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from maxtext_overrides.models.gguf_file import GgufFile
-from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.text.harmless import one_line
-from rlax_plugin.tokens.library import LibraryError, library_errors
+from rlax_plugin.base.errors import ConfigError, alternatives
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.tokens.library import LibraryError, library_errors
 
 _KINDS = ("gpt2", "llama")  # byte-level BPE, SentencePiece's BPE
 _GPT2 = ("gpt-2", "gpt2", "default", "phi-2")

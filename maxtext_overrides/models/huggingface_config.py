@@ -16,8 +16,8 @@ from typing import Any
 from maxtext_overrides.models.architecture import GEMMA3_PERIOD, Architecture
 from maxtext_overrides.models.families import FAMILIES, Family
 from maxtext_overrides.models.rotary import rope_content, rotary_positions
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.text.harmless import one_line
 
 _LARGEST_FILE = 16 << 20  # bytes of a config.json
 _MOST_LAYERS = 1000

@@ -11,7 +11,7 @@ from maxtext_overrides.models.architecture import (
     Block,
     Rope,
 )
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 _BLOCKS: tuple[Block, ...] = get_args(Block)
 _FAMILIES: dict[Block, str] = {

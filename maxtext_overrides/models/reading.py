@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.base.errors import ConfigError, RlaxError
 
 _COLLECTION = ("params", "params")  # where MaxText's checkpoints have a model's parameters
 

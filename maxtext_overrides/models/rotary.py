@@ -14,7 +14,7 @@ from typing import Any
 
 from maxtext_overrides.models.architecture import LLAMA3, Architecture, Rope
 from maxtext_overrides.models.families import Family
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # What may stand beside the kind and theta.

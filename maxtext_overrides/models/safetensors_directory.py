@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from maxtext_overrides.models.huggingface_config import read as read_json
 from maxtext_overrides.models.tensors import shown
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.text.harmless import one_line
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"

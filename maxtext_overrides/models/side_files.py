@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.tokens.tokenizer_files import FilesError, check_places
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.tokens.tokenizer_files import FilesError, check_places
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _TOKENIZER = (

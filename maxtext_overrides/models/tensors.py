@@ -10,8 +10,8 @@ import numpy as np
 
 from maxtext_overrides.models.architecture import Architecture
 from maxtext_overrides.models.rules import tensor_shapes
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.text.harmless import one_line
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The dtypes in which weights may be written."""

@@ -43,9 +43,9 @@ from maxtext_overrides.models.convert import Convertible
 from maxtext_overrides.models.forward import EXACT, Forward
 from maxtext_overrides.models.reading import Checkpoint
 from maxtext_overrides.models.tensors import DTYPES
-from rlax_plugin.errors import ConfigError, RlaxError, TrainingError
-from rlax_plugin.text.amounts import in_bytes
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.base.errors import ConfigError, RlaxError, TrainingError
+from rlax_plugin.base.text.amounts import in_bytes
+from rlax_plugin.base.text.harmless import one_line
 
 PROMPT, BEYOND, ANSWER, FAR = 64, 16, 16, 128
 """Sizes of the comparison, in tokens.

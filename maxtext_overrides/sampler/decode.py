@@ -21,8 +21,8 @@ from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineM
 from maxtext_overrides.sampler.ring import collect
 from maxtext_overrides.sampler.sampling import empty_settings
 from maxtext_overrides.sampler.slot_programs import SlotPrograms, State
-from rlax_plugin.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.base.types import SamplingParams
+from rlax_plugin.rollout.batching.decode_engine import MAX_STOP_IDS, Prefill, SlotOutput
 
 __all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Prefill", "SlotOutput"]
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlax_plugin.batching.decode_engine import MAX_STOP_IDS
+from rlax_plugin.rollout.batching.decode_engine import MAX_STOP_IDS
 
 
 def uniforms(seeds_b2: jax.Array, position_b: jax.Array) -> jax.Array:

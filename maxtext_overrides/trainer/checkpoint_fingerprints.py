@@ -20,9 +20,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from rlax_plugin.errors import TrainingError
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.base.errors import TrainingError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.weights.device_fingerprint import fingerprint
 
 log = logging.getLogger("rlax.maxtext")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
 
 
 def checkpoints(run_url: str, updates_per_step: int) -> dict[int, str]:

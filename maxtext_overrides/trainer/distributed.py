@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import jax
 
-from rlax_plugin.concurrency.threads import on_daemon
+from rlax_plugin.base.concurrency.threads import on_daemon
+from rlax_plugin.base.errors import ConfigError, DeadlineError, TrainingError
+from rlax_plugin.base.types import HostPlace
 from rlax_plugin.config.addresses import host_of, is_loopback
-from rlax_plugin.errors import ConfigError, DeadlineError, TrainingError
-from rlax_plugin.types import HostPlace
 
 log = logging.getLogger("rlax.hosts")
 

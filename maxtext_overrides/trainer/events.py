@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.training.objective.arrays import ArraySpec
 
 
 @dataclass(slots=True)

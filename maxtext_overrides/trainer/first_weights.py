@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxtext_overrides.models import side_files
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.files.run_files import RunFiles
 
 if TYPE_CHECKING:
     from maxtext_overrides.config.loading import Config

@@ -13,7 +13,7 @@ from maxtext_overrides.trainer.train_loop import Loop, fresh_weights
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import UNPUBLISHED, published
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 OVERRIDES = BY_MODULE["maxtext_overrides/trainer/kept_weights.py"]
 

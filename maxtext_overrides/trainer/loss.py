@@ -26,9 +26,9 @@ from maxtext_overrides.trainer import output_head
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import OverrideError
 from maxtext_overrides.vocabulary import dense_outputs
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.batches import temperature_of
-from rlax_plugin.objective.loss import TokenOutputs
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.training.objective.batches import temperature_of
+from rlax_plugin.training.objective.loss import TokenOutputs
 
 Objective = Callable[[TokenOutputs, Mapping[str, jax.Array]], tuple[Any, Any, dict[str, Any]]]
 """Maps (outputs, batch arrays), all [rows, length], to (sum, weight, additive metrics)."""

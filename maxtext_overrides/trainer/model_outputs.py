@@ -13,7 +13,7 @@ from maxtext_overrides.trainer.host_rows import jitted, local_copy, rows_of
 from maxtext_overrides.trainer.loss import OUTPUTS, make_outputs_fn
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
-from rlax_plugin.objective.batches import TEMPERATURE
+from rlax_plugin.training.objective.batches import TEMPERATURE
 
 if TYPE_CHECKING:
     from maxtext_overrides.config.loading import Config

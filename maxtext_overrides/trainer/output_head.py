@@ -17,8 +17,8 @@ import jax
 from flax import nnx
 
 from maxtext_overrides.vocabulary import Head, Temperature, tiled_outputs
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.loss import TokenOutputs
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.training.objective.loss import TokenOutputs
 
 _ROWS_AND_LENGTH = ("activation_embed_and_logits_batch", "activation_length")
 

@@ -1,8 +1,8 @@
 """The attention mask of rows in which samples share their prompt.
 
 MaxText's mask lets a token attend to those before it with the same segment. Here a segment is a
-pair, the prompt and the answer (``rlax_plugin.objective.shared_prompts``), which travels through
-the model as one int32: MaxText compares prompts, and the answers are compared beside it.
+pair, the prompt and the answer (``rlax_plugin.training.objective.shared_prompts``), which travels
+through the model as one int32: MaxText compares prompts, and the answers are compared beside it.
 
 Only attention by ``dot_product`` over all positions asks this function. Other kernels compare
 segments themselves, and windows count the places of a row, not the positions of a sequence.
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
-from rlax_plugin.objective.shared_prompts import ANSWER
+from rlax_plugin.training.objective.shared_prompts import ANSWER
 
 _SYMBOL = "maxtext.layers.attention_op.AttentionOp.generate_attention_mask"
 OVERRIDES = (

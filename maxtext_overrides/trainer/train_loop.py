@@ -39,8 +39,8 @@ from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published
-from rlax_plugin.errors import TrainingError
-from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.base.errors import TrainingError
+from rlax_plugin.training.objective.arrays import ArraySpec
 
 log = logging.getLogger("rlax.maxtext")
 

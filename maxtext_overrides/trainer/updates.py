@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlax_plugin.objective.diagnostics import GAP_SUMS
+from rlax_plugin.training.objective.diagnostics import GAP_SUMS
 
 log = logging.getLogger("rlax.trainer")
 

@@ -2,8 +2,8 @@
 
 Its trunk is a model that MaxText builds, without the output layer. The value of a position is
 ``features @ kernel + bias`` in float32, where the features are what the output layer would get. All
-parameters are trained by AdamW of ``signals.learner``; a variable that is not a parameter, such as
-a router bias, stays as it is.
+parameters are trained by AdamW of ``training.signals.learner``; a variable that is not a parameter,
+such as a router bias, stays as it is.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published, restore
-from rlax_plugin.errors import ConfigError, TrainingError
-from rlax_plugin.signals.value_model import ValueLoss, ValueModelChoice
+from rlax_plugin.base.errors import ConfigError, TrainingError
+from rlax_plugin.training.signals.value_model import ValueLoss, ValueModelChoice
 
 if TYPE_CHECKING:
     from maxtext_overrides.config.loading import Config
@@ -58,7 +58,7 @@ class Trained(NamedTuple):
 
 
 class MaxTextValueModel:
-    """See ``rlax_plugin.signals.value_model.ValueModel``.
+    """See ``rlax_plugin.training.signals.value_model.ValueModel``.
 
     Args:
       config: MaxText's, of this model; without vocabulary tiling.

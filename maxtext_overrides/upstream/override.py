@@ -9,7 +9,7 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlax_plugin.errors import RlaxError
+from rlax_plugin.base.errors import RlaxError
 
 
 class OverrideError(RlaxError):

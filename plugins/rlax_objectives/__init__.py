@@ -1,7 +1,7 @@
 """Objective plug-in: the slots of the unified objective, and the published algorithms as presets.
 
-``rlax_plugin.objective.loss`` computes the sum that uses the slots. Importing this package does not
-import JAX: a slot does when it is traced.
+``rlax_plugin.training.objective.loss`` computes the sum that uses the slots. Importing this package
+does not import JAX: a slot does when it is traced.
 
 Notation, here and in ``presets.yml``: r = pi_theta / pi_old; mu the behaviour policy; A the
 advantage; len the trained tokens of a sequence; N the number of sequences; G that of samples in a

@@ -1,4 +1,4 @@
-"""Advantages in numpy and float64; see ``rlax_plugin.objective.advantages`` for their use.
+"""Advantages in numpy and float64; see ``rlax_plugin.training.objective.advantages`` for their use.
 
 Statistics are over scored samples. Equal rewards give exactly 0, in a group or, where the whole
 batch is normalised, in the batch: in floating point their mean may differ from them, and the

@@ -21,9 +21,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.functions import function_text, named_function
 from rlax_plugin.config.schedules import Schedule, Scheduled, highest, lowest
-from rlax_plugin.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
 """Maximum of most integers, which have 32 bits in messages and recorded samples."""

@@ -6,6 +6,8 @@ import re
 
 from pydantic import Field, field_validator, model_validator
 
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.text.harmless import hidden_character
 from rlax_plugin.config.base import (
     Choice,
     NonNegativeInt,
@@ -15,8 +17,6 @@ from rlax_plugin.config.base import (
     Temperature,
 )
 from rlax_plugin.config.schedules import Schedule
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.text.harmless import hidden_character
 
 
 class EvaluationSet(Section):

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.text.secrets import shown_value, stripped
 from rlax_plugin.config.identity import is_local, leaves
 from rlax_plugin.config.loading import ResolvedConfig, overridden, resolved
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.config.yaml_values import check_values
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.text.secrets import shown_value, stripped
 
 MAX_BYTES = 1 << 20
 """Maximum size of a config in a message; those that people write have a few thousand bytes."""

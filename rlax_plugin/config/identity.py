@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlax_plugin.base.text.secrets import names_secret, stripped
 from rlax_plugin.config.loading import overridden
-from rlax_plugin.text.secrets import names_secret, stripped
 
 # What may differ between a run and its continuation, or between its processes: how long, how
 # patiently, where, and who watches. Everything else decides what is computed.

@@ -17,13 +17,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.text.harmless import hidden_character
+from rlax_plugin.base.text.secrets import learn_secrets
 from rlax_plugin.config import PositiveInt, RlaxSection, default_parts, plain_name
 from rlax_plugin.config.functions import function_files, rebased
 from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped, parse
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.text.harmless import hidden_character
-from rlax_plugin.text.secrets import learn_secrets
 
 _BASE = "base_config"
 CONVERTED = "model.yml"

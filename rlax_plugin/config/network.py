@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.addresses import HOST_FORMS, is_host, is_loopback, is_wildcard
 from rlax_plugin.config.base import PathText, Section
-from rlax_plugin.errors import ConfigError
 
 HOST = "rlax.network.host"
 ADVERTISED = "rlax.network.advertised_host"

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
@@ -18,7 +19,6 @@ from rlax_plugin.config.base import (
     Temperature,
 )
 from rlax_plugin.config.schedules import Schedule, Scheduled, last_of, lowest, value_at
-from rlax_plugin.errors import ConfigError
 
 
 class Rollouts(Section):
@@ -96,7 +96,7 @@ class Rollouts(Section):
         return temperature
 
     def temperature_at(self, step: int) -> float:
-        """Returns the temperature of the groups of an RL step, see ``resume.run_state.Open``."""
+        """Returns the temperature of the groups of an RL step, see ``run.state.run_state.Open``."""
         return value_at(self.temperature, step)
 
     @property

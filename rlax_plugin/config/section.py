@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
@@ -26,7 +27,6 @@ from rlax_plugin.config.retention import Retention
 from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
 from rlax_plugin.config.speeds import Assume
 from rlax_plugin.config.weights import Weights
-from rlax_plugin.errors import ConfigError
 
 SINGLE_TURN = "single_turn"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 
 def state_home(key: str) -> Path:

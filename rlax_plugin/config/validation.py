@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from rlax_plugin.base.errors import ConfigError, UnknownKeyError
 from rlax_plugin.config import Choice, FunctionChoice, RewardChoice
 from rlax_plugin.config.schedules import NUMBER, SCHEDULE, Schedule
-from rlax_plugin.errors import ConfigError, UnknownKeyError
 
 _MUST = {
     "tuple_type": "must be a list",

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.addresses import is_address
 from rlax_plugin.config.base import (
     Choice,
@@ -15,7 +16,6 @@ from rlax_plugin.config.base import (
     PositiveInt,
     Section,
 )
-from rlax_plugin.errors import ConfigError
 
 
 class Weights(Section):

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 _DEEPEST, _MOST_VALUES = 50, 100_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlax_plugin.types import SideSpec
+from rlax_plugin.base.types import SideSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlax_plugin.types import Prompt, ScoredGroup
+from rlax_plugin.base.types import Prompt, ScoredGroup
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from rlax_plugin.types import EMPTY, Finish, Prompt
+from rlax_plugin.base.types import EMPTY, Finish, Prompt
 
 Given = Sequence[int] | str | Sequence[Mapping[str, Any]]
 """Input that an environment gives the policy.

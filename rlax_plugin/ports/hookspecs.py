@@ -19,9 +19,9 @@ from types import MappingProxyType
 
 import pluggy
 
+from rlax_plugin.base.types import ScoredGroup, WeightVersion
 from rlax_plugin.ports.kinds import ALL, Kind
 from rlax_plugin.ports.protocols import Extension
-from rlax_plugin.types import ScoredGroup, WeightVersion
 
 PROJECT = "rlax_plugin"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlax_plugin.types import VersionPart
+from rlax_plugin.base.types import VersionPart
 
 
 @dataclass(frozen=True, slots=True)

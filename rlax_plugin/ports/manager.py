@@ -21,7 +21,7 @@ from typing import Any
 
 import pluggy
 
-from rlax_plugin.errors import PluginError, alternatives
+from rlax_plugin.base.errors import PluginError, alternatives
 from rlax_plugin.ports import hookspecs
 
 GROUP = "rlax_plugin"  # of entry points

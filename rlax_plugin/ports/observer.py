@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rlax_plugin.errors import alternatives
+from rlax_plugin.base.errors import alternatives
+from rlax_plugin.base.types import ScoredGroup, WeightVersion
 from rlax_plugin.ports.abilities import abilities_of
-from rlax_plugin.types import ScoredGroup, WeightVersion
 
 MOST_BYTES = 1_000_000  # of one state: all of them are written before each checkpoint
 _PREFIX = "on_"

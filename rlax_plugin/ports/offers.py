@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlax_plugin.errors import PluginError
+from rlax_plugin.base.errors import PluginError
+from rlax_plugin.base.text.harmless import hidden_character
 from rlax_plugin.ports.protocols import Extension
-from rlax_plugin.text.harmless import hidden_character
 
 _FUNCTIONS = frozenset(("reward", "filter"))  # kinds of which a config may name a function
 

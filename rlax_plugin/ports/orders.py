@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rlax_plugin.errors import TrainingError
-from rlax_plugin.types import EMPTY
+from rlax_plugin.base.errors import TrainingError
+from rlax_plugin.base.types import EMPTY
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from pydantic import BaseModel
 
-from rlax_plugin.config import Choice
-from rlax_plugin.config.loading import ResolvedConfig
-from rlax_plugin.errors import PluginError
-from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
-from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.ports.scaling import ScalingRule
-from rlax_plugin.types import (
+from rlax_plugin.base.errors import PluginError
+from rlax_plugin.base.types import (
     EMPTY,
     Attempt,
     Episode,
@@ -36,10 +30,16 @@ from rlax_plugin.types import (
     SideSpec,
     WeightVersion,
 )
+from rlax_plugin.config import Choice
+from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
+from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.ports.scaling import ScalingRule
 
 if TYPE_CHECKING:
-    from rlax_plugin.tokens.chat import Message
-    from rlax_plugin.tokens.tokenizer import Tokenizer
+    from rlax_plugin.base.tokens.chat import Message
+    from rlax_plugin.base.tokens.tokenizer import Tokenizer
 
 
 Arrays = Mapping[str, Any]  # variable name -> numpy or JAX array

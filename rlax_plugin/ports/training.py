@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from rlax_plugin.base.types import BASE, EMPTY, Canary, Descent
 from rlax_plugin.ports.orders import Followers, NoFollowers, Order
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.types import BASE, EMPTY, Canary, Descent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -256,7 +256,7 @@ class TrainerPort(Publication, Protocol):
         """Blocks until the batch of ``step`` (from 1) is available.
 
         Returns:
-          name -> array [rows, length, ...], see ``objective.arrays.ArraySpec``.
+          name -> array [rows, length, ...], see ``training.objective.arrays.ArraySpec``.
 
         Raises:
           DeadlineError, WorkerError: no batch will come.

@@ -1047,7 +1047,7 @@ class RunServicer:
     """
 
     def Status(self, request, context):
-        """The status of the run, as rlax_plugin/liveness/run_status.py has it.
+        """The status of the run, as rlax_plugin/base/liveness/run_status.py has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.objective.batches import build_arrays
-from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
-from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.types import (
+from rlax_plugin.base.types import (
     BASE,
     EMPTY,
     Canary,
@@ -35,6 +32,9 @@ from rlax_plugin.types import (
     VersionPart,
     WeightVersion,
 )
+from rlax_plugin.data.curation.pass_rate_table import PassRateTable
+from rlax_plugin.ports.protocols import Arrays, WeightStore
+from rlax_plugin.training.objective.batches import build_arrays
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.base.errors import ConfigError, ContractError, Finding, PluginError, alternatives
+from rlax_plugin.base.types import Request, WeightVersion
 from rlax_plugin.build import Registry, registry_of
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import resolved
-from rlax_plugin.errors import ConfigError, ContractError, Finding, PluginError, alternatives
 from rlax_plugin.ports.hookspecs import EVENTS
 from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind, choose
 from rlax_plugin.ports.manager import Manager
@@ -27,7 +28,6 @@ from rlax_plugin.testing.contracts.blocked import within
 from rlax_plugin.testing.contracts.inspection import Inspection
 from rlax_plugin.testing.contracts.trial import STEPS, Trial, Unbuilt
 from rlax_plugin.testing.fakes import FakeTrainerPort
-from rlax_plugin.types import Request, WeightVersion
 
 HOOK = "hook"
 DEADLINE_S = 90.0  # for each part

@@ -10,17 +10,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
-from rlax_plugin.concurrency.clock import Clock
-from rlax_plugin.config import YEAR_S, RlaxSection, Section
-from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
-from rlax_plugin.testing import policy
-from rlax_plugin.testing.task import VOCABULARY, decode
-from rlax_plugin.tokens.stopping import Decode, StopFinder
-from rlax_plugin.types import (
+from rlax_plugin.base.concurrency.clock import Clock
+from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.base.tokens.stopping import Decode, StopFinder
+from rlax_plugin.base.types import (
     EMPTY,
     Attempt,
     Finish,
@@ -30,6 +23,13 @@ from rlax_plugin.types import (
     SamplingParams,
     WeightVersion,
 )
+from rlax_plugin.config import YEAR_S, RlaxSection, Section
+from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
+from rlax_plugin.rollout.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
+from rlax_plugin.testing import policy
+from rlax_plugin.testing.task import VOCABULARY, decode
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 

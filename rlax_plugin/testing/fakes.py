@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import TrainingError
+from rlax_plugin.base.errors import TrainingError
+from rlax_plugin.base.types import Canary
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
 from rlax_plugin.testing.builders import make_arrays, make_batch
-from rlax_plugin.types import Canary
 
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60], np.int32)
 

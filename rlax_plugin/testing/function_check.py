@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import Deadlines
 from rlax_plugin.config.functions import function_files, parse_function
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.functions.checking import checked_signature
-from rlax_plugin.functions.signatures import FunctionError, Signature
+from rlax_plugin.reward.functions.checking import checked_signature
+from rlax_plugin.reward.functions.signatures import FunctionError, Signature
 from rlax_plugin.testing.checking import Checked
 
 _KINDS = ("reward", "filter")

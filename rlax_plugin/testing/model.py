@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import ConfigError, RlaxError, TrainingError
-from rlax_plugin.objective.arrays import ArraySpec
-from rlax_plugin.objective.batches import temperature_of
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.packing import pack, unpack
-from rlax_plugin.signals.learner import Learner
-from rlax_plugin.signals.model_view import ModelView, Part
-from rlax_plugin.signals.state_files import SignalState
-from rlax_plugin.signals.value_model import ValueLoss, ValueModelChoice
+from rlax_plugin.base.errors import ConfigError, RlaxError, TrainingError
+from rlax_plugin.base.files.packing import pack, unpack
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.testing import policy
+from rlax_plugin.training.objective.arrays import ArraySpec
+from rlax_plugin.training.objective.batches import temperature_of
+from rlax_plugin.training.signals.learner import Learner
+from rlax_plugin.training.signals.model_view import ModelView, Part
+from rlax_plugin.training.signals.state_files import SignalState
+from rlax_plugin.training.signals.value_model import ValueLoss, ValueModelChoice
 
 _FLOAT32 = np.dtype(np.float32)
 _FILE = "weights.npz"

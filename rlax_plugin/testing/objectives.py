@@ -22,8 +22,9 @@ from rlax_plugin.config import (
     value_at,
 )
 from rlax_plugin.config.validation import validate
-from rlax_plugin.objective import advantages, diagnostics
-from rlax_plugin.objective.loss import (
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.training.objective import advantages, diagnostics
+from rlax_plugin.training.objective.loss import (
     ObjectiveSlots,
     TokenOutputs,
     kl_token_rewards,
@@ -31,9 +32,8 @@ from rlax_plugin.objective.loss import (
     term_weights,
     token_inputs,
 )
-from rlax_plugin.objective.ratios import kl_value
-from rlax_plugin.objective.update_sums import update_sums
-from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.training.objective.ratios import kl_value
+from rlax_plugin.training.objective.update_sums import update_sums
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -60,7 +60,7 @@ class Evaluation:
       kl_bt: float64, the config's estimator of the KL to the reference, nats, without its
         coefficient: of pi_theta, or of mu with KL in the reward. 0 where the mask is 0; None
         without KL.
-      metrics: see ``rlax_plugin.objective.diagnostics.summarise``.
+      metrics: see ``rlax_plugin.training.objective.diagnostics.summarise``.
 
     All but ``loss`` and ``metrics`` are [samples, length].
     """

@@ -14,8 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.testing.task import STOP, VOCABULARY
-from rlax_plugin.types import SamplingParams
 
 Weights = Mapping[str, np.ndarray]
 
@@ -92,7 +92,7 @@ def reinforce(
     Source: Williams, 1992, https://doi.org/10.1007/BF00992696.
 
     Args:
-      batch: arrays of ``rlax_plugin.objective.batches``.
+      batch: arrays of ``rlax_plugin.training.objective.batches``.
       temperature: of all tokens, or [rows, length].
 
     Returns:

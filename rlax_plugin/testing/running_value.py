@@ -10,12 +10,12 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin.config import Section
-from rlax_plugin.objective.advantages import Outcomes, completions
-from rlax_plugin.objective.shared_prompts import seen_by
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.signals.model_view import ModelView
-from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
-from rlax_plugin.signals.state_files import SignalState
+from rlax_plugin.training.objective.advantages import Outcomes, completions
+from rlax_plugin.training.objective.shared_prompts import seen_by
+from rlax_plugin.training.signals.model_view import ModelView
+from rlax_plugin.training.signals.signal import ADVANTAGE_INPUTS, BatchSignal
+from rlax_plugin.training.signals.state_files import SignalState
 
 _VALUES = "rl_values"
 

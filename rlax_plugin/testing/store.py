@@ -8,16 +8,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rlax_plugin.config import NoOptions
-from rlax_plugin.errors import (
+from rlax_plugin.base.errors import (
     RlaxError,
     WeightsError,
     WeightsUnreadableError,
     WeightsUnwritableError,
 )
+from rlax_plugin.base.files.packing import pack, unpack
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.config import NoOptions
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.packing import pack, unpack
 
 FILE = "weights.npz"
 _BFLOAT16 = ":bfloat16"  # ends the names of arrays whose dtype numpy's files do not know

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.base.types import ScoredGroup
 from rlax_plugin.config import NoOptions
 from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.types import ScoredGroup
 
 NAME = "tally.json"
 

@@ -10,10 +10,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from rlax_plugin.base.errors import ConfigError, alternatives
+from rlax_plugin.base.types import Prompt
 from rlax_plugin.config import NoOptions, Section
-from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, Reward
-from rlax_plugin.types import Prompt
 
 PAD, STOP = 0, 1
 # Token t >= 2 is the (t - 2)-th of these characters, so a token is even if its digit is.

@@ -10,25 +10,25 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from rlax_plugin.base.errors import ConfigError, RlaxError, alternatives
+from rlax_plugin.base.files.faults import FaultPoint, reached
+from rlax_plugin.base.files.packing import pack, unpack
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import Canary, Descent
 from rlax_plugin.config import YEAR_S, PositiveInt, Section
-from rlax_plugin.errors import ConfigError, RlaxError, alternatives
-from rlax_plugin.objective.advantages import AdvantageSlot
-from rlax_plugin.objective.batches import temperature_of
-from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES, GROUP_GAPS, GROUP_PLACES
-from rlax_plugin.objective.loss import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer, TrainerPort
-from rlax_plugin.records.faults import FaultPoint, reached
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.packing import pack, unpack
-from rlax_plugin.signals.chain import SignalChain
-from rlax_plugin.signals.chosen_signals import chosen_signals
-from rlax_plugin.signals.signal import BatchSignal
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.model import BigramView
 from rlax_plugin.testing.running_value import RunningValue, less_value
 from rlax_plugin.testing.task import VOCABULARY, check_vocabulary
-from rlax_plugin.types import Canary, Descent
+from rlax_plugin.training.objective.advantages import AdvantageSlot
+from rlax_plugin.training.objective.batches import temperature_of
+from rlax_plugin.training.objective.diagnostics import GAP_BINS, GAP_EDGES, GROUP_GAPS, GROUP_PLACES
+from rlax_plugin.training.objective.loss import resolve
+from rlax_plugin.training.signals.chain import SignalChain
+from rlax_plugin.training.signals.chosen_signals import chosen_signals
+from rlax_plugin.training.signals.signal import BatchSignal
 
 # Outside ``rlax:``, the run's own; a base file of MaxText's may be named, and is not read.
 _KEYS = ("steps", "run_name", "base_output_directory", "base_config")

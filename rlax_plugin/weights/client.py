@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
+from rlax_plugin.base.concurrency.retrying import Pauses
+from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnreadableError
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import describe
-from rlax_plugin.rpc.doors import connect
-from rlax_plugin.rpc.secret import Access
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.rpc.security.secret import Access
+from rlax_plugin.rpc.transport.channels import describe
+from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 
 log = logging.getLogger("rlax.parameter_server")

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from rlax_plugin.errors import (
+from rlax_plugin.base.errors import (
     ConfigError,
     RlaxError,
     WeightsError,
     WeightsUnreadableError,
     WeightsUnwritableError,
 )
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 
 log = logging.getLogger("rlax.parameter_server")

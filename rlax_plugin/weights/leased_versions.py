@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rlax_plugin.errors import WeightsError
-from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import WeightVersion
 
 _LONGEST_ID = 64  # characters that are shown; those given here have 32
 

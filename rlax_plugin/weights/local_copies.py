@@ -16,15 +16,15 @@ from pathlib import Path
 
 import grpc
 
-from rlax_plugin.concurrency.threads import BackgroundWorker
+from rlax_plugin.base.concurrency.threads import BackgroundWorker
+from rlax_plugin.base.errors import ConfigError, DeadlineError, WeightsError, WeightsUnreadableError
+from rlax_plugin.base.files.private import check_private, make_private, own_directory
+from rlax_plugin.base.text.amounts import in_bytes
+from rlax_plugin.base.types import VersionPart, WeightVersion
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.user_directories import cache_home
-from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError, WeightsUnreadableError
-from rlax_plugin.records.private import check_private, make_private, own_directory
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.channels import describe, gone
-from rlax_plugin.text.amounts import in_bytes
-from rlax_plugin.types import VersionPart, WeightVersion
+from rlax_plugin.rpc.transport.channels import describe, gone
 from rlax_plugin.weights.client import Held, ParameterServerClient
 from rlax_plugin.weights.streams import CHUNK_BYTES, TURN_S, ListedFile, check_files, crc32c
 from rlax_plugin.weights.verification import Reading

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import WeightsUnreadableError
+from rlax_plugin.base.errors import WeightsUnreadableError
+from rlax_plugin.base.types import MemoryCopy, TensorSpec
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.types import MemoryCopy, TensorSpec
 
 _ALIGNED = 64  # bytes; JAX uses arrays that lie like this without copying them
 _SEALS = "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE"

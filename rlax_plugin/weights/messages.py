@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlax_plugin.config import INT32_MAX
-from rlax_plugin.errors import WeightsError
-from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import (
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import (
     MOST_PARTS,
     Canary,
     MemoryCopy,
@@ -16,6 +14,8 @@ from rlax_plugin.types import (
     VersionPart,
     WeightVersion,
 )
+from rlax_plugin.config import INT32_MAX
+from rlax_plugin.rpc import rlax_pb2 as pb
 
 _LONGEST_PATH = 4096  # characters
 _I32, _F32 = np.dtype("<i4"), np.dtype("<f4")

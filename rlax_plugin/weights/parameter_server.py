@@ -14,16 +14,16 @@ from typing import Any
 
 import grpc
 
-from rlax_plugin.concurrency.threads import BackgroundWorker
-from rlax_plugin.errors import RlaxError, WeightsError, WeightsUnwritableError
+from rlax_plugin.base.concurrency.threads import BackgroundWorker
+from rlax_plugin.base.errors import RlaxError, WeightsError, WeightsUnwritableError
+from rlax_plugin.base.files.faults import FaultPoint, reached
+from rlax_plugin.base.files.run_files import file_at
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.ports.protocols import WeightStore
-from rlax_plugin.records.faults import FaultPoint, reached
-from rlax_plugin.records.files import file_at
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.doors import Door, listen
-from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.rpc.transport.doors import Door, listen
 from rlax_plugin.weights.kept_versions import (
     Listed,
     is_in,

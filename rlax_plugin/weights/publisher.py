@@ -19,19 +19,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlax_plugin.concurrency.loop_thread import result_within
-from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.concurrency.supervision import Supervision
-from rlax_plugin.concurrency.threads import BackgroundWorker
-from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
-from rlax_plugin.fleet.deadlines import Pace
-from rlax_plugin.liveness.activity import Activity, Failures, ends_at
+from rlax_plugin.base.concurrency.loop_thread import result_within
+from rlax_plugin.base.concurrency.retrying import Pauses
+from rlax_plugin.base.concurrency.supervision import Supervision
+from rlax_plugin.base.concurrency.threads import BackgroundWorker
+from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.base.files import faults
+from rlax_plugin.base.files.faults import FaultPoint
+from rlax_plugin.base.liveness.activity import Activity, Failures, ends_at
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
-from rlax_plugin.records import faults
-from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.rollout.fleet.deadlines import Pace
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.parameter_server import ParameterServer

@@ -12,14 +12,14 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlax_plugin.concurrency.changes import Changes
-from rlax_plugin.concurrency.loop_thread import result_within
+from rlax_plugin.base.concurrency.changes import Changes
+from rlax_plugin.base.concurrency.loop_thread import result_within
+from rlax_plugin.base.errors import ConfigError, DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.base.files.faults import FaultPoint, reached
+from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.text.harmless import one_line
 
 log = logging.getLogger("rlax.controller")
 

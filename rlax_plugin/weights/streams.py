@@ -21,12 +21,12 @@ import google_crc32c
 import grpc
 import ml_dtypes  # noqa: F401  registers bfloat16 and its like under their names
 
-from rlax_plugin.concurrency.threads import BackgroundWorker, on_daemon
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.base.concurrency.threads import BackgroundWorker, on_daemon
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.text.amounts import in_bytes
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import TensorSpec, VersionPart
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.text.amounts import in_bytes
-from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import TensorSpec, VersionPart
 from rlax_plugin.weights.leased_versions import VersionTable
 
 CHUNK_BYTES = 1 << 20

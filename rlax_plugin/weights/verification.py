@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import (
+from rlax_plugin.base.errors import (
     RlaxError,
     WeightsError,
     WeightsMismatchError,
     WeightsUnreadableError,
 )
+from rlax_plugin.base.types import NATIVE, Prompt, VersionPart, WeightVersion
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, RolloutEngine, WeightStore
-from rlax_plugin.types import NATIVE, Prompt, VersionPart, WeightVersion
 from rlax_plugin.weights import memory_copies
 
 LOADING, LOAD_FAILURES = "loading_s", "load_failures_total"

@@ -1,6 +1,6 @@
 """The blows that a seed deals to a run: which process or fault, of which kind, at which event.
 
-Events are the fault points of ``records.faults``. The processes of a run append the name of each
+Events are the fault points of ``base.files.faults``. The processes of a run append the name of each
 that they reach to a file, which ``EventLog`` follows.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from rlax_plugin.liveness.marks import Role
-from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.base.files.faults import FaultPoint
+from rlax_plugin.base.liveness.marks import Role
 
 Fault = Literal["network", "store"]
 Target = Role | Fault

@@ -44,15 +44,15 @@ from chaos.blows import (
 )
 from chaos.prepare import Prepared, Settings, check, prepared, targets
 from chaos.supervised import SupervisedRun
-from rlax_plugin.commands.audit import audit
+from rlax_plugin.base.errors import RlaxError
+from rlax_plugin.base.files.faults import FaultPoint
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.errors import RlaxError
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
-from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.signals import Signals
+from rlax_plugin.run.start.signals import Signals
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal
+from rlax_plugin.tools.commands.audit import audit
 
 SHOWS_NOTHING = "no blow was reached: the run shows nothing; give it more steps"
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from chaos import unreliable_store as unreliable
 from chaos.blows import Blow, EventLog, Kind
 from chaos.network import Connection, Proxy, ThreadedProxy
-from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.base.files.faults import FaultPoint
 
 _DELAY_S, _JITTER_S = 0.2, 0.1
 

@@ -12,12 +12,12 @@ from chaos.blows import Fault, Target
 from chaos.faults import NetworkTrouble, StoreTrouble, Trouble
 from chaos.network import ThreadedProxy, threaded
 from chaos.supervised import SupervisedRun
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.liveness.marks import STATE_DIR
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.liveness.marks import STATE_DIR
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.start.hosts import free_port
-from rlax_plugin.start.run_directory import run_directory, state_directory
+from rlax_plugin.run.start.hosts import free_port
+from rlax_plugin.run.start.run_directory import run_directory, state_directory
 
 _END_S = 20.0  # for processes to end, besides drain_s
 _FAR, _SEEN = "127.0.0.2", "127.0.0.3"  # where the far worker listens, and where it is called

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from rlax_plugin.liveness.marks import Mark, lives, marks
-from rlax_plugin.processes.python import python_command
-from rlax_plugin.records.faults import LOG
-from rlax_plugin.worker.serve import PARENT
+from rlax_plugin.base.files.faults import LOG
+from rlax_plugin.base.liveness.marks import Mark, lives, marks
+from rlax_plugin.base.processes.python import python_command
+from rlax_plugin.run.programs.serve import PARENT
 
 OWNER = "RLAX_CHAOS"
 """Environment variable by which all processes of one run under chaos are known."""

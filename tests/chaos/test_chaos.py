@@ -8,8 +8,8 @@ from sections import section_with
 
 from chaos.blows import AT_A_RESTORE, EVENTS, STEP_ENDED, Blow, EventLog, blows
 from chaos.command import Fallen, Verdict, events_of, examine
-from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.faults import FaultPoint
+from rlax_plugin.base.files.run_files import RunFiles
 
 ROLES = ("worker", "trainer")
 STEP = FaultPoint.STEP_TRAINED

@@ -11,7 +11,7 @@ from chaos.blows import KINDS, Blow, Fault, Kind, blows
 from chaos.faults import NetworkTrouble, StoreTrouble
 from chaos.network import threaded
 from chaos.unreliable_store import switched
-from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.base.files.faults import FaultPoint
 
 
 def blow(fault: Fault, kind: Kind, choice: float = 0.0) -> Blow:

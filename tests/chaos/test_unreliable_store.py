@@ -13,10 +13,10 @@ from sections import section_with
 
 from chaos import unreliable_store
 from chaos.unreliable_store import UnreliableStore, switch_on
+from rlax_plugin.base.errors import ConfigError, WeightsError
+from rlax_plugin.base.files.faults import LOG
 from rlax_plugin.build import build_weight_store, registry_for
-from rlax_plugin.errors import ConfigError, WeightsError
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.records.faults import LOG
 from rlax_plugin.testing.store import NpzStore
 
 ARRAYS = {"table": np.arange(6, dtype=np.float32)}

@@ -24,7 +24,7 @@ from rlax_plugin.api import (
     WeightStore,
     hookimpl,
 )
-from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.base.files.faults import FaultPoint, reached
 
 LATENCY_S, ERRORS = 0.2, 0.05
 SLOW, FAULTY, WRITES_HANG, READS_HANG = "slow", "faulty", "writes-hang", "reads-hang"

@@ -11,7 +11,7 @@ import scripted_slots
 import toy_versions
 from rlax_orbax.store import OrbaxStore
 
-from rlax_plugin.errors import ContractError
+from rlax_plugin.base.errors import ContractError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.testing import check_engine, check_store

@@ -14,7 +14,7 @@ from orbax import checkpoint as ocp
 from rlax_orbax.layout import chunk_shape
 from rlax_orbax.store import OrbaxStore
 
-from rlax_plugin.errors import DeadlineError, WeightsError
+from rlax_plugin.base.errors import DeadlineError, WeightsError
 
 KERNEL = "decoder.layers.self_attention.query.kernel"
 

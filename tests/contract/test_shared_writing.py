@@ -11,7 +11,7 @@ from orbax import checkpoint as ocp
 from rlax_orbax.pieces import Writing
 from rlax_orbax.store import OrbaxStore
 
-from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnwritableError
 
 ARRAYS = {
     "kernel": jnp.arange(96, dtype=jnp.float32).reshape(8, 12),

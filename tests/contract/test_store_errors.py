@@ -23,7 +23,7 @@ from rlax_orbax import store as orbax
 from rlax_orbax.layout import array_spec
 from rlax_orbax.store import OrbaxStore
 
-from rlax_plugin.errors import (
+from rlax_plugin.base.errors import (
     DeadlineError,
     WeightsError,
     WeightsUnreadableError,

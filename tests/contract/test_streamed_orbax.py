@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rlax_orbax.store import OrbaxStore
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.types import VersionPart
 from rlax_plugin.testing.builders import tensor_specs
-from rlax_plugin.types import VersionPart
 from rlax_plugin.weights.streams import check_files, chunks_of, list_files
 
 

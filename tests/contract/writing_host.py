@@ -57,7 +57,7 @@ def main(number: int, port: int) -> None:
     )
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.errors import WeightsError
+    from rlax_plugin.base.errors import WeightsError
     from rlax_plugin.weights.device_fingerprint import fingerprint
 
     devices = np.array(jax.devices()).reshape(2, DEVICES)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from rlax_plugin.processes.inside import Lines
+from rlax_plugin.base.processes.inside import Lines
 
 
 def main() -> None:

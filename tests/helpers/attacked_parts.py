@@ -16,7 +16,7 @@ DIRECTORY = "RLAX_TEST_PROCESSES"
 
 def tell() -> None:
     if "serve" in Path("/proc/self/cmdline").read_text().split("\0"):
-        from rlax_plugin.worker.member import PROCESS
+        from rlax_plugin.rollout.worker.member import PROCESS
 
         (Path(os.environ[DIRECTORY]) / str(os.getpid())).write_text(PROCESS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlax_plugin.api import Extension, hookimpl
-from rlax_plugin.start import lease
+from rlax_plugin.run.start import lease
 
 lease.EVERY_S, lease.STALE_S = 0.2, 5.0
 

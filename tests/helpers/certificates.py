@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rlax_plugin.config.network import Tls
-from rlax_plugin.rpc import authority
-from rlax_plugin.rpc.authority import CA, SERVER, SERVER_KEY, make_certificates
-from rlax_plugin.rpc.certificate import Identity
+from rlax_plugin.rpc.security import authority
+from rlax_plugin.rpc.security.authority import CA, SERVER, SERVER_KEY, make_certificates
+from rlax_plugin.rpc.security.certificate import Identity
 
 
 def tls_of(directory: Path) -> Tls:

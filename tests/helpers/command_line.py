@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer.testing import CliRunner, Result
 
-from rlax_plugin.cli import app
+from rlax_plugin.tools.cli import app
 
 
 def rlax(*arguments: str) -> Result:

@@ -22,7 +22,7 @@ from gguf import GGMLQuantizationType
 from safetensors.numpy import load_file, save_file
 
 from maxtext_overrides.models import convert, finite
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 GGUF, TENSORS, INDEX = "tiny.gguf", "model.safetensors", "model.safetensors.index.json"
 JSON = (

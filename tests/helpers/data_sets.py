@@ -16,9 +16,9 @@ from rlax_datasets import JsonlConfig, JsonlSource
 from small_tokenizers import CHATML, byte_level
 
 from rlax_plugin.api import DatasetConfig, DatasetSource, PromptTable, Tokenizer
-from rlax_plugin.prompts import source as dataset_source
-from rlax_plugin.prompts.rows_to_table import prepare
-from rlax_plugin.prompts.source import Progress, open_tables
+from rlax_plugin.data.prompts import source as dataset_source
+from rlax_plugin.data.prompts.rows_to_table import prepare
+from rlax_plugin.data.prompts.source import Progress, open_tables
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []  # until this process ends
 

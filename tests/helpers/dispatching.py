@@ -10,18 +10,18 @@ from typing import Any
 import grpc
 import numpy as np
 
-from rlax_plugin.concurrency.clock import Clock
+from rlax_plugin.base.concurrency.clock import Clock
+from rlax_plugin.base.types import Finish, Key, Request, Sampled, SamplingParams
 from rlax_plugin.config import Deadlines
-from rlax_plugin.fleet.capabilities import Needs
-from rlax_plugin.fleet.dispatch import Dispatcher, RequestRefresher
-from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.rollout.fleet.capabilities import Needs
+from rlax_plugin.rollout.fleet.dispatch import Dispatcher, RequestRefresher
+from rlax_plugin.rollout.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import (
+from rlax_plugin.rpc.transport.wire import (
     key_from_proto,
     reply_to_proto,
     request_from_proto,
 )
-from rlax_plugin.types import Finish, Key, Request, Sampled, SamplingParams
 
 Script = Callable[[pb.Request], Any]
 STOP = 99

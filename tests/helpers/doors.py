@@ -6,12 +6,12 @@ from pathlib import Path
 
 import grpc
 
-from rlax_plugin.rpc.callers import Callers
-from rlax_plugin.rpc.certificate import new_identity
-from rlax_plugin.rpc.doors import Door, client_channel, listen
-from rlax_plugin.rpc.key_ring import token_path
-from rlax_plugin.rpc.run_secrets import RunSecrets
-from rlax_plugin.rpc.secret import Secret, new_token
+from rlax_plugin.rpc.security.callers import Callers
+from rlax_plugin.rpc.security.certificate import new_identity
+from rlax_plugin.rpc.security.key_ring import token_path
+from rlax_plugin.rpc.security.run_secrets import RunSecrets
+from rlax_plugin.rpc.security.secret import Secret, new_token
+from rlax_plugin.rpc.transport.doors import Door, client_channel, listen
 from rlax_plugin.weights.verification import Reading
 
 SECRETS = RunSecrets(*(new_token() for _ in range(4)), new_identity(), Path())

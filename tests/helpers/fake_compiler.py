@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from rlax_plugin.processes.inside import Lines
+from rlax_plugin.base.processes.inside import Lines
 
 
 def main() -> None:

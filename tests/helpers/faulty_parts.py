@@ -18,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 
 from rlax_plugin.api import BuildContext, Extension, Prompt, Section, WorkerError, hookimpl
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rollout.worker.endpoint import NAME as WORKER
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.task import Even
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
-from rlax_plugin.types import WeightVersion
-from rlax_plugin.worker.process import NAME as WORKER
 
 WeightFault = Literal[
     "",

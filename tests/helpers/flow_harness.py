@@ -14,35 +14,35 @@ import yaml
 from part_stubs import SourceStub
 from waiting import turns
 
-from rlax_plugin.concurrency.supervision import Supervision
+from rlax_plugin.base.concurrency.supervision import Supervision
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import Key, Prompt, Request, Sampled, Score, Unscored
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.batch_rule import BatchRule
-from rlax_plugin.controller.buffer import Buffer
-from rlax_plugin.controller.flow import Flow
-from rlax_plugin.controller.issuing import Issuing
-from rlax_plugin.controller.limits import KeptGuard
-from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.controller.trips import Trips
-from rlax_plugin.controller.turns import Turns
-from rlax_plugin.episodes.runner import EpisodeRunner
-from rlax_plugin.fleet.dispatch import Completed
-from rlax_plugin.fleet.newest import NewestVersion
-from rlax_plugin.fleet.requests import sample_seed, sampling_params
-from rlax_plugin.fleet.tickets import GivenUp
-from rlax_plugin.objective.advantages import per_group
-from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
+from rlax_plugin.data.curation.pass_rate_table import PassRateTable
 from rlax_plugin.ports.environment import Outcome
 from rlax_plugin.ports.manager import Manager
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.resume.recovery import Recovery
-from rlax_plugin.resume.run_history import RunHistory
-from rlax_plugin.resume.run_state import RunState
-from rlax_plugin.resume.snapshots import snapshot, write_snapshot
-from rlax_plugin.start.prior import about_rates
-from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, Unscored
+from rlax_plugin.rollout.episodes.runner import EpisodeRunner
+from rlax_plugin.rollout.fleet.dispatch import Completed
+from rlax_plugin.rollout.fleet.newest import NewestVersion
+from rlax_plugin.rollout.fleet.requests import sample_seed, sampling_params
+from rlax_plugin.rollout.fleet.tickets import GivenUp
+from rlax_plugin.run.controller.batch_rule import BatchRule
+from rlax_plugin.run.controller.buffer import Buffer
+from rlax_plugin.run.controller.flow import Flow
+from rlax_plugin.run.controller.issuing import Issuing
+from rlax_plugin.run.controller.limits import KeptGuard
+from rlax_plugin.run.controller.observers import Observers
+from rlax_plugin.run.controller.staleness import Staleness
+from rlax_plugin.run.controller.trips import Trips
+from rlax_plugin.run.controller.turns import Turns
+from rlax_plugin.run.start.prior import about_rates
+from rlax_plugin.run.state.ledger import Ledger
+from rlax_plugin.run.state.recorder import Recorder
+from rlax_plugin.run.state.recovery import Recovery
+from rlax_plugin.run.state.run_history import RunHistory
+from rlax_plugin.run.state.run_state import RunState
+from rlax_plugin.run.state.snapshots import snapshot, write_snapshot
+from rlax_plugin.training.objective.advantages import per_group
 
 
 class Source(SourceStub):

@@ -24,13 +24,13 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin.api import Arrays, BuildContext, Extension, Prompt, hookimpl
+from rlax_plugin.base.types import Key, Request, Sampled
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import Section
+from rlax_plugin.rollout.worker.endpoint import NAME as WORKER
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
-from rlax_plugin.types import Key, Request, Sampled
-from rlax_plugin.worker.process import NAME as WORKER
 
 
 class HeldConfig(BigramConfig):

@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rlax_plugin.commands.audit import Report
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal, samples
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.seals import sealed
-from rlax_plugin.types import (
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.files.seals import sealed
+from rlax_plugin.base.types import (
     Episode,
     Judged,
     Prompt,
@@ -29,6 +26,9 @@ from rlax_plugin.types import (
     Turn,
     group_of,
 )
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal, samples
+from rlax_plugin.tools.commands.audit import Report
 
 SIZE = 2  # samples of a group
 REASON = "its worker was quarantined"

@@ -9,7 +9,7 @@ from typing import Any
 from rlax_plugin.api import BuildContext, LimitedFunction
 from rlax_plugin.build import registry_of
 from rlax_plugin.config import RewardChoice
-from rlax_plugin.rewards.process import form_of
+from rlax_plugin.reward.process import form_of
 from rlax_plugin.testing import make_episode, make_prompt
 
 MANY = 30_000

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 from doors import SECRETS, server
 
-from rlax_plugin.concurrency.loop_thread import LoopThread
+from rlax_plugin.base.concurrency.loop_thread import LoopThread
+from rlax_plugin.base.types import HostPlace
 from rlax_plugin.config import Deadlines
-from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
-from rlax_plugin.hosts.following import HostZero
-from rlax_plugin.hosts.leading import HostsService, Leader
+from rlax_plugin.rollout.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.secret import Secret, new_token
-from rlax_plugin.types import HostPlace
+from rlax_plugin.rpc.security.secret import Secret, new_token
+from rlax_plugin.run.hosts.following import HostZero
+from rlax_plugin.run.hosts.leading import HostsService, Leader
 
 COORDINATOR = "127.0.0.1:4713"
 HASH = "0123456789ab"

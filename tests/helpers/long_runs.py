@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rlax_plugin.metrics.names import STAGES
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal, samples
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.metrics.names import STAGES
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal, samples
 from rlax_plugin.testing.builders import make_batch, make_episode, make_group, make_sampled
 
 GROUPS, SAMPLES, TOKENS = 4, 4, 16  # of a step, of a group, of a sample

@@ -26,9 +26,9 @@ from rich.text import Text
 
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import Override
-from rlax_plugin.errors import RlaxError
-from rlax_plugin.processes.python import python_command
-from rlax_plugin.text.terminal import console
+from rlax_plugin.base.errors import RlaxError
+from rlax_plugin.base.processes.python import python_command
+from rlax_plugin.base.text.terminal import console
 
 _PACKAGE = "maxtext"  # its name on PyPI
 WHEELS = Path(".cache/maxtext")

@@ -15,9 +15,9 @@ import rlax_objectives
 
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.objective.advantages import Outcomes
-from rlax_plugin.objective.loss import ObjectiveSlots, TokenOutputs, make_loss, resolve
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.training.objective.advantages import Outcomes
+from rlax_plugin.training.objective.loss import ObjectiveSlots, TokenOutputs, make_loss, resolve
 
 _OFFERED = tuple(rlax_objectives.rlax_register_objective())
 PRESETS = tuple(name for name in _OFFERED if "/" not in name)

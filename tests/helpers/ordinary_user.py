@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rlax_plugin.sandbox import kernel
+from rlax_plugin.reward.sandbox import kernel
 
 USER = 61_234
 REPOSITORY = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlax_plugin.records.faults import VARIABLE
+from rlax_plugin.base.files.faults import VARIABLE
 
 
 def python_path(*folders: Path | str) -> str:

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.cli import main
-from rlax_plugin.worker import serve
-from rlax_plugin.worker.process import Endpoint
+from rlax_plugin.rollout.worker.endpoint import Endpoint
+from rlax_plugin.run.programs import serve
+from rlax_plugin.tools.cli import main
 
 CALLED_AT, OWN, *REST = sys.argv[1:]
 

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from waiting import eventually
 
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.types import (
+from rlax_plugin.base.types import (
     Episode,
     Prompt,
     Sampled,
@@ -24,6 +22,8 @@ from rlax_plugin.types import (
     Turn,
     Unscored,
 )
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.reward.pool import RewardPool
 
 LIMIT_S = 240.0
 _HEAD = "from rlax_plugin.api import *\nfrom rlax_plugin.api import hookimpl\n"

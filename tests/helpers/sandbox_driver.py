@@ -19,9 +19,9 @@ from unittest.mock import patch
 
 import psutil
 
-from rlax_plugin.sandbox.code_limits import MIB, Limits
-from rlax_plugin.sandbox.layers import Offer, offered
-from rlax_plugin.sandbox.sandbox import Ended, Sandbox
+from rlax_plugin.reward.sandbox.code_limits import MIB, Limits
+from rlax_plugin.reward.sandbox.layers import Offer, offered
+from rlax_plugin.reward.sandbox.sandbox import Ended, Sandbox
 
 HERE = Path(__file__)
 REPOSITORY = HERE.parents[2]
@@ -93,7 +93,7 @@ def _sandbox(limits: Limits, lacks: Sequence[str]) -> Sandbox:
     offer = offered()
     having = {name: how for name, how in offer.having.items() if name not in lacks}
     fewer = Offer(having, dict.fromkeys(lacks, "left out by a test"))
-    with patch("rlax_plugin.sandbox.sandbox.offered", return_value=fewer):
+    with patch("rlax_plugin.reward.sandbox.sandbox.offered", return_value=fewer):
         return Sandbox(limits, allow_weak=True)
 
 

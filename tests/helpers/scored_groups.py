@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlax_plugin.base.types import ScoredGroup
 from rlax_plugin.testing import make_group, make_prompt
-from rlax_plugin.types import ScoredGroup
 
 
 def scored_group(

@@ -9,10 +9,10 @@ from part_stubs import SourceStub
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 
-from rlax_plugin.batching.decode_engine import Prefill, SlotOutput
+from rlax_plugin.base.types import Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.config import Rollouts
+from rlax_plugin.rollout.batching.decode_engine import Prefill, SlotOutput
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec
 
 DEADLINE_S = 60.0
 PROMPT = np.arange(3, dtype=np.int32)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from sections import section_with
 
+from rlax_plugin.base.types import Canary, WeightVersion
 from rlax_plugin.testing import policy, publish_version
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
-from rlax_plugin.types import Canary, WeightVersion
 
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60, 9], np.int32)
 

@@ -25,7 +25,7 @@ from rlax_plugin.api import (
     Session,
     hookimpl,
 )
-from rlax_plugin.concurrency.clock import Clock
+from rlax_plugin.base.concurrency.clock import Clock
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.task import decode
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from toy_versions import CANARY_TOKENS
 
+from rlax_plugin.base.types import Canary, VersionPart, WeightVersion
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.builders import tensor_specs
 from rlax_plugin.testing.store import NpzStore
-from rlax_plugin.types import Canary, VersionPart, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 BASE = {name: a for name, a in policy.initial_weights(0).items() if name != "bias"}

@@ -8,10 +8,10 @@ import numpy as np
 from part_stubs import SourceStub
 from sections import section_with
 
-from rlax_plugin.episodes.playing import Ask, Playing, TurnLog
+from rlax_plugin.base.types import EMPTY, Key, Turn
+from rlax_plugin.rollout.episodes.playing import Ask, Playing, TurnLog
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.testing.task import decode, encode
-from rlax_plugin.types import EMPTY, Key, Turn
 
 KEY = Key("train", 7, 2)
 FIRST = Turn(encode("12"), make_sampled(3, version=4))  # tokens 4, 5, 6: "234"

@@ -16,13 +16,13 @@ import grpc
 import numpy as np
 from dispatching import STOP, declared, requests_of
 
-from rlax_plugin.batching.decode_engine import Prefill, SlotOutput
-from rlax_plugin.batching.jobs import Job
-from rlax_plugin.batching.scheduler import Scheduler
-from rlax_plugin.fleet.dispatch import Dispatcher
-from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.rollout.batching.decode_engine import Prefill, SlotOutput
+from rlax_plugin.rollout.batching.jobs import Job
+from rlax_plugin.rollout.batching.scheduler import Scheduler
+from rlax_plugin.rollout.fleet.dispatch import Dispatcher
+from rlax_plugin.rollout.fleet.fleet import Fleet
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import key_to_proto, reply_to_proto, request_from_proto
+from rlax_plugin.rpc.transport.wire import key_to_proto, reply_to_proto, request_from_proto
 
 ARRIVAL_STEPS, LINGER_STEPS = 4, 2  # as the engine jetstream has them
 _MOST_LOOKS = 1000  # a hundredth of a second each, for something that is to be done

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlax_plugin.base.types import Request, Sampled
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import continued, told_by_reply
-from rlax_plugin.types import Request, Sampled
+from rlax_plugin.rpc.transport.wire import continued, told_by_reply
 
 
 def reply_from_proto(

@@ -20,11 +20,11 @@ from typing import Any
 
 import psutil
 
+from rlax_plugin.base.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.config.network import Place
-from rlax_plugin.rpc.run_secrets import RunSecrets, run_secrets
-from rlax_plugin.rpc.secret import Secret, read_secret
+from rlax_plugin.rpc.security.run_secrets import RunSecrets, run_secrets
+from rlax_plugin.rpc.security.secret import Secret, read_secret
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 
 DEADLINE_S = 120.0
 LIMITS = {"slots": 4, "group_size": 4, "max_prompt_tokens": 16, "max_new_tokens": 16}
@@ -61,12 +61,12 @@ async def _until_stdin_ends() -> None:
 async def _controller(directory: Path) -> None:
     from sections import section_with
 
-    from rlax_plugin.fleet.deadlines import Pace
-    from rlax_plugin.fleet.dispatch import Dispatcher, RequestRefresher
-    from rlax_plugin.fleet.fleet import Fleet
-    from rlax_plugin.fleet.fleet_service import FleetService
+    from rlax_plugin.rollout.fleet.deadlines import Pace
+    from rlax_plugin.rollout.fleet.dispatch import Dispatcher, RequestRefresher
+    from rlax_plugin.rollout.fleet.fleet import Fleet
+    from rlax_plugin.rollout.fleet.fleet_service import FleetService
     from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-    from rlax_plugin.rpc.doors import Door, listen
+    from rlax_plugin.rpc.transport.doors import Door, listen
     from rlax_plugin.weights.parameter_server import ParameterServer
 
     section = section_with(rollouts=LIMITS, deadlines={"heartbeat_s": 60.0})
@@ -102,7 +102,7 @@ async def _controller(directory: Path) -> None:
 
 
 async def _parameter_server(directory: Path) -> None:
-    from rlax_plugin.rpc.doors import Door
+    from rlax_plugin.rpc.transport.doors import Door
     from rlax_plugin.weights.parameter_server import serve_parameter_server
 
     secrets = run_secrets(directory)
@@ -140,10 +140,10 @@ async def _worker(directory: Path) -> None:
     from rlax_jetstream.engine import JetstreamEngine
     from sections import section_with
 
+    from rlax_plugin.rollout.worker.endpoint import Endpoint, Scrapes
+    from rlax_plugin.rollout.worker.rollout_service import RolloutService
     from rlax_plugin.testing.task import Numbers, NumbersConfig
     from rlax_plugin.weights.fingerprint import fingerprint_numpy
-    from rlax_plugin.worker.process import Endpoint, Scrapes
-    from rlax_plugin.worker.rollout_service import RolloutService
 
     section = section_with(rollouts=LIMITS | {"on_new_weights": "continue"})
     engine = JetstreamEngine(
@@ -249,7 +249,7 @@ def running(name: str, directory: Path) -> Iterator[Attacked]:
 
 
 if __name__ == "__main__":
-    from rlax_plugin.text.logs import log_to
+    from rlax_plugin.base.text.logs import log_to
 
     log_to(sys.stderr)
     lives = {"controller": _controller, "parameters": _parameter_server, "worker": _worker}

@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 from valid_messages import NUMBERS, registration
 
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.doors import connect
-from rlax_plugin.rpc.secret import Secret
+from rlax_plugin.rpc.security.secret import Secret
+from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.weights.messages import version_to_proto
 
 LIMIT_S = 60.0

@@ -15,12 +15,12 @@ from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 
 from rlax_plugin.api import BuildContext, Extension, hookimpl
-from rlax_plugin.batching.decode_engine import SlotOutput
+from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import Section
+from rlax_plugin.rollout.batching.decode_engine import SlotOutput
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import STOP, VOCABULARY
-from rlax_plugin.types import SamplingParams
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 
@@ -59,7 +59,8 @@ class _Slot:
 
 
 class BigramSlots:
-    """Implements ``rlax_plugin.batching.decode_engine.DecodeSlots``; without resumed samples."""
+    """Implements ``rlax_plugin.rollout.batching.decode_engine.DecodeSlots``; without resumed
+    samples."""
 
     def __init__(self, rollouts, config):
         self.slots, self.max_prompt_tokens = rollouts.slots, rollouts.max_prompt_tokens

@@ -13,7 +13,7 @@ from attacked_servers import Attacked, Start
 from finished_run import FinishedRun
 from runs import Run
 
-from rlax_plugin.concurrency.retrying import Pauses
+from rlax_plugin.base.concurrency.retrying import Pauses
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def no_run_outlives_its_test() -> Iterator[None]:
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker in this process tries soon again to load weights that it could not load."""
     pauses = functools.partial(Pauses, first_s=0.05, longest_s=0.1)
-    monkeypatch.setattr("rlax_plugin.worker.member.Pauses", pauses)
+    monkeypatch.setattr("rlax_plugin.rollout.worker.member.Pauses", pauses)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from rlax_plugin.api import Extension, hookimpl
+from rlax_plugin.base.types import SideSpec
 from rlax_plugin.build import build_weight_store
+from rlax_plugin.rollout.worker.endpoint import NAME as WORKER
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.types import SideSpec
-from rlax_plugin.worker.process import NAME as WORKER
 
 
 class LyingConfig(ScriptedConfig):

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import doors
 from runs import free_port
 
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import TensorSpec
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import TensorSpec
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept_versions import listed_in_index, record_versions
 from rlax_plugin.weights.parameter_server import ParameterServer

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import wait_until
 
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal, samples
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal, samples
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "tests/configs/testing.yml")

@@ -19,10 +19,10 @@ from runs import DEADLINE_S
 from streamed import wholes
 from wired import reply_from_proto
 
+from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.pieces import request_messages
+from rlax_plugin.rpc.transport.pieces import request_messages
 from rlax_plugin.testing.task import STOP
-from rlax_plugin.types import Key, Request, SamplingParams
 
 _TOKEN = "the-token-of-prometheus"
 

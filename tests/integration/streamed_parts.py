@@ -13,9 +13,9 @@ from doors import SECRETS
 from parameter_servers import LIMIT_S, Deleted, client_of, serving
 from sections import section_with
 
+from rlax_plugin.base.types import TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.client import Held, ParameterServerClient
 from rlax_plugin.weights.local_copies import LocalCopies
 from rlax_plugin.weights.parameter_server import ParameterServer

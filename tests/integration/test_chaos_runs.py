@@ -24,8 +24,8 @@ from processes import python_path
 from runs import CONFIG, HELPERS, Run, alive, free_port, plugins, process
 from waiting import wait_until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
 
 SEEDS = int(os.environ.get("RLAX_TEST_CHAOS_SEEDS", "6"))
 STEPS = 8

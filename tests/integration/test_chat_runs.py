@@ -15,12 +15,12 @@ from runs import CONFIG, DEADLINE_S, HELPERS, plugins
 from small_tokenizers import CHATML, characters
 
 from rlax_plugin.api import Tokenizer
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.objective.batches import build_arrays
-from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.tokens.stopping import cut
-from rlax_plugin.types import ScoredGroup, TrainBatch
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.tokens.stopping import cut
+from rlax_plugin.base.types import ScoredGroup, TrainBatch
+from rlax_plugin.run.state import journal
+from rlax_plugin.tools.commands.audit import audit
+from rlax_plugin.training.objective.batches import build_arrays
 
 STOP_STRINGS = ("=", "ab")
 

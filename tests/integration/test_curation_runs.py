@@ -25,8 +25,8 @@ from documents import fences, read
 from runs import CONFIG, DEADLINE_S, Run
 from waiting import wait_until
 
-from rlax_plugin.pass_rates.files import read_table
-from rlax_plugin.prompts.kept import kept_ids
+from rlax_plugin.data.curation.pass_rate_files import read_table
+from rlax_plugin.data.prompts.kept import kept_ids
 
 MEASURE, COMPARE, CURATE, TRAIN = (
     shlex.split(line)[1:] for line in fences(read("curation.md"), "sh")[0].splitlines()

@@ -25,12 +25,12 @@ from small_tokenizers import CHATML, characters
 from toy_data import SOURCES
 
 from rlax_plugin.api import PromptTable, Tokenizer
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
-from rlax_plugin.prompts.source import tables_of
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.data.curation.pass_rate_table import PassRateTable
+from rlax_plugin.data.prompts.source import tables_of
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal
+from rlax_plugin.tools.commands.audit import audit
 
 STEPS = 6
 SUMS = [

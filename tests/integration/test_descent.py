@@ -15,7 +15,7 @@ from processes import finished
 from runs import CONFIG, DEADLINE_S, digests, lines
 from typer.testing import CliRunner
 
-from rlax_plugin.cli import app
+from rlax_plugin.tools.cli import app
 
 SETTINGS = (
     "rlax.evaluation.problems=2",

@@ -17,13 +17,13 @@ from histories import bits
 from processes import finished, python_path
 from runs import CONFIG, DEADLINE_S, HELPERS, Run
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.packing import unpack
-from rlax_plugin.records.unfinished_turns import RecordedTurn, from_bytes
-from rlax_plugin.types import Key, ScoredGroup
+from rlax_plugin.base.files.packing import unpack
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import Key, ScoredGroup
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal
+from rlax_plugin.run.state.unfinished_turns import RecordedTurn, from_bytes
+from rlax_plugin.tools.commands.audit import audit
 
 STEPS = 3
 SETTINGS = (

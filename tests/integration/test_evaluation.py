@@ -23,8 +23,8 @@ import pytest
 from runs import DEADLINE_S, HELPERS, Run, alive, command, held, kill_group, plugins
 from waiting import wait_until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
 
 EVERY, STEPS, PROBLEMS = 15, 40, 24
 RESULTS = Path("runs/testing/evaluation")
@@ -240,7 +240,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
 def test_what_cannot_be_measured_is_rejected_in_a_second(disturbed, arguments, message, capsys):
     from typer.testing import CliRunner
 
-    from rlax_plugin.cli import app
+    from rlax_plugin.tools.cli import app
 
     arguments = [word.replace("runs/", f"{disturbed.run.dir.parent}/", 1) for word in arguments]
     shown = CliRunner().invoke(app, ["eval", *arguments])

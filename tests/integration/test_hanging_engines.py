@@ -16,8 +16,8 @@ from worker_harness import (
     until,
 )
 
+from rlax_plugin.base.types import Key, Request, Sampled
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.types import Key, Request, Sampled
 
 
 class Hanging(Counting):

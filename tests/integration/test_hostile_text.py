@@ -19,7 +19,7 @@ from processes import python_path
 from runs import DEADLINE_S, Run
 from typer.testing import CliRunner
 
-from rlax_plugin.cli import app
+from rlax_plugin.tools.cli import app
 
 PLUGIN = r"""
 import itertools, random, sys

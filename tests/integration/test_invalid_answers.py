@@ -26,12 +26,12 @@ from worker_harness import (
     until,
 )
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.errors import WorkerError
-from rlax_plugin.fleet.fleet import MAX_NONSENSE
+from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import Attempt, Request, Sampled, SamplingParams
 from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.types import Attempt, Request, Sampled, SamplingParams
+from rlax_plugin.rollout.fleet.fleet import MAX_NONSENSE
+from rlax_plugin.tools.commands.audit import audit
 
 
 class Lying(Counting):

@@ -16,8 +16,8 @@ from namespaces import Machine, need_machines, network
 from runs import CONFIG, Records
 from waiting import wait_until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(500)]
 

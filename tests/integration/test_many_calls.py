@@ -25,7 +25,7 @@ from attacks import (
 from valid_messages import NUMBERS, heartbeat, registration
 
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.callers import with_token
+from rlax_plugin.rpc.security.callers import with_token
 
 TIMES = int(os.environ.get("RLAX_TEST_CALLS_TIMES", "1"))
 """Calls by hand: 4 for 20,000 registrations."""

@@ -16,7 +16,7 @@ from worker_harness import (
     until,
 )
 
-from rlax_plugin.errors import ConfigError, WorkerError
+from rlax_plugin.base.errors import ConfigError, WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
 
 

@@ -31,7 +31,7 @@ from mutating import mutations
 from valid_messages import NUMBERS, decoding, generation, heartbeat, registration
 
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import key_from_proto
+from rlax_plugin.rpc.transport.wire import key_from_proto
 from rlax_plugin.weights.messages import version_to_proto
 
 MESSAGES = int(os.environ.get("RLAX_TEST_FUZZ", examples(500)))

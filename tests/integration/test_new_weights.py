@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from runs import TWO_WORKERS, Run
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
 
 MAX_STALENESS = 3
 SETTINGS = (

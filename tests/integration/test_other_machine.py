@@ -20,13 +20,13 @@ from command_line import rlax
 from runs import CONFIG, DEADLINE_S, Run, free_port
 from waiting import wait_until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.errors import WeightsError
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rpc.authority import CA, SERVER
-from rlax_plugin.rpc.own_address import own_address
-from rlax_plugin.rpc.run_secrets import rotate
-from rlax_plugin.rpc.secret import Access, read_secret
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.rpc.security.authority import CA, SERVER
+from rlax_plugin.rpc.security.run_secrets import rotate
+from rlax_plugin.rpc.security.secret import Access, read_secret
+from rlax_plugin.rpc.transport.own_address import own_address
+from rlax_plugin.tools.commands.audit import audit
 from rlax_plugin.weights.client import ParameterServerClient
 
 OWN = own_address("192.0.2.1:80")  # sends nothing there

@@ -47,15 +47,15 @@ from runs import (
 )
 from waiting import wait_until
 
-from rlax_plugin.commands.audit import audit
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.config.identity import sample_hash
-from rlax_plugin.fleet.capabilities import to_proto
-from rlax_plugin.fleet.package_versions import own_versions
 from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rpc.callers import METHODS
-from rlax_plugin.rpc.certificate import new_identity
-from rlax_plugin.worker.joining import fetch_config
+from rlax_plugin.rollout.fleet.capabilities import to_proto
+from rlax_plugin.rollout.fleet.package_versions import own_versions
+from rlax_plugin.rollout.worker.joining import fetch_config
+from rlax_plugin.rpc.security.callers import METHODS
+from rlax_plugin.rpc.security.certificate import new_identity
+from rlax_plugin.tools.commands.audit import audit
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(500)]
 

@@ -15,8 +15,8 @@ import pytest
 from processes import python_path
 from runs import TWO_WORKERS, Run, plugins
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
 
 OUTAGE_S = float(os.environ.get("RLAX_TEST_OUTAGE_S", "0"))  # 30 was tried by hand, of each kind
 WORKERS = ("local-0", "local-1")

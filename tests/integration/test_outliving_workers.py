@@ -11,10 +11,10 @@ from contextlib import ExitStack, closing
 from runs import CONFIG, DEADLINE_S, HELPERS, TWO_WORKERS, Run, free_port, held, plugins, process
 from waiting import wait_until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal
+from rlax_plugin.tools.commands.audit import audit
 
 _SERVING = r"serving version (\d+)"
 

@@ -16,7 +16,7 @@ from parameter_servers import (
 )
 from waiting import eventually
 
-from rlax_plugin.errors import DeadlineError, WeightsError
+from rlax_plugin.base.errors import DeadlineError, WeightsError
 from rlax_plugin.testing.builders import make_version
 
 

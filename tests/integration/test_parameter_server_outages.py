@@ -12,8 +12,8 @@ from parameter_servers import CountsRenewals, Deleted, Steady, client_of, run, s
 from runs import free_port
 from worker_harness import Counting, Worker, section, trainer, until
 
-from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
+from rlax_plugin.base.concurrency.retrying import Pauses
+from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnreadableError
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.weights.parameter_server import ParameterServer

@@ -19,11 +19,11 @@ import yaml
 from processes import finished
 from runs import CONFIG, HELPERS
 
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.text.secrets import MARK
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.text.secrets import MARK
+from rlax_plugin.run.state import journal
 
 TRACKERS = [
     {"name": "mlflow", "tracking_uri": "", "tags": {"team": "a"}},

@@ -12,9 +12,9 @@ import pytest
 from chaos.network import FINE, Conditions, Proxy
 from worker_harness import STOP, Counting, Worker, group, run, section, trainer, until
 
-from rlax_plugin.rpc import doors
-from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
-from rlax_plugin.worker.process import Endpoint
+from rlax_plugin.rollout.worker.endpoint import Endpoint
+from rlax_plugin.rpc.transport import doors
+from rlax_plugin.rpc.transport.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def proxied(
                 if kwargs["name"] == "far":
                     called.target, self.address = self.address, called.address
 
-        patch.setattr("rlax_plugin.worker.serve.Endpoint", Elsewhere)
+        patch.setattr("rlax_plugin.run.programs.serve.Endpoint", Elsewhere)
         yield calling, called
 
 

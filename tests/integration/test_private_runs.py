@@ -25,17 +25,17 @@ from runs import DEADLINE_S, HELPERS, Run, plugins
 from small_tokenizers import CHATML, characters
 from waiting import wait_until
 
-from rlax_plugin.rpc.run_secrets import known_secrets
+from rlax_plugin.rpc.security.run_secrets import known_secrets
 
 SECRET = "a-secret-that-no-process-may-have"
 ROWS = [{"prompt": f"{n}?", "answer": n, "tests": ["assert True"]} for n in range(40)]
 KINDS = {
     "rlax_plugin serve",
-    "rlax_plugin.prompts.reading_process",
-    "rlax_plugin.processes.limited_process",
-    "rlax_plugin.rewards.process",
-    "rlax_plugin.tokens.template_process",
-    "rlax_plugin.sandbox.server",
+    "rlax_plugin.data.prompts.reading_process",
+    "rlax_plugin.base.processes.limited_process",
+    "rlax_plugin.reward.process",
+    "rlax_plugin.base.tokens.template_process",
+    "rlax_plugin.reward.sandbox.server",
 }
 
 

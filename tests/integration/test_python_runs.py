@@ -16,7 +16,7 @@ from runs import CONFIG, HELPERS, lines
 from waiting import wait_until
 
 import rlax_plugin
-from rlax_plugin.scripting import processes
+from rlax_plugin.tools.scripting import processes
 
 DEADLINE_S = 200
 
@@ -31,7 +31,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             super().__init__(*arguments)
             started.append(self)
 
-    monkeypatch.setattr("rlax_plugin.scripting.training.Started", Remembered)
+    monkeypatch.setattr("rlax_plugin.tools.scripting.training.Started", Remembered)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     for one in started:

@@ -24,18 +24,18 @@ from worker_harness import (
     until,
 )
 
-from rlax_plugin.errors import (
+from rlax_plugin.base.errors import (
     WeightsError,
     WeightsMismatchError,
     WorkerError,
 )
-from rlax_plugin.fleet.fleet_service import FleetService
 from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.rollout.fleet.fleet_service import FleetService
+from rlax_plugin.rollout.worker.member import PROCESS
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.pieces import request_messages
+from rlax_plugin.rpc.transport.pieces import request_messages
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.worker.member import PROCESS
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from planted import plant
 from processes import python_path
 from runs import HELPERS, Run, command, held
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal
+from rlax_plugin.tools.commands.audit import audit
 
 ENDLESS = (
     "steps=100000",

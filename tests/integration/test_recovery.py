@@ -24,12 +24,12 @@ from command_line import rlax
 from processes import finished, process
 from runs import CONFIG, DEADLINE_S, HELPERS, free_port, plugins, rows
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
-from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.packing import unpack
+from rlax_plugin.base.files.faults import FaultPoint
+from rlax_plugin.base.files.packing import unpack
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal
+from rlax_plugin.tools.commands.audit import audit
 
 STEPS = 8
 SETTINGS = (

@@ -9,11 +9,11 @@ import pytest
 from browser import browser, executable, open_page
 from playwright.sync_api import Locator, Page, expect
 
-from rlax_plugin.commands.report.write import write_report
-from rlax_plugin.records import journal, samples
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import TrainBatch, Trajectory, Turn
+from rlax_plugin.run.state import journal, samples
 from rlax_plugin.testing import make_episode, make_group, make_prompt, make_sampled
-from rlax_plugin.types import TrainBatch, Trajectory, Turn
+from rlax_plugin.tools.commands.report.write import write_report
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium on PATH; .ci/browser installs one"

@@ -12,10 +12,10 @@ from finished_run import FinishedRun
 from playwright.sync_api import Browser, Page, expect
 from runs import DEADLINE_S, Records
 
-from rlax_plugin.commands.report.write import write_comparison, write_report
-from rlax_plugin.records import journal, samples
+from rlax_plugin.base.types import Rejected, TrainBatch
+from rlax_plugin.run.state import journal, samples
 from rlax_plugin.testing.builders import make_episode, make_group, make_prompt, make_sampled
-from rlax_plugin.types import Rejected, TrainBatch
+from rlax_plugin.tools.commands.report.write import write_comparison, write_report
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium on PATH; .ci/browser installs one"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from parameter_servers import Deleted, client_of, run, serving, version
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.types import Canary
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary
 from rlax_plugin.weights.client import ParameterServerClient
 
 

@@ -20,14 +20,14 @@ from worker_harness import (
     until,
 )
 
-from rlax_plugin.errors import (
+from rlax_plugin.base.errors import (
     DeadlineError,
     WeightsMismatchError,
 )
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.rollout.worker.member import Member
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.worker.member import Member
 
 
 @pytest.mark.parametrize("number", [5, 7, 9])  # lower than what the worker holds, the same, higher

@@ -41,10 +41,10 @@ from served_runs import (
 from streamed import wholes
 from waiting import wait_until
 
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.key_ring import token_path
+from rlax_plugin.rpc.security.key_ring import token_path
 from rlax_plugin.testing.task import STOP, decode, encode
 from rlax_plugin.weights.kept_versions import (
     record_versions,
@@ -176,7 +176,7 @@ def test_the_example_that_the_server_prints_runs(trained: Trained, server: Serve
 
 BENCHMARK = """
 import asyncio, json, sys, types
-from rlax_plugin.rpc.key_ring import token_path
+from rlax_plugin.rpc.security.key_ring import token_path
 from rlax_plugin.testing.task import Numbers, NumbersConfig
 # What scores answers needs nltk and evaluate; what loads tokenizers, TensorFlow.
 sys.modules["eval_accuracy"] = types.SimpleNamespace(eval_accuracy=None)

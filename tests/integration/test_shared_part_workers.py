@@ -10,8 +10,8 @@ from toy_versions import scripted
 from two_parts import BASE, NotingStore, adapter, canary, part_of
 from worker_harness import Worker, run, section, trainer, until
 
-from rlax_plugin.errors import WeightsError
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.weights.parameter_server import ParameterServer
 
 

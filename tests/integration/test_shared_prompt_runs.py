@@ -8,9 +8,9 @@ import numpy as np
 from command_line import rlax
 from runs import Run
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.packing import unpack
+from rlax_plugin.base.files.packing import unpack
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
 
 SETTINGS = (
     "steps=4",

@@ -25,10 +25,10 @@ from streamed_parts import (
 )
 from waiting import eventually
 
-from rlax_plugin.errors import WeightsUnreadableError
+from rlax_plugin.base.errors import WeightsUnreadableError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.weights.local_copies import local_copies
 
 

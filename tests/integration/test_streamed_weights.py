@@ -24,7 +24,7 @@ from streamed_parts import (
 )
 from waiting import eventually
 
-from rlax_plugin.errors import DeadlineError, WeightsUnreadableError
+from rlax_plugin.base.errors import DeadlineError, WeightsUnreadableError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.weights.local_copies import local_copies
 from rlax_plugin.weights.verification import Reading

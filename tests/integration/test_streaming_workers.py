@@ -15,8 +15,8 @@ from runs import DEADLINE_S, HELPERS, Run, digests, free_port, held
 from toy_versions import publish, scripted
 from worker_harness import Worker, run, section, trainer, until
 
+from rlax_plugin.base.errors import WeightsError
 from rlax_plugin.config import RlaxSection, Weights
-from rlax_plugin.errors import WeightsError
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.parameter_server import ParameterServer
 

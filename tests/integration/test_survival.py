@@ -14,8 +14,8 @@ import pytest
 from runs import DEADLINE_S, HELPERS, Run, alive, plugins
 from waiting import wait_until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
 
 SLOW = "rlax.trainer.train_s=0.1"
 

@@ -21,11 +21,11 @@ from other_users import common_home, found_in, impostor, need_another_user, secr
 from runs import DEADLINE_S, HELPERS, Run, digests, free_port, held, lines, process
 from waiting import wait_until
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rpc.certificate import new_identity
-from rlax_plugin.rpc.run_secrets import run_secrets
-from rlax_plugin.rpc.secret import new_token
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.rpc.security.certificate import new_identity
+from rlax_plugin.rpc.security.run_secrets import run_secrets
+from rlax_plugin.rpc.security.secret import new_token
+from rlax_plugin.tools.commands.audit import audit
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(500)]
 

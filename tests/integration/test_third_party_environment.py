@@ -21,11 +21,11 @@ import pytest
 from runs import ROOT, Run, plugins
 from strangers import installed, python
 
-from rlax_plugin.commands.audit.auditor import audit
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.read_samples import as_batch, from_table, rows_of
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import TrainBatch
+from rlax_plugin.run.state.read_samples import as_batch, from_table, rows_of
 from rlax_plugin.testing.task import encode
-from rlax_plugin.types import TrainBatch
+from rlax_plugin.tools.commands.audit.auditor import audit
 
 PACKAGES = {name: ROOT / "tests/third_party" / name for name in ("rlax_guessing", "rlax_variety")}
 STEPS, ROW = 40, 4 + 16

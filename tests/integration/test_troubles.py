@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from troubled_run import FAKETIME, Troubled, other_clock, troubled
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.commands.doctor.findings import Finding
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
+from rlax_plugin.tools.commands.doctor.findings import Finding
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(600)]
 

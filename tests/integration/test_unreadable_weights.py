@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worker_harness import CONTINUE, Counting, Worker, group, run, section, trainer, until
 
-from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
+from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnreadableError
 
 AWAY = WeightsUnreadableError("the disk is away")
 

@@ -13,17 +13,17 @@ import pytest
 from runs import DEADLINE_S, HELPERS, TWO_WORKERS, Run, kill_group, plugins
 from waiting import wait_until
 
-from rlax_plugin.commands.doctor.evidence import Evidence, gather
-from rlax_plugin.commands.doctor.findings import Finding, findings
-from rlax_plugin.commands.doctor.stacks_shown import ask
-from rlax_plugin.commands.status.source import seen_here, seen_there
+from rlax_plugin.base.errors import RlaxError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.liveness.marks import lives, marks
+from rlax_plugin.base.liveness.run_status import ControllerStatus
 from rlax_plugin.config.loading import of_yaml
-from rlax_plugin.errors import RlaxError
-from rlax_plugin.liveness.marks import lives, marks
-from rlax_plugin.liveness.run_status import ControllerStatus
-from rlax_plugin.records.endpoints import endpoints
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rpc.secret import read_secret
+from rlax_plugin.rpc.security.secret import read_secret
+from rlax_plugin.run.state.endpoints import endpoints
+from rlax_plugin.tools.commands.doctor.evidence import Evidence, gather
+from rlax_plugin.tools.commands.doctor.findings import Finding, findings
+from rlax_plugin.tools.commands.doctor.stacks_shown import ask
+from rlax_plugin.tools.commands.status.source import seen_here, seen_there
 
 STEPS = 100_000
 

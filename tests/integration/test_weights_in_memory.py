@@ -13,9 +13,9 @@ from parameter_servers import Deleted, client_of, run, serving, version
 from worker_harness import Counting, Worker, section, trainer, until
 from worker_harness import run as run_workers
 
-from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.base.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.base.types import MemoryCopy, WeightVersion
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import MemoryCopy, WeightVersion
 from rlax_plugin.weights.memory_copies import MemoryCopies, read, this_machine
 
 pytestmark = pytest.mark.skipif(not this_machine(), reason="Linux only")

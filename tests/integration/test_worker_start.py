@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from worker_harness import Counting, Worker, run, section, trainer, until
 
-from rlax_plugin.errors import DeadlineError, WorkerError
+from rlax_plugin.base.errors import DeadlineError, WorkerError
 
 
 class Compiling(Counting):

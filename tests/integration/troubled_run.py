@@ -15,11 +15,11 @@ from runs import HELPERS, Run, free_port, kill_group, plugins
 from small_disks import small_disk
 from waiting import wait_until
 
-from rlax_plugin.commands.doctor.evidence import gather
-from rlax_plugin.commands.doctor.findings import Finding, findings
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.liveness.status_file import last_status
 from rlax_plugin.config.loading import of_yaml
-from rlax_plugin.liveness.status_file import last_status
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.tools.commands.doctor.evidence import gather
+from rlax_plugin.tools.commands.doctor.findings import Finding, findings
 
 LOOK_S, LIMIT_S = 0.2, 50.0
 TESTS = Path(HELPERS).parent

@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 from jetstream.core.proto import jetstream_pb2 as jet
 
-from rlax_plugin.fleet.capabilities import to_proto
+from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, SideSpec
 from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.rollout.fleet.capabilities import to_proto
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.secret import new_token
-from rlax_plugin.rpc.wire import key_to_proto, request_to_proto
+from rlax_plugin.rpc.security.secret import new_token
+from rlax_plugin.rpc.transport.wire import key_to_proto, request_to_proto
 from rlax_plugin.testing.task import STOP
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams, SideSpec
 
 NUMBERS = itertools.count()
 """Of what must not come twice, such as a process."""

@@ -17,21 +17,21 @@ from runs import free_port
 from sections import section_with
 from waiting import eventually
 
+from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.fleet.capabilities import Needs
-from rlax_plugin.fleet.dispatch import Dispatcher, RequestRefresher
-from rlax_plugin.fleet.fleet import Fleet, FleetListener
-from rlax_plugin.fleet.fleet import Worker as FleetWorker
-from rlax_plugin.fleet.fleet_service import FleetService
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.rollout.fleet.capabilities import Needs
+from rlax_plugin.rollout.fleet.dispatch import Dispatcher, RequestRefresher
+from rlax_plugin.rollout.fleet.fleet import Fleet, FleetListener
+from rlax_plugin.rollout.fleet.fleet import Worker as FleetWorker
+from rlax_plugin.rollout.fleet.fleet_service import FleetService
+from rlax_plugin.rollout.worker.joining import RunToJoin
+from rlax_plugin.rollout.worker.member import Member
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.run.programs.serve import work
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.worker.joining import RunToJoin
-from rlax_plugin.worker.member import Member
-from rlax_plugin.worker.serve import work
 
 LIMIT_S = 120.0  # for one wait; a whole test may have twice as long
 TOKEN_S = 0.005

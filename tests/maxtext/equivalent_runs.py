@@ -12,13 +12,13 @@ import tiny_loop as loops
 from rlax_maxtext.canary_forward import CanaryForward
 
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
+from rlax_plugin.base.types import Score, ScoredGroup, TrainBatch
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.objective import advantages, batches, loss
-from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.testing.builders import make_episode, make_prompt, make_sampled
-from rlax_plugin.types import Score, ScoredGroup, TrainBatch
+from rlax_plugin.training.objective import advantages, batches, loss
+from rlax_plugin.training.objective.arrays import ArraySpec
 
 OBJECTIVES = (
     {"preset": "dapo"},

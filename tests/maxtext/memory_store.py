@@ -4,8 +4,8 @@ import jax
 import numpy as np
 from tiny_engine import VOCAB, random_weights
 
+from rlax_plugin.base.types import Canary, TensorSpec
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, TensorSpec
 from rlax_plugin.weights.device_fingerprint import fingerprint
 
 

@@ -21,9 +21,9 @@ from rlax_jetstream.engine import JetstreamEngine
 from rlax_orbax.store import OrbaxStore
 
 from maxtext_overrides.sampler.decode import DecodeEngine
+from rlax_plugin.base.types import Canary, Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.weights.verification import Reading, take_version
 
 SAMPLES = 2

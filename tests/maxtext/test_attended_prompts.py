@@ -10,7 +10,7 @@ from tiny_engine import MOE, NEW, Case, log_softmax, prompts_of
 
 from maxtext_overrides.sampler import buckets
 from maxtext_overrides.sampler.decode import Prefill
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.base.types import SamplingParams
 
 LONGEST = 64
 MODELS: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from small_tokenizers import byte_level, characters
 from tiny_loop import TINY
 
 from maxtext_overrides.config import loading as rlax_config
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.errors import ConfigError
 
 MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
 

@@ -11,10 +11,10 @@ from tiny_engine import NEW, PROMPT, SLOTS, configure, prompts_of, random_weight
 
 from maxtext_overrides.sampler.decode import DecodeEngine
 from maxtext_overrides.sampler.maxengine_model import MaxEngineModel
+from rlax_plugin.base.errors import WeightsMismatchError
+from rlax_plugin.base.types import Canary, Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.config import Rollouts
-from rlax_plugin.errors import WeightsMismatchError
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.weights.device_fingerprint import fingerprint
 from rlax_plugin.weights.verification import take_version
 

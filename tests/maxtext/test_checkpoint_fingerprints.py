@@ -11,7 +11,7 @@ import pytest
 from test_trainer_plugin import FakePort, saving, trainer
 
 from maxtext_overrides.trainer.checkpoint_fingerprints import DamagedCheckpointError
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
 
 FLIPS = 2
 

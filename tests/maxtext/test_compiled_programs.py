@@ -17,10 +17,10 @@ from maxtext_overrides.compiling.measured import flops_per_token
 from maxtext_overrides.compiling.train_step import compile_train_step
 from maxtext_overrides.compiling.worker import compile_worker
 from maxtext_overrides.config.loading import load
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import Choice
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.training.objective.batches import ARRAYS
 
 LAYERS, WIDTH, MLP, VOCAB = 2, 32, 64, 64
 MATRICES = LAYERS * (4 * WIDTH**2 + 3 * WIDTH * MLP)

@@ -23,8 +23,8 @@ from tiny_engine import (
 
 from maxtext_overrides import variables
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
-from rlax_plugin.errors import WeightsError
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.types import SamplingParams
 
 SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 1.0), (0.7, 8, 1.0), (1.0, 0, 0.9)]
 

@@ -12,7 +12,7 @@ from tiny_engine import SLOTS, Case
 
 from maxtext_overrides.models.convert import examine
 from maxtext_overrides.sampler.decode import Prefill
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.base.types import SamplingParams
 
 # Each has something that the others lack: windows, pairs, experts, scaled positions.
 FAMILIES = ("gemma2_other", "gemma3", "llama32", "mixtral_wide", "qwen3_moe")

@@ -27,7 +27,7 @@ from equivalent_runs import (
 )
 
 from maxtext_overrides.trainer.model_outputs import target_logprobs_of
-from rlax_plugin.objective import batches, placing
+from rlax_plugin.training.objective import batches, placing
 
 
 def distance(found, expected):

@@ -13,13 +13,13 @@ from rlax_orbax.store import OrbaxStore
 from tiny_loop import TINY, VOCAB, Recorder, train
 
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
-from rlax_plugin.commands.convert import convert
-from rlax_plugin.commands.export import export, find_source
+from rlax_plugin.base.errors import ConfigError, RlaxError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import TensorSpec, WeightVersion
 from rlax_plugin.config.loading import merged, resolve
-from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.tools.commands.convert import convert
+from rlax_plugin.tools.commands.export import export, find_source
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.kept_versions import record_versions, versions_to_json
 

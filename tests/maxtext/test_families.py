@@ -16,9 +16,9 @@ from tiny_loop import TINY, Recorder, train
 from maxtext_overrides.models import huggingface_config
 from maxtext_overrides.models.rules import variables
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
-from rlax_plugin.commands.convert import convert
-from rlax_plugin.commands.export import export, find_source
 from rlax_plugin.config.loading import merged
+from rlax_plugin.tools.commands.convert import convert
+from rlax_plugin.tools.commands.export import export, find_source
 
 FAMILIES = tuple(name for name in tiny_models.FAMILIES if name != "gemma")
 # The others are tried by `make test-all`. gemma3, of eight layers, is compiled three times as long

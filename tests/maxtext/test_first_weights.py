@@ -15,9 +15,9 @@ from small_tokenizers import byte_level
 
 from maxtext_overrides.config.loading import load_to_check
 from maxtext_overrides.trainer.first_weights import check_converted
-from rlax_plugin.commands.convert import convert
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.loading import merged, resolved
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.tools.commands.convert import convert
 
 MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
 

@@ -17,10 +17,10 @@ from tiny_engine import MOE, NEW, TINY, VOCAB, Case, log_softmax, prompts_of
 
 from maxtext_overrides.sampler import buckets, joined_prefill
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
+from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.types import Key, Request, SamplingParams
 from rlax_plugin.weights.verification import take_version
 
 LONGEST = 96

@@ -19,12 +19,12 @@ import pytest
 from processes import finished, process
 from runs import Run, digests, free_port, lines
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.commands.replay import replay
-from rlax_plugin.objective.batches import build_arrays
-from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.read_samples import as_batch
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.state import journal
+from rlax_plugin.run.state.read_samples import as_batch
+from rlax_plugin.tools.commands.audit import audit
+from rlax_plugin.tools.commands.replay import replay
+from rlax_plugin.training.objective.batches import build_arrays
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "tests/configs/maxtext.yml"

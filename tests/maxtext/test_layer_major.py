@@ -6,7 +6,7 @@ from tiny_engine import NEW, Case, compiled_decoding, prompts_of, reference_logp
 
 from maxtext_overrides.sampler.decode import Prefill
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.weights.device_fingerprint import fingerprint
 
 SAMPLING = SamplingParams(max_new_tokens=NEW)

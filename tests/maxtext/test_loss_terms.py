@@ -11,9 +11,9 @@ from tiny_loop import batch, configure
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from rlax_plugin.api import LossTerm, loss_weight, make_loss, scale_names, whole_update
 from rlax_plugin.config import Algorithm
-from rlax_plugin.objective.batches import ARRAYS
-from rlax_plugin.objective.diagnostics import summarise
-from rlax_plugin.objective.loss import ObjectiveSlots
+from rlax_plugin.training.objective.batches import ARRAYS
+from rlax_plugin.training.objective.diagnostics import summarise
+from rlax_plugin.training.objective.loss import ObjectiveSlots
 
 # The objective weighs samples, 4 in each half of the rows; the term weighs tokens, 10 and 26.
 SLOTS = ObjectiveSlots(

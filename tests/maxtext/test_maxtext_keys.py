@@ -4,8 +4,8 @@ import pytest
 from tiny_loop import TINY
 
 from maxtext_overrides.config import loading as rlax_config
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.errors import ConfigError
 
 
 def test_config_reads_the_section_and_the_command_line():

@@ -14,9 +14,9 @@ from mesh_worker import SAMPLES, TOLERANCE
 from rlax_jetstream.building import check_mesh
 from rlax_orbax.store import OrbaxStore
 
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.types import Canary, TensorSpec
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, TensorSpec
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 

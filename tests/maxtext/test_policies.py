@@ -17,14 +17,14 @@ from rlax_maxtext.policies import OldPolicy, ReferencePolicy
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from maxtext_overrides.variables import restore
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.config import KL, Algorithm, RlaxSection
 from rlax_plugin.config.loading import resolve as resolve_config
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
-from rlax_plugin.objective.loss import ObjectiveSlots, make_loss
-from rlax_plugin.objective.terms import reported
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.training.objective.batches import ARRAYS, HOST_ARRAYS
+from rlax_plugin.training.objective.loss import ObjectiveSlots, make_loss
+from rlax_plugin.training.objective.terms import reported
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
 ROWS, LENGTH, VOCAB = 8, 16, 64

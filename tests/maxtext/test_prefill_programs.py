@@ -13,11 +13,11 @@ from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import NEW, TINY
 
-from rlax_plugin.batching.decode_engine import Prefill
+from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.types import Key, Request, SamplingParams
+from rlax_plugin.rollout.batching.decode_engine import Prefill
 from rlax_plugin.weights.verification import take_version
 
 SLOTS, PROMPT, GROUP = 6, 20, 2  # no powers of two: samples are read 1, 2, 4 or 6 at once

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 from small_tokenizers import byte_level
 
 from rlax_plugin.api import Tokenizer, harmless
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.state import journal
+from rlax_plugin.tools.commands.audit import audit
 
 ROOT = Path(__file__).parents[2]
 STEPS, VOCABULARY = 2, 272

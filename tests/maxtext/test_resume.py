@@ -20,12 +20,12 @@ from tiny_engine import (
 )
 
 from maxtext_overrides.sampler.decode import Prefill
-from rlax_plugin.batching.jobs import Job
-from rlax_plugin.batching.scheduler import Scheduler
+from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.types import Key, Request, SamplingParams
+from rlax_plugin.rollout.batching.jobs import Job
+from rlax_plugin.rollout.batching.scheduler import Scheduler
 
 SAMPLING = SamplingParams(max_new_tokens=NEW)
 TRUNCATED = SamplingParams(0.7, 8, 0.95, max_new_tokens=NEW)

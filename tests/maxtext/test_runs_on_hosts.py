@@ -16,9 +16,9 @@ import pytest
 import runs
 from runs import ROOT, Run, digests, lines
 
-from rlax_plugin.commands.audit import audit
-from rlax_plugin.records.faults import VARIABLE, FaultPoint
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.files.faults import VARIABLE, FaultPoint
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.tools.commands.audit import audit
 
 CONFIG = "tests/configs/maxtext.yml"
 STEPS, HOST_S = 6, 10.0

@@ -6,7 +6,7 @@ import pytest
 from equivalent_runs import GROUPS, LENGTHS, batch_of, descend
 
 from maxtext_overrides.trainer.model_outputs import target_logprobs_of
-from rlax_plugin.objective.shared_prompts import ANSWER
+from rlax_plugin.training.objective.shared_prompts import ANSWER
 
 
 def of_samples(logprobs_bt, data):

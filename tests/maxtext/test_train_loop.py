@@ -16,10 +16,10 @@ from maxtext_overrides.trainer.train_loop import OVERRIDES, Events, run_train_lo
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.override import OverrideError
 from maxtext_overrides.variables import published
-from rlax_plugin.errors import TrainingError, WorkerError
-from rlax_plugin.objective.batches import ARRAYS, device_arrays
-from rlax_plugin.objective.diagnostics import summarise
-from rlax_plugin.objective.loss import make_loss
+from rlax_plugin.base.errors import TrainingError, WorkerError
+from rlax_plugin.training.objective.batches import ARRAYS, device_arrays
+from rlax_plugin.training.objective.diagnostics import summarise
+from rlax_plugin.training.objective.loss import make_loss
 
 
 def stock_symbols():

@@ -15,15 +15,15 @@ from part_stubs import SourceStub
 from tiny_loop import LENGTH, ROWS, TINY, batch
 
 from maxtext_overrides.config import loading as rlax_config
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.types import Descent, Prompt
 from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective import diagnostics
 from rlax_plugin.ports.orders import NoFollowers
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Decision
-from rlax_plugin.types import Descent, Prompt
+from rlax_plugin.training.objective import diagnostics
 
 # Rows in which two samples share their prompt, and their length.
 SHARED = "rlax.batches.sequences_per_row=2 rlax.batches.shared_prompts=true"

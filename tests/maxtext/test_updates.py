@@ -7,7 +7,7 @@ import pytest
 import tiny_loop as loops
 
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
-from rlax_plugin.errors import TrainingError
+from rlax_plugin.base.errors import TrainingError
 
 FOUR = ("rlax.objective.epochs=2", "rlax.objective.mini_batches=2", "per_device_batch_size=4")
 SAVING = {"enable_checkpointing": True, "async_checkpointing": True}

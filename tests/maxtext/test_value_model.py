@@ -13,8 +13,8 @@ from tiny_loop import LENGTH, ROWS, TINY, Recorder, batch, configure, train
 from maxtext_overrides.trainer.value_model import MaxTextValueModel
 from maxtext_overrides.variables import published
 from rlax_plugin.api import Optimizer, ValueModelChoice
+from rlax_plugin.base.errors import ConfigError, TrainingError
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.errors import ConfigError, TrainingError
 
 # Without decay, a step for a gradient g is -g / (|g| + 1): it tells the gradient.
 TELLING = Optimizer(learning_rate=1.0, b1=0.0, b2=0.0, epsilon=1.0)

@@ -29,7 +29,7 @@ from maxtext_overrides.models.verify import (
     has_torch,
     tolerance,
 )
-from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.base.errors import ConfigError, RlaxError
 
 WITHOUT_TORCH = sys.executable  # the project's environment has none
 VOCABULARY = 96

@@ -15,8 +15,8 @@ from maxtext_overrides.trainer.loss import make_loss_fn
 from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.vocabulary import Head, dense_outputs, tiled_outputs
+from rlax_plugin.base.errors import ConfigError, TrainingError
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.errors import ConfigError, TrainingError
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 3, 8, 14
 TEMPERATURE = 0.7

@@ -13,13 +13,13 @@ from tiny_loop import LENGTH, TINY, batch, policy_gradient
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, run_train_loop
 from maxtext_overrides.variables import published
+from rlax_plugin.base.errors import ConfigError, TrainingError
+from rlax_plugin.base.tokens.byte_level import DIRECTORY
+from rlax_plugin.base.tokens.tokenizer import Tokenizer
+from rlax_plugin.base.types import Prompt
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import ConfigError, TrainingError
-from rlax_plugin.objective.batches import ARRAYS
-from rlax_plugin.tokens.byte_level import DIRECTORY
-from rlax_plugin.tokens.tokenizer import Tokenizer
-from rlax_plugin.types import Prompt
+from rlax_plugin.training.objective.batches import ARRAYS
 
 
 class Doubles(SourceStub):

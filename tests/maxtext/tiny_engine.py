@@ -135,7 +135,7 @@ def log_softmax(x):
 
 
 def reference_logprobs(logits, tokens, sampling):
-    """(full, sampled) of ``rlax_plugin.types``, by sorting, in float64."""
+    """(full, sampled) of ``rlax_plugin.base.types``, by sorting, in float64."""
     full = log_softmax(logits / sampling.temperature)
     sampled = np.full_like(full, -np.inf)
     for row, kept in zip(full, sampled, strict=True):

@@ -11,7 +11,7 @@ from rlax_maxtext.canary_forward import CanaryForward
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.training.objective.batches import ARRAYS
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
 ROWS, LENGTH, VOCAB = 8, 16, 64

@@ -19,22 +19,22 @@ from waiting import wait_until
 
 from maxtext_overrides.config import loading
 from maxtext_overrides.trainer import distributed, train_loop
+from rlax_plugin.base.concurrency.loop_thread import LoopThread
+from rlax_plugin.base.types import HostPlace, TrainBatch
 from rlax_plugin.build import registry_for
-from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config import Deadlines
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.fleet.package_versions import PackageVersions, own_versions
-from rlax_plugin.hosts.following import START, FollowedPort, HostZero
-from rlax_plugin.hosts.leading import HostsService, Leader
-from rlax_plugin.objective import advantages, batches
 from rlax_plugin.ports.orders import Order
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
+from rlax_plugin.rollout.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.doors import Door, listen
-from rlax_plugin.rpc.run_secrets import run_secrets, token_file
-from rlax_plugin.rpc.secret import read_secret
-from rlax_plugin.types import HostPlace, TrainBatch
+from rlax_plugin.rpc.security.run_secrets import run_secrets, token_file
+from rlax_plugin.rpc.security.secret import read_secret
+from rlax_plugin.rpc.transport.doors import Door, listen
+from rlax_plugin.run.hosts.following import START, FollowedPort, HostZero
+from rlax_plugin.run.hosts.leading import HostsService, Leader
+from rlax_plugin.training.objective import advantages, batches
 from rlax_plugin.weights.publisher import fingerprints
 
 TINY = str(Path(__file__).with_name("tiny.yml"))

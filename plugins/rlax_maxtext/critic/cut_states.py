@@ -34,7 +34,7 @@ def cut_states(batch: Mapping[str, np.ndarray]) -> CutStates:
     """Returns the states behind the last tokens of all truncated episodes of a batch.
 
     Args:
-      batch: of ``objective.batches``.
+      batch: of ``training.objective.batches``.
     """
     length = batch["inputs"].shape[1]
     last = [(rows[-1], t[-1]) for rows, t in completions(batch)]

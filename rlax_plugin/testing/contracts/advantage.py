@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, probe
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
+from rlax_plugin.training.objective.advantages import AdvantageSlot, Outcomes, probe
 
 _SIZES = (3, 4, 5)  # samples of each group
 _EQUAL = (0.1, 0.7, 1 / 3, -2.3, 1e6)  # rewards whose mean may round to something else

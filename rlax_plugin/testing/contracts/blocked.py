@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from rlax_plugin.concurrency.threads import on_daemon
+from rlax_plugin.base.concurrency.threads import on_daemon
 
 _THREAD = "check of a part"
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.tokens.defects import defect
+from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.rollout.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing.builders import make_request
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
@@ -22,8 +24,6 @@ from rlax_plugin.testing.contracts.inspection import (
     run_async,
 )
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.tokens.defects import defect
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.verification import take_version
 
 _FIGURES = ("slots", "active", "waiting", "tokens_total")

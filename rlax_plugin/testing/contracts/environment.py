@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlax_plugin.base.types import Prompt
 from rlax_plugin.ports.environment import (
     Answer,
     Environment,
@@ -15,11 +16,10 @@ from rlax_plugin.ports.environment import (
     Outcome,
     Session,
 )
-from rlax_plugin.rewards.messages import outcome_to
+from rlax_plugin.reward.messages import outcome_to
 from rlax_plugin.testing.builders import make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.types import Prompt
 
 _PLAY_S = 10.0  # for an episode whose answers come at once
 _MOST_TURNS = 6

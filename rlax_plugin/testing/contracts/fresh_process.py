@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.base.processes.python import python_command
+from rlax_plugin.base.types import Prompt
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.processes.python import python_command
-from rlax_plugin.rewards.messages import lengths_of
-from rlax_plugin.rewards.process import Failures, Form, form_of, scores_of
+from rlax_plugin.reward.messages import lengths_of
+from rlax_plugin.reward.process import Failures, Form, form_of, scores_of
 from rlax_plugin.testing.builders import make_episode, make_sampled
 from rlax_plugin.testing.contracts.inspection import Broken
-from rlax_plugin.types import Prompt
 
 HEAVY = ("jax", "tensorflow", "torch")
 SPLITS = ("train", "validation", "test")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.errors import ContractError, Finding
+from rlax_plugin.base.errors import ContractError, Finding
 from rlax_plugin.ports.abilities import abilities_of
 
 _POLL_S = 0.02

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import psutil
 
 from rlax_plugin.ports.protocols import Launcher
-from rlax_plugin.rpc.certificate import new_identity
-from rlax_plugin.rpc.secret import Secret, new_token
+from rlax_plugin.rpc.security.certificate import new_identity
+from rlax_plugin.rpc.security.secret import Secret, new_token
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
     eventually,

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rlax_plugin.objective.batches import ARRAYS
-from rlax_plugin.objective.inputs import TokenOutputs
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.signals.chain import SignalChain
-from rlax_plugin.signals.signal import BatchSignal
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.builders import make_arrays, make_batch, make_group, make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import STEPS, Trial
 from rlax_plugin.testing.model import BigramView
+from rlax_plugin.training.objective.batches import ARRAYS
+from rlax_plugin.training.objective.inputs import TokenOutputs
+from rlax_plugin.training.signals.chain import SignalChain
+from rlax_plugin.training.signals.signal import BatchSignal
 
 _NAME = "tried"
 _PART_ROWS = 3  # of 8: the last part is smaller

@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlax_plugin.config import Algorithm
-from rlax_plugin.objective.loss import (
+from rlax_plugin.testing.contracts.advantage import MIXED, outcomes
+from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.testing.contracts.trial import Trial
+from rlax_plugin.testing.objectives import section_of, slots_of
+from rlax_plugin.training.objective.loss import (
     ObjectiveSlots,
     TokenInputs,
     TokenOutputs,
@@ -22,10 +26,6 @@ from rlax_plugin.objective.loss import (
     term_weights,
     token_inputs,
 )
-from rlax_plugin.testing.contracts.advantage import MIXED, outcomes
-from rlax_plugin.testing.contracts.inspection import Inspection, require
-from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.testing.objectives import section_of, slots_of
 
 _ROWS, _LENGTH, _SEQUENCES = 6, 8, 3
 _RTOL, _ATOL = 1e-5, 1e-6

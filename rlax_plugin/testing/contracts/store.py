@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rlax_plugin.errors import WeightsError, WeightsUnreadableError
+from rlax_plugin.base.errors import WeightsError, WeightsUnreadableError
 from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial

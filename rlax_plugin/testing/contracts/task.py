@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.base.types import Prompt
 from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.types import Prompt
 
 _LONG = 20_000  # characters
 _STABLE = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.base.types import Canary, Prompt, WeightVersion
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.ports.kinds import BY_NAME
@@ -15,7 +16,6 @@ from rlax_plugin.testing import policy
 from rlax_plugin.testing.builders import make_prompt, publish_version
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.fakes import CANARY_TOKENS
-from rlax_plugin.types import Canary, Prompt, WeightVersion
 
 STEPS = 3  # of the run
 _CANARY_TOLERANCE = 1e-4  # nats

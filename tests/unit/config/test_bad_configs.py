@@ -14,9 +14,9 @@ from bad_configs import Bad
 from command_line import rlax
 from pydantic import ConfigDict, Field, ValidationError
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import Section
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import ConfigError
 
 TESTING = Path(__file__).parents[2] / "configs/testing.yml"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from rlax_plugin.base.errors import ConfigError, UnknownKeyError
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import FUNCTION, RlaxSection
 from rlax_plugin.config.handing import for_worker, of_bytes, to_bytes
 from rlax_plugin.config.identity import config_hash, sample_hash
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import ConfigError, UnknownKeyError
 
 TWO = [{"function": "rewards.py:correct", "weight": 0.5}, {"name": "even"}]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import handing
 from rlax_plugin.config.handing import FROM_RUN, MAX_BYTES, for_worker, of_bytes, to_bytes
 from rlax_plugin.config.identity import config_hash, sample_hash
 from rlax_plugin.config.loading import ResolvedConfig, resolve
-from rlax_plugin.errors import ConfigError
 
 RUN = """
 base_config: base.yml

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.build import registry_of
 from rlax_plugin.config.identity import config_hash, decides, differences
 from rlax_plugin.config.loading import load_section, merged
-from rlax_plugin.errors import ConfigError
 
 MINIMAL = """
 steps: 10

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import is_address
 from rlax_plugin.config.addresses import bracketed, host_of, is_host, is_loopback, is_wildcard
 from rlax_plugin.config.handing import of_bytes, to_bytes
 from rlax_plugin.config.loading import resolved
 from rlax_plugin.config.network import Network, Place
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import ConfigError
 
 HOSTS = {
     # host: is one, is loopback, is wildcard

@@ -12,6 +12,7 @@ import pytest
 from examples import examples
 from pydantic import Field
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import (
     RlaxSection,
     Scheduled,
@@ -24,7 +25,6 @@ from rlax_plugin.config import (
     value_at,
 )
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import ConfigError
 
 
 class Options(Section):

@@ -9,13 +9,13 @@ from documents import read
 from pydantic import Field
 from typer.testing import CliRunner, Result
 
+from rlax_plugin.base.text.secrets import hidden
 from rlax_plugin.build import registry_for
-from rlax_plugin.cli import app
-from rlax_plugin.commands import explain, reference
 from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
 from rlax_plugin.config.validation import validate
 from rlax_plugin.ports.kinds import ALL, choose
-from rlax_plugin.text.secrets import hidden
+from rlax_plugin.tools.cli import app
+from rlax_plugin.tools.commands import explain, reference
 
 SAMPLERS = {
     "learnability": ("candidates", "floor", "exponent"),

@@ -15,7 +15,7 @@ from documents import fences, read, sections
 from test_docs_plugins import shell
 
 from rlax_plugin.api import Outcome, Session
-from rlax_plugin.records.read_samples import rows_of
+from rlax_plugin.run.state.read_samples import rows_of
 from rlax_plugin.testing.contracts.environment import ScriptedSession
 
 PAGE = sections(read("environments.md"), 2)

@@ -11,8 +11,8 @@ import yaml
 from documents import ROOT, fences, prose, read
 
 from rlax_plugin.build import registry_of
-from rlax_plugin.commands.reference import sections as config_sections
 from rlax_plugin.config.loading import ResolvedConfig, resolve
+from rlax_plugin.tools.commands.reference import sections as config_sections
 
 VERL, MAXTEXT, TRL = (read(f"from_{name}.md") for name in ("verl", "maxtext", "trl"))
 

@@ -15,12 +15,12 @@ from objective_harness import LIBRARIES, PRESETS
 from typer.testing import CliRunner, Result
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.cli import app
-from rlax_plugin.commands import reference
-from rlax_plugin.objective.loss import choices
 from rlax_plugin.ports.kinds import ALL
 from rlax_plugin.testing import evaluate_objective
 from rlax_plugin.testing.objectives import section_of, slots_of
+from rlax_plugin.tools.cli import app
+from rlax_plugin.tools.commands import reference
+from rlax_plugin.training.objective.loss import choices
 
 DOCS = Path(__file__).parents[3] / "docs"
 OBJECTIVES = (DOCS / "objectives.md").read_text()

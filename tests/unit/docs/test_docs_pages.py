@@ -15,14 +15,14 @@ import yaml
 from documents import DOCUMENTS, ROOT, fences, prose, read, sections
 from typer.core import TyperGroup
 
-from rlax_plugin import types
+from rlax_plugin.base import types
 from rlax_plugin.build import Registry, registry_of
-from rlax_plugin.cli import app
-from rlax_plugin.commands.reference import PARTS
-from rlax_plugin.commands.reference import sections as config_sections
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.validation import validate
 from rlax_plugin.ports.kinds import NAME
+from rlax_plugin.tools.cli import app
+from rlax_plugin.tools.commands.reference import PARTS
+from rlax_plugin.tools.commands.reference import sections as config_sections
 
 GROUP: Any = typer.main.get_command(app)
 SOURCES = [
@@ -216,9 +216,9 @@ def test_the_glossary_has_every_record_and_section() -> None:
     "folder",
     [
         "rlax_plugin",
-        "rlax_plugin/start",
-        "rlax_plugin/controller",
-        "rlax_plugin/resume",
+        "rlax_plugin/run/start",
+        "rlax_plugin/run/controller",
+        "rlax_plugin/run/state",
         "plugins",
         "maxtext_overrides",
     ],
@@ -251,7 +251,7 @@ def test_what_the_architecture_names_inside_a_room_is_there() -> None:
     ]
     assert wrong == []
     # Of this room the page names all modules.
-    commands = (ROOT / "rlax_plugin/commands").iterdir()
+    commands = (ROOT / "rlax_plugin/tools/commands").iterdir()
     found = {p.stem for p in commands if (p.suffix == ".py" or p.is_dir()) and p.stem[0] != "_"}
-    assert set(names["rlax_plugin/commands"]) == found
+    assert set(names["rlax_plugin/tools/commands"]) == found
     assert len(names["maxtext_overrides/upstream"]) >= 3

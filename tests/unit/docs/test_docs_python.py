@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 import rlax_plugin
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.scripting import training
+from rlax_plugin.tools.scripting import training
 
 PAGE = read("python.md")
 SCRIPT, *CELLS = fences(PAGE, "python")

@@ -98,7 +98,7 @@ def test_the_functions_of_the_page(folder: Path) -> None:
 
 
 def test_the_table_has_every_parameter() -> None:
-    from rlax_plugin.functions import signatures
+    from rlax_plugin.reward.functions import signatures
 
     forms = signatures.SAMPLE, signatures.GROUP, signatures.FILTER
     rows = [row for row in FUNCTION.splitlines() if row.startswith("| ")][-3:]
@@ -107,8 +107,8 @@ def test_the_table_has_every_parameter() -> None:
 
 
 def test_the_filter_of_curation() -> None:
-    from rlax_plugin.functions.calling import FunctionFilter
-    from rlax_plugin.functions.signatures import signature_of
+    from rlax_plugin.reward.functions.calling import FunctionFilter
+    from rlax_plugin.reward.functions.signatures import signature_of
     from rlax_plugin.testing import make_group
 
     (code,) = fences(sections(read("curation.md"), 2)["Filters"], "python")

@@ -19,12 +19,12 @@ import yaml
 from command_line import rlax
 from documents import ROOT, fences, read, sections
 
-from rlax_plugin.cli import app
 from rlax_plugin.config import Deadlines
 from rlax_plugin.config.loading import ResolvedConfig, resolve
-from rlax_plugin.rpc.run_secrets import run_secrets
-from rlax_plugin.rpc.secret import read_secret
-from rlax_plugin.start.places import Places
+from rlax_plugin.rpc.security.run_secrets import run_secrets
+from rlax_plugin.rpc.security.secret import read_secret
+from rlax_plugin.run.start.places import Places
+from rlax_plugin.tools.cli import app
 
 KUBERNETES = kubernetes_validate.latest_version()
 INDEX = "batch.kubernetes.io/job-completion-index"

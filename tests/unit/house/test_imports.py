@@ -32,12 +32,12 @@ HEAVY = (
 LIGHT_WORK = """
 from pathlib import Path
 import rlax_arithmetic, rlax_objectives
-import rlax_plugin.objective.batches
+import rlax_plugin.training.objective.batches
 from rlax_plugin.api import BuildContext
 from rlax_plugin.build import build_part
-from rlax_plugin.cli import app
+from rlax_plugin.tools.cli import app
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.objective.loss import resolve
+from rlax_plugin.training.objective.loss import resolve
 
 app(["explain", "preset"], standalone_mode=False)
 check("the list of presets")
@@ -88,14 +88,14 @@ def test_nothing_is_imported_with_the_stack_underneath() -> None:
     ``build``, and for some work it never comes."""
     framework = [
         "rlax_plugin.api",
-        "rlax_plugin.cli",
+        "rlax_plugin.tools.cli",
         "rlax_plugin.build",
-        "rlax_plugin.commands.explain",
+        "rlax_plugin.tools.commands.explain",
         "rlax_plugin.config.loading",
         "rlax_plugin.weights.client",
         "rlax_plugin.weights.parameter_server",
-        "rlax_plugin.worker.serve",
-        "rlax_plugin.start.run",
+        "rlax_plugin.run.programs.serve",
+        "rlax_plugin.run.start.run",
     ]
     modules = framework + [path.stem for path in PLUGINS]
     code = (
@@ -112,7 +112,7 @@ def test_nothing_is_imported_with_the_stack_underneath() -> None:
 
 def test_help_needs_neither_numpy_nor_pydantic() -> None:
     run(
-        "import sys, rlax_plugin.cli\n"
+        "import sys, rlax_plugin.tools.cli\n"
         "assert not {'numpy', 'pydantic'} & set(sys.modules), 'rlax --help would be slow'"
     )
 

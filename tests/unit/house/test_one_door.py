@@ -18,7 +18,7 @@ SOURCES = sorted(
     path
     for room in ("rlax_plugin", "plugins", "maxtext_overrides", "benchmarks")
     for path in (ROOT / room).rglob("*.py")
-    if path.parent != ROOT / "rlax_plugin/rpc" and not path.stem.endswith("_grpc")
+    if ROOT / "rlax_plugin/rpc" not in path.parents and not path.stem.endswith("_grpc")
 )
 
 
@@ -28,7 +28,7 @@ def opened(source: str) -> Iterator[str]:
     doors = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "rlax_plugin.rpc.doors"
+        if isinstance(node, ast.ImportFrom) and node.module == "rlax_plugin.rpc.transport.doors"
         for alias in node.names
     }
     for node in ast.walk(tree):
@@ -62,5 +62,5 @@ def test_each_way_of_opening_one_is_found(source: str) -> None:
 
 
 def test_the_one_place_may() -> None:
-    source = "from rlax_plugin.rpc.doors import listen\nlisten(host, 0, door, 'k')"
+    source = "from rlax_plugin.rpc.transport.doors import listen\nlisten(host, 0, door, 'k')"
     assert list(opened(source)) == []

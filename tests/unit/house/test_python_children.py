@@ -8,7 +8,7 @@ import pytest
 from documents import ROOT
 
 # It is where the others are to go, and a bare Python with even less on its path.
-OWN = {ROOT / "rlax_plugin/processes/python.py", ROOT / "rlax_plugin/sandbox/layers.py"}
+OWN = {ROOT / "rlax_plugin/base/processes/python.py", ROOT / "rlax_plugin/reward/sandbox/layers.py"}
 SOURCES = sorted(
     path
     for room in ("rlax_plugin", "plugins", "maxtext_overrides")

@@ -11,8 +11,8 @@ from maxtext_check import Sources, compare, sha256
 
 from maxtext_overrides.upstream import signatures
 from maxtext_overrides.upstream.override import Override, resolve
-from rlax_plugin.errors import RlaxError
-from rlax_plugin.text.terminal import console
+from rlax_plugin.base.errors import RlaxError
+from rlax_plugin.base.text.terminal import console
 
 TESTED = {
     "up/__init__.py": "raise ImportError('nothing here is imported')\n",

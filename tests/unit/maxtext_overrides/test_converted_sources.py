@@ -19,7 +19,7 @@ from maxtext_overrides.models import convert
 from maxtext_overrides.models.huggingface_config import architecture
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from maxtext_overrides.models.tensors import check_tensors
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 _LAYER = "model.layers.1.self_attn.k_proj.weight"
 

@@ -23,7 +23,7 @@ import small_tokenizers, tiny_models
 import test_converted_sources, test_tensor_headers, test_tokenizer_files
 from maxtext_overrides.models import convert
 from rlax_maxtext.models import examine_model
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 place, count = Path(sys.argv[1]), 0
 

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from maxtext_overrides.models.families import FAMILIES, IGNORED
 from maxtext_overrides.models.huggingface_config import architecture, content_of
 from maxtext_overrides.models.maxtext_keys import maxtext_keys
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 PATH = Path("config.json")
 SIZES: dict[str, Any] = dict(

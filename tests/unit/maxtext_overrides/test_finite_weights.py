@@ -19,8 +19,8 @@ from maxtext_overrides.models.finite import made, not_finite
 from maxtext_overrides.models.gguf_file import GgufFile
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from maxtext_overrides.models.tensors import DTYPES
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.records.places import new_directory
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.files.places import new_directory
 
 LAST = "model.embed_tokens.weight"  # in the order in which a checkpoint is written
 NAME = "model.layers.1.mlp.gate_proj.weight"

@@ -16,9 +16,9 @@ from sentencepiece import SentencePieceProcessor
 
 from maxtext_overrides.models import convert, gguf_tokenizer, huggingface_config
 from maxtext_overrides.models.gguf_file import GgufFile
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.tokens.tokenizer import Tokenizer
 from rlax_plugin.config.loading import maxtext_configs
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.tokens.tokenizer import Tokenizer
 
 
 def test_the_header_and_the_tensors_are_those_of_the_original(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from published_models import PUBLISHED
 from maxtext_overrides.models import convert
 from maxtext_overrides.models.huggingface_config import architecture
 from maxtext_overrides.models.rules import tensor_shapes
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 # Of each one value that is not the published one, and what then is wrong.
 OTHER: dict[str, tuple[dict[str, Any], str]] = {

@@ -13,7 +13,7 @@ from gguf import GGUFValueType as Value
 
 from maxtext_overrides.models.gguf_file import GgufFile
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 
 Tensor = tuple[str, tuple[int, ...], int, int]
 FAR = 1 << 62

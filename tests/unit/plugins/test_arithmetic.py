@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from rlax_arithmetic import dataset, tokenizer
 from rlax_arithmetic.problems import SPLITS, ProblemSet, operands
 
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.types import Prompt
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.types import Prompt
 
 SMALL = ProblemSet(digits=1, test=10, validation=10)
 

@@ -16,10 +16,10 @@ from sections import section_with
 from small_tokenizers import CHATML, byte_level
 
 from rlax_plugin.api import ConfigError, Outcome, TextRow, TextSource, Tokenizer
-from rlax_plugin.episodes.playing import NoLog, Playing
-from rlax_plugin.prompts.checking import completion_text
+from rlax_plugin.base.types import Episode, Key, Sampled, Turn
+from rlax_plugin.data.prompts.checking import completion_text
+from rlax_plugin.rollout.episodes.playing import NoLog, Playing
 from rlax_plugin.testing import make_sampled
-from rlax_plugin.types import Episode, Key, Sampled, Turn
 
 SYSTEM = "Write <calc>expression</calc>."
 

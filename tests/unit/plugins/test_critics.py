@@ -14,10 +14,8 @@ from rlax_objectives.advantages import Gae
 from toy_context import toy_context
 
 from rlax_plugin.api import ConfigError, Optimizer, RunFiles, SignalChain, TrainingError
+from rlax_plugin.base.types import Score, ScoredGroup
 from rlax_plugin.build import registry_for
-from rlax_plugin.objective.batches import build_arrays
-from rlax_plugin.objective.diagnostics import summarise
-from rlax_plugin.objective.terms import reported
 from rlax_plugin.testing import (
     FakeTrainerPort,
     make_batch,
@@ -28,7 +26,9 @@ from rlax_plugin.testing import (
     policy,
 )
 from rlax_plugin.testing.model import BigramView
-from rlax_plugin.types import Score, ScoredGroup
+from rlax_plugin.training.objective.batches import build_arrays
+from rlax_plugin.training.objective.diagnostics import summarise
+from rlax_plugin.training.objective.terms import reported
 
 PLAIN = Gae(whiten_over="none", truncated="bootstrap")
 

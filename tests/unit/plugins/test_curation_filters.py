@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 import rlax_curation as curation
 
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.types import ScoredGroup
 from rlax_plugin.testing import make_episode, make_group, make_sampled
-from rlax_plugin.types import ScoredGroup
 
 Finish = Literal["stop", "length"]
 

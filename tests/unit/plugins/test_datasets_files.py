@@ -18,10 +18,10 @@ from rlax_datasets import JsonlConfig, JsonlSource, ParquetConfig, ParquetSource
 from small_tokenizers import byte_level
 
 from rlax_plugin.api import BuildContext, ConfigError, PromptTable, Tokenizer
+from rlax_plugin.base.tokens.rendering import RenderLimits
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.ports.manager import Manager
-from rlax_plugin.tokens.rendering import RenderLimits
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
 TEXT = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)

@@ -17,8 +17,8 @@ from rlax_plugin.api import BuildContext, ConfigError, PromptTable
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.validation import validate
+from rlax_plugin.data.prompts.checking import first_of
 from rlax_plugin.ports.manager import Manager
-from rlax_plugin.prompts.checking import first_of
 
 
 @pytest.fixture(autouse=True)

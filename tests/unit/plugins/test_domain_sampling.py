@@ -11,7 +11,7 @@ import rlax_curation as curation
 from data_sets import listed, tables
 
 from rlax_plugin.api import Prompt, PromptTable
-from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
+from rlax_plugin.data.curation.pass_rate_table import PassRateTable
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
 RATES = PassRateTable(40, 8)

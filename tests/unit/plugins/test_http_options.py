@@ -6,8 +6,8 @@ import pytest
 from rlax_http import JudgeConfig, VerifierConfig
 from rlax_http.server import ServerConfig
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import ConfigError
 
 SECRET = "sk-proj-A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6"
 PLAIN = "Zx8Cv7Bn6Mq5Wp4Er3Ty2Ui1Op0As9Df8Gh7"  # random, without a known beginning

@@ -16,7 +16,7 @@ from rlax_jetstream.replies import Replies, stable
 from scripted_slots import DEADLINE_S, ScriptedSlots, play, tokens_of, version
 from streamed import stub_of, wholes
 
-from rlax_plugin.errors import WorkerError
+from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.weights.verification import take_version
 

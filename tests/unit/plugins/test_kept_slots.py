@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 from scripted_slots import PROMPT, ScriptedSlots, generated, play, request, version
 
-from rlax_plugin.batching.jobs import Job
-from rlax_plugin.batching.scheduler import Scheduler
+from rlax_plugin.rollout.batching.jobs import Job
+from rlax_plugin.rollout.batching.scheduler import Scheduler
 from rlax_plugin.weights.verification import take_version
 
 

@@ -12,7 +12,7 @@ import pytest
 import rlax_launchers as module
 from waiting import eventually
 
-from rlax_plugin.start.generation_start import show_failing
+from rlax_plugin.run.start.generation_start import show_failing
 
 ENDS_WITH_2 = "echo the token file has mode 0644; exit 2"
 

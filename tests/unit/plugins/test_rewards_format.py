@@ -13,9 +13,9 @@ from sections import section_with
 from test_rewards_text import MEGABYTE, asked
 
 from rlax_plugin.api import BuildContext, ConfigError
+from rlax_plugin.base.types import Turn
 from rlax_plugin.build import registry_of
 from rlax_plugin.config import RewardChoice
-from rlax_plugin.types import Turn
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 PATTERN = r"(?s)<think>.*</think>\s*<answer>.*</answer>"

@@ -17,7 +17,7 @@ from rlax_rewards.executed import is_harmless_arithmetic, is_harmless_literal
 from test_rewards_text import MEGABYTE
 
 from rlax_plugin.api import ConfigError
-from rlax_plugin.types import Prompt
+from rlax_plugin.base.types import Prompt
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

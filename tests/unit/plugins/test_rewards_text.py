@@ -8,7 +8,7 @@ import rlax_rewards
 from plugin_parts import built
 from rlax_rewards.answers import answer_in
 
-from rlax_plugin.types import Prompt
+from rlax_plugin.base.types import Prompt
 
 MEGABYTE = 1 << 20
 

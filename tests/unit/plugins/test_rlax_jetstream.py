@@ -27,14 +27,14 @@ from scripted_slots import (
 from streamed import joined
 from waiting import eventually
 
-from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS, Job
-from rlax_plugin.batching.scheduler import Scheduler
+from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.base.tokens.byte_level import DIRECTORY
+from rlax_plugin.base.tokens.tokenizer import Tokenizer
 from rlax_plugin.config import Rollouts
-from rlax_plugin.errors import WorkerError
-from rlax_plugin.prompts.text_source import TextSource
+from rlax_plugin.data.prompts.text_source import TextSource
+from rlax_plugin.rollout.batching.jobs import TRUNCATED_LOGPROBS, Job
+from rlax_plugin.rollout.batching.scheduler import Scheduler
 from rlax_plugin.testing import make_sampled
-from rlax_plugin.tokens.byte_level import DIRECTORY
-from rlax_plugin.tokens.tokenizer import Tokenizer
 from rlax_plugin.weights.verification import take_version
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scripted_slots import ScriptedSlots, play
 
-from rlax_plugin.errors import WeightsMismatchError
-from rlax_plugin.types import Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.base.errors import WeightsMismatchError
+from rlax_plugin.base.types import Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.verification import take_version
 
 

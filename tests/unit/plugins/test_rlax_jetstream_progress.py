@@ -10,7 +10,7 @@ from scripted_slots import ScriptedSlots, generated, play, request, until, versi
 from test_rlax_jetstream import Active
 from waiting import eventually
 
-from rlax_plugin.types import Key
+from rlax_plugin.base.types import Key
 from rlax_plugin.weights.verification import take_version
 
 

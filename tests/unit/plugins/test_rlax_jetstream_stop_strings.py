@@ -21,8 +21,8 @@ from scripted_slots import (
 )
 from waiting import eventually
 
-from rlax_plugin.batching.jobs import Job
-from rlax_plugin.batching.scheduler import Scheduler
+from rlax_plugin.rollout.batching.jobs import Job
+from rlax_plugin.rollout.batching.scheduler import Scheduler
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.weights.verification import take_version
 

@@ -8,11 +8,11 @@ import pytest
 from scripted_slots import ScriptedSlots, generated, play, request, tokens_of, until, version
 from waiting import eventually
 
-from rlax_plugin.batching.jobs import Job
-from rlax_plugin.batching.scheduler import Scheduler
-from rlax_plugin.errors import WeightsMismatchError
+from rlax_plugin.base.errors import WeightsMismatchError
+from rlax_plugin.base.types import Canary
+from rlax_plugin.rollout.batching.jobs import Job
+from rlax_plugin.rollout.batching.scheduler import Scheduler
 from rlax_plugin.testing import make_sampled
-from rlax_plugin.types import Canary
 from rlax_plugin.weights.verification import take_version
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}

@@ -10,8 +10,8 @@ import pytest
 import rlax_curation as curation
 
 from rlax_plugin.api import Prompt, Sampler
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.pass_rates.pass_rate_table import PassRateTable
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.data.curation.pass_rate_table import PassRateTable
 from rlax_plugin.testing import make_rates
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from installs import FILTER, PARTS, install, on_path, write
 
+from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for, registry_of
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
-from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from installs import FILTER, install, on_path, write
 
+from rlax_plugin.base.errors import PluginError
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.validation import validate
-from rlax_plugin.errors import PluginError
 from rlax_plugin.ports import hookspecs
 from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind
 from rlax_plugin.ports.manager import HOOKS, Manager, installed

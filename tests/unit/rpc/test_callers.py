@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.callers import METHODS, Caller, Callers, current_caller, with_token
-from rlax_plugin.rpc.channels import gone
-from rlax_plugin.rpc.doors import Connection, Door, connect, listen
-from rlax_plugin.rpc.secret import Secret, new_token
+from rlax_plugin.rpc.security.callers import METHODS, Caller, Callers, current_caller, with_token
+from rlax_plugin.rpc.security.secret import Secret, new_token
+from rlax_plugin.rpc.transport.channels import gone
+from rlax_plugin.rpc.transport.doors import Connection, Door, connect, listen
 
 SERVICES = pb.DESCRIPTOR.services_by_name.values()
 TOKENS = {role: new_token() for role in ("trainer", "host", "worker", "client")}

@@ -10,7 +10,7 @@ import pytest
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS, gone
+from rlax_plugin.rpc.transport.channels import CHANNEL_OPTIONS, SERVER_OPTIONS, gone
 
 
 class Leaving(rpc.RolloutServicer):

@@ -14,14 +14,14 @@ import pytest
 from cryptography import x509
 from waiting import eventually
 
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.callers import Callers
-from rlax_plugin.rpc.certificate import Identity, new_identity
-from rlax_plugin.rpc.channels import SERVER_OPTIONS, describe
-from rlax_plugin.rpc.doors import Door, connect, listen
-from rlax_plugin.rpc.secret import Secret, new_token
+from rlax_plugin.rpc.security.callers import Callers
+from rlax_plugin.rpc.security.certificate import Identity, new_identity
+from rlax_plugin.rpc.security.secret import Secret, new_token
+from rlax_plugin.rpc.transport.channels import SERVER_OPTIONS, describe
+from rlax_plugin.rpc.transport.doors import Door, connect, listen
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 60.0
@@ -89,7 +89,7 @@ def test_a_connection_that_never_says_anything_is_closed(monkeypatch: pytest.Mon
     key = "grpc.server_handshake_timeout_ms"
     sooner = [(name, 300 if name == key else value) for name, value in SERVER_OPTIONS]
     assert dict(SERVER_OPTIONS)[key] == 20_000
-    monkeypatch.setattr("rlax_plugin.rpc.doors.SERVER_OPTIONS", tuple(sooner))
+    monkeypatch.setattr("rlax_plugin.rpc.transport.doors.SERVER_OPTIONS", tuple(sooner))
 
     async def main() -> None:
         server, address = doors.server()
@@ -110,7 +110,7 @@ def test_a_connection_without_calls_that_falls_silent_is_closed(
     sooner |= {"grpc.http2.ping_timeout_ms": 300}
     assert dict(SERVER_OPTIONS).keys() >= sooner.keys()
     options = tuple((dict(SERVER_OPTIONS) | sooner).items())
-    monkeypatch.setattr("rlax_plugin.rpc.doors.SERVER_OPTIONS", options)
+    monkeypatch.setattr("rlax_plugin.rpc.transport.doors.SERVER_OPTIONS", options)
 
     async def main() -> None:
         server, address = listen("127.0.0.1", 0, Door(Callers(), None), "key")
@@ -277,4 +277,6 @@ def test_only_one_room_listens_or_connects() -> None:
         if not file.startswith("rlax_plugin/rpc/") and not file.startswith(tuple(ELSEWHERE))
     }
     assert rooms == set()
-    assert "grpc.aio.secure_channel" in found["rlax_plugin/rpc/doors.py"]  # the test can see
+    assert (
+        "grpc.aio.secure_channel" in found["rlax_plugin/rpc/transport/doors.py"]
+    )  # the test can see

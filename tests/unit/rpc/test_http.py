@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 from waiting import wait_until
 
-from rlax_plugin.rpc.http import HttpServer, Limits, read_only
+from rlax_plugin.rpc.transport.http import HttpServer, Limits, read_only
 
 LIMIT_S = 60.0
 CONNECTIONS, HEAD_BYTES = Limits().connections, Limits().head_bytes

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
-from rlax_plugin.rpc import message_sizes, wire
-from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams, SideSpec
+from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, SideSpec
+from rlax_plugin.rollout.batching.jobs import TRUNCATED_LOGPROBS
+from rlax_plugin.rpc.transport import message_sizes, wire
+from rlax_plugin.rpc.transport.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 
 SIDE = {
     TRUNCATED_LOGPROBS: SideSpec("float32"),

@@ -12,10 +12,21 @@ import pytest
 from certificates import days_ago, made, tls_of
 from cryptography import x509
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.network import Tls
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.rpc.authority import CA, CA_KEY, SERVER, SERVER_KEY, make_certificates, names_in
-from rlax_plugin.rpc.operator_certificate import OperatorIdentity, authority_of, read_authority
+from rlax_plugin.rpc.security.authority import (
+    CA,
+    CA_KEY,
+    SERVER,
+    SERVER_KEY,
+    make_certificates,
+    names_in,
+)
+from rlax_plugin.rpc.security.operator_certificate import (
+    OperatorIdentity,
+    authority_of,
+    read_authority,
+)
 
 HOST = "trainer.example.org"
 

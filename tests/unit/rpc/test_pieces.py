@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wired import reply_from_proto
 
-from rlax_plugin.errors import WorkerError
-from rlax_plugin.rpc import pieces, wire
+from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, SideSpec
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.message_sizes import PIECE_BYTES, group_bytes
-from rlax_plugin.rpc.pieces import Arriving, Outgoing, read_requests
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams, SideSpec
+from rlax_plugin.rpc.transport import pieces, wire
+from rlax_plugin.rpc.transport.message_sizes import PIECE_BYTES, group_bytes
+from rlax_plugin.rpc.transport.pieces import Arriving, Outgoing, read_requests
 
 SIDE = {
     "experts": SideSpec("int16", (3,), "context+sampled"),

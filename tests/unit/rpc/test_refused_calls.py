@@ -16,17 +16,17 @@ import pytest
 from certificates import days_ago, identity_of, made
 from toy_versions import scripted
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.network import Place
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.rpc.authority import CA
-from rlax_plugin.rpc.callers import METHODS, Callers, Refusals, with_token
-from rlax_plugin.rpc.certificate import Identity, new_identity
-from rlax_plugin.rpc.channels import describe, gone
-from rlax_plugin.rpc.doors import Connection, Door, client_channel, connect, listen
-from rlax_plugin.rpc.operator_certificate import OperatorIdentity
-from rlax_plugin.rpc.own_address import own_address
-from rlax_plugin.rpc.secret import Secret, new_token
-from rlax_plugin.worker.process import Endpoint
+from rlax_plugin.rollout.worker.endpoint import Endpoint
+from rlax_plugin.rpc.security.authority import CA
+from rlax_plugin.rpc.security.callers import METHODS, Callers, Refusals, with_token
+from rlax_plugin.rpc.security.certificate import Identity, new_identity
+from rlax_plugin.rpc.security.operator_certificate import OperatorIdentity
+from rlax_plugin.rpc.security.secret import Secret, new_token
+from rlax_plugin.rpc.transport.channels import describe, gone
+from rlax_plugin.rpc.transport.doors import Connection, Door, client_channel, connect, listen
+from rlax_plugin.rpc.transport.own_address import own_address
 
 LIMIT_S = 60.0
 ROLES = ("trainer", "host", "worker", "client")
@@ -212,7 +212,7 @@ def test_without_encryption_nothing_is_answered(endpoint: str, tmp_path: Path) -
 
 @pytest.fixture
 def each_call_diagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlax_plugin.rpc.doors._DIAGNOSE_EVERY_S", 0.0)
+    monkeypatch.setattr("rlax_plugin.rpc.transport.doors._DIAGNOSE_EVERY_S", 0.0)
 
 
 @ENDPOINTS

@@ -10,11 +10,11 @@ import pytest
 from counted_work import counted
 from wired import reply_from_proto
 
-from rlax_plugin.errors import WorkerError
+from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.base.types import Key, Sampled, SideSpec
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import reply_to_proto
+from rlax_plugin.rpc.transport.wire import reply_to_proto
 from rlax_plugin.testing import make_request, make_sampled
-from rlax_plugin.types import Key, Sampled, SideSpec
 
 SEEDS = (2**64 - 1, 5)
 REQUEST = make_request(4, seeds=SEEDS)

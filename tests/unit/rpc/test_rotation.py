@@ -13,15 +13,15 @@ import grpc
 import pytest
 from certificates import made
 
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.authority import CA, SERVER, make_certificates
-from rlax_plugin.rpc.callers import Callers
-from rlax_plugin.rpc.doors import Door, connect, listen
-from rlax_plugin.rpc.operator_certificate import OperatorIdentity
-from rlax_plugin.rpc.run_secrets import Upkeep, known_secrets, rotate, run_secrets
-from rlax_plugin.rpc.secret import FollowedSecret, Secret, new_token, read_secret
+from rlax_plugin.rpc.security.authority import CA, SERVER, make_certificates
+from rlax_plugin.rpc.security.callers import Callers
+from rlax_plugin.rpc.security.operator_certificate import OperatorIdentity
+from rlax_plugin.rpc.security.run_secrets import Upkeep, known_secrets, rotate, run_secrets
+from rlax_plugin.rpc.security.secret import FollowedSecret, Secret, new_token, read_secret
+from rlax_plugin.rpc.transport.doors import Door, connect, listen
 
 LIMIT_S = 60.0
 HOST = "127.0.0.1"

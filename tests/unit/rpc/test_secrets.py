@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.rpc.certificate import new_identity
-from rlax_plugin.rpc.key_ring import on_ring, token_path
-from rlax_plugin.rpc.private_files import write_private_json
-from rlax_plugin.rpc.run_secrets import known_secrets, run_secrets
-from rlax_plugin.rpc.secret import MissingSecretError, Secret, new_token, read_secret
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.rpc.security.certificate import new_identity
+from rlax_plugin.rpc.security.key_ring import on_ring, token_path
+from rlax_plugin.rpc.security.private_files import write_private_json
+from rlax_plugin.rpc.security.run_secrets import known_secrets, run_secrets
+from rlax_plugin.rpc.security.secret import MissingSecretError, Secret, new_token, read_secret
 
 FILES = ("secrets.json", "worker-token.json")
 

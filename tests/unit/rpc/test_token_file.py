@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.rpc.token_file import read_token
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.rpc.security.token_file import read_token
 
 TOKEN = "0123456789abcdef"
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from sections import section_with
 
-from rlax_plugin.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
+from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams
+from rlax_plugin.rollout.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
+from rlax_plugin.rollout.worker.rollout_service import accepted
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import (
+from rlax_plugin.rpc.transport.wire import (
     key_from_proto,
     key_to_proto,
     request_from_proto,
     request_to_proto,
 )
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams
-from rlax_plugin.worker.rollout_service import accepted
 
 SEEDS = (2**64 - 1, 5)
 

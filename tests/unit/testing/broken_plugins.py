@@ -93,7 +93,7 @@ import hashlib
 
 import numpy as np
 
-from rlax_plugin.types import Prompt
+from rlax_plugin.base.types import Prompt
 
 
 class Source:
@@ -588,7 +588,7 @@ BROKEN: dict[str, Broken] = {
         "objective",
         """
         from rlax_plugin.api import Choice
-        from rlax_plugin.objective.presets import Preset
+        from rlax_plugin.training.objective.presets import Preset
 
         def build(context):
             slots = {"aggregation": "token_maen", "advantage": "gae", "grad_1": "log_prob"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rlax_plugin.concurrency.clock import Clock
+from rlax_plugin.base.concurrency.clock import Clock
 
 
 class Steps(Clock):

@@ -14,7 +14,7 @@ from command_line import rlax
 from installs import FILTER, on_path, write
 from processes import python_path
 
-from rlax_plugin.errors import ConfigError, ContractError, PluginError
+from rlax_plugin.base.errors import ConfigError, ContractError, PluginError
 from rlax_plugin.testing import check_plugin
 from rlax_plugin.testing.contracts import tracker
 

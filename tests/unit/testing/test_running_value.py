@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from rlax_plugin.api import RunFiles, TrainingError
-from rlax_plugin.objective.batches import build_arrays
-from rlax_plugin.objective.terms import reported
-from rlax_plugin.records.packing import unpack
+from rlax_plugin.base.files.packing import unpack
 from rlax_plugin.testing import FakeTrainerPort, make_arrays, make_batch, make_group, make_prompt
 from rlax_plugin.testing.running_value import RunningValue
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
+from rlax_plugin.training.objective.batches import build_arrays
+from rlax_plugin.training.objective.terms import reported
 
 A, B = make_prompt("12"), make_prompt("34")
 

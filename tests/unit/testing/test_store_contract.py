@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from rlax_plugin.errors import ContractError, RlaxError, WeightsError, WeightsUnreadableError
+from rlax_plugin.base.errors import ContractError, RlaxError, WeightsError, WeightsUnreadableError
 from rlax_plugin.testing import check_store
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.store import NpzStore

@@ -15,16 +15,16 @@ from faulty_parts import FaultyEngine, FaultyEngineConfig
 from toy_versions import publish
 from waiting import eventually
 
-from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
+from rlax_plugin.base.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.base.tokens.defects import defect
+from rlax_plugin.base.tokens.stopping import end_of
+from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.config.loading import load_section
-from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.rollout.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing import make_request, policy
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.task import decode
-from rlax_plugin.tokens.defects import defect
-from rlax_plugin.tokens.stopping import end_of
-from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.verification import take_version
 
 CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rlax_plugin.errors import TrainingError
+from rlax_plugin.base.errors import TrainingError
+from rlax_plugin.base.types import Canary, Score, Turn, Unscored
 from rlax_plugin.testing import (
     FakeTrainerPort,
     make_arrays,
@@ -18,7 +19,6 @@ from rlax_plugin.testing import (
     make_sampled,
 )
 from rlax_plugin.testing.fakes import CANARY_TOKENS
-from rlax_plugin.types import Canary, Score, Turn, Unscored
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from rlax_plugin.objective.advantages import of_groups
-from rlax_plugin.objective.batches import build_arrays
+from rlax_plugin.base.types import Prompt, SamplingParams, ScoredGroup, TrainBatch
 from rlax_plugin.testing import make_episode, make_group, make_sampled, policy
-from rlax_plugin.types import Prompt, SamplingParams, ScoredGroup, TrainBatch
+from rlax_plugin.training.objective.advantages import of_groups
+from rlax_plugin.training.objective.batches import build_arrays
 
 V = 64
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlax_plugin.base.types import Prompt
 from rlax_plugin.testing.task import (
     CHARACTERS,
     VOCABULARY,
@@ -14,7 +15,6 @@ from rlax_plugin.testing.task import (
     decode,
     encode,
 )
-from rlax_plugin.types import Prompt
 
 
 def test_text_and_tokens() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlax_plugin.objective.batches import build_arrays
-from rlax_plugin.objective.diagnostics import summarise
+from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.testing import make_batch, make_episode, make_group, make_sampled, policy
 from rlax_plugin.testing.model import BigramView
 from rlax_plugin.testing.trainer import _metric_sums
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.training.objective.batches import build_arrays
+from rlax_plugin.training.objective.diagnostics import summarise
 
 WEIGHTS = policy.initial_weights(0)
 LENGTH = 12

@@ -9,16 +9,16 @@ import numpy as np
 import object_store  # noqa: F401  it makes objects:// known
 import pytest
 
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import load_section, resolve
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.diagnostics import GROUP_GAPS, GROUP_PLACES, summarise
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import FakeTrainerPort, policy
 from rlax_plugin.testing.fakes import CANARY_TOKENS
 from rlax_plugin.testing.task import Numbers, NumbersConfig
 from rlax_plugin.testing.trainer import CANARY_TOLERANCE, BigramConfig, BigramTrainer, Checkpoints
+from rlax_plugin.training.objective.diagnostics import GROUP_GAPS, GROUP_PLACES, summarise
 
 
 def batch(step: int) -> dict[str, np.ndarray]:

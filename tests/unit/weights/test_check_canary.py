@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.base.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.base.types import Canary, WeightVersion
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, WeightVersion
 from rlax_plugin.weights.verification import check_canary
 
 

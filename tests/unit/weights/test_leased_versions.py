@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.types import Canary, TensorSpec
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, TensorSpec
 from rlax_plugin.weights.kept_versions import versions_from_json, versions_to_json
 from rlax_plugin.weights.leased_versions import MOST_LEASES, VersionTable
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlax_plugin.errors import WeightsError
-from rlax_plugin.types import TensorSpec, VersionPart
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.types import TensorSpec, VersionPart
 from rlax_plugin.weights.streams import (
     CHUNK_BYTES,
     ListedFile,

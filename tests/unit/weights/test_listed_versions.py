@@ -15,10 +15,10 @@ import pytest
 from parameter_servers import Steady
 from waiting import eventually
 
-from rlax_plugin.errors import WeightsError
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept_versions import (
     Listed,
     kept_version,

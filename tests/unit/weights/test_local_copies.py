@@ -10,8 +10,8 @@ import pytest
 import toy_versions
 from sections import section_with
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError
 from rlax_plugin.weights.local_copies import local_copies, unseen
 
 KILLED = """

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlax_plugin.errors import WeightsUnreadableError
-from rlax_plugin.types import MemoryCopy, TensorSpec
+from rlax_plugin.base.errors import WeightsUnreadableError
+from rlax_plugin.base.types import MemoryCopy, TensorSpec
 from rlax_plugin.weights import memory_copies
 from rlax_plugin.weights.memory_copies import MemoryCopies, on_devices, read
 
@@ -37,7 +37,7 @@ MANY = 1 << 20
 READER = """
 import sys, time
 import jax.numpy
-from rlax_plugin.types import MemoryCopy, TensorSpec
+from rlax_plugin.base.types import MemoryCopy, TensorSpec
 from rlax_plugin.weights.memory_copies import read
 pid, descriptor, token = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
 found = read(MemoryCopy(pid, descriptor, token), {"w": TensorSpec((300, 1000), "float32", 0)})

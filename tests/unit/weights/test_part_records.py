@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.types import MOST_PARTS, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import MOST_PARTS, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 
 TENSORS = {"w": TensorSpec((2, 3), "bfloat16", 7)}

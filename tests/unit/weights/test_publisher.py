@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from waiting import eventually, wait_until
 
-from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.errors import (
+from rlax_plugin.base.concurrency.retrying import Pauses
+from rlax_plugin.base.errors import (
     DeadlineError,
     WeightsError,
     WeightsUnreadableError,
     WeightsUnwritableError,
 )
+from rlax_plugin.base.files.faults import FaultPoint
+from rlax_plugin.base.types import BASE, Canary, WeightVersion
 from rlax_plugin.ports.training import NewWeights
-from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.types import BASE, Canary, WeightVersion
 from rlax_plugin.weights.memory_copies import read
 from rlax_plugin.weights.publisher import ASKING, Publisher, by_one_host
 
@@ -260,7 +260,7 @@ def test_faults_may_strike_when_bytes_are_written_and_when_workers_may_pull_them
     def reached(point):
         seen_at.append((point, len(store.paths), [v.version for v in seen]))
 
-    monkeypatch.setattr("rlax_plugin.records.faults.reached", reached)
+    monkeypatch.setattr("rlax_plugin.base.files.faults.reached", reached)
     publisher, seen, *_ = make(store := Store())
     publisher.publish(weights(3))
     publisher.wait()

@@ -25,10 +25,10 @@ from two_parts import (
 )
 from waiting import eventually
 
-from rlax_plugin.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
+from rlax_plugin.base.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.ports.training import NewWeights
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights import verification
 from rlax_plugin.weights.kept_versions import kept_version, listed_versions, record_versions
 from rlax_plugin.weights.leased_versions import VersionTable

@@ -9,16 +9,16 @@ from led import led_by_host_0
 from sections import section_with
 from waiting import wait_until
 
-from rlax_plugin.errors import (
+from rlax_plugin.base.errors import (
     ConfigError,
     DeadlineError,
     TrainingError,
     WeightsError,
     WeightsUnwritableError,
 )
-from rlax_plugin.hosts import leading
-from rlax_plugin.hosts.following import OwnChunks
 from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.run.hosts import leading
+from rlax_plugin.run.hosts.following import OwnChunks
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.shared_writes import SharedWrites, shared_writer
 

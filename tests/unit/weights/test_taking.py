@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from part_stubs import EngineStub
 
-from rlax_plugin.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
+from rlax_plugin.base.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
+from rlax_plugin.base.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.testing.builders import make_version
-from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.weights.verification import Reading, take_version
 
 CANARY = Canary(np.arange(16, dtype=np.int32), np.full(15, -2.0, np.float32), 1e-3)

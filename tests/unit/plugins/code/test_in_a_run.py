@@ -14,8 +14,8 @@ from reward_pools import section, with_pool
 from waiting import eventually
 
 from rlax_plugin.api import Episode, Score, sandbox_layers
-from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.sandbox.layers import Offer
+from rlax_plugin.reward.pool import RewardPool
+from rlax_plugin.reward.sandbox.layers import Offer
 from rlax_plugin.testing import make_prompt
 
 TESTING = str(Path(__file__).parents[4] / "tests/configs/testing.yml")

@@ -1,0 +1,1 @@
+"""Types, errors, text, tokens, files and processes; it imports no other room."""

@@ -1,0 +1,101 @@
+"""The process that renders chat templates: ``python -m rlax_plugin.base.tokens.template_process``.
+
+It reads lines of JSON from standard input and answers each with one on standard output. It ends
+with its parent, or if it gets no line for ``_IDLE_S``. The system limits the resources of a
+template here, so that it ends even if the parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.base.processes.inside import Lines, memory_with
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.tokens.tokenizer import load_fast
+
+_IDLE_S = 600.0
+_MOST_TOKENS = 1 << 24  # of all conversations of a line
+_UNLIMITED = resource.RLIM_INFINITY
+
+Loaded = dict[int, tuple[Any, dict[str, Any]]]
+"""Number of a template -> its tokenizer and its variables."""
+
+
+def _load(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
+    fast = load_fast(Path(asked["directory"]), "tokenizer_path")
+    fast.chat_template = asked["source"]
+    with contextlib.suppress(Exception):  # its alphabet may be another one
+        fast(["a", "b"])  # starts the threads that encode, whose memory is not the template's
+    loaded[asked["number"]] = (fast, asked["arguments"])
+    return {"done": True}
+
+
+def _render(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
+    fast, arguments = loaded[asked["number"]]
+    _limit(**asked["limits"])
+    try:
+        found = fast.apply_chat_template(
+            asked["given"],
+            add_generation_prompt=asked["prompt"],
+            return_dict=False,
+            sanitize_control_tokens=True,
+            **arguments,
+        )
+    except MemoryError:
+        found = None
+    finally:
+        _unlimit()
+    if found is None:
+        return {"error": f"it needs more than {asked['limits']['memory_bytes'] >> 20} MB"}
+    if sum(map(len, found)) > _MOST_TOKENS:
+        return {"error": f"it writes more than {_MOST_TOKENS} tokens"}
+    return {"tokens": found}
+
+
+def _limit(limit_s: float, memory_bytes: int) -> None:
+    """Limits the time and memory that this process may use in addition to its present use."""
+    _set(resource.RLIMIT_AS, memory_with(memory_bytes))
+    # The process that asks ends this one after ``limit_s``, if it is still there.
+    used_s = time.process_time()
+    _set(resource.RLIMIT_CPU, int(used_s + limit_s * (os.cpu_count() or 1)) + 1)
+
+
+def _unlimit() -> None:
+    for what in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
+        _set(what, _UNLIMITED)
+
+
+def _set(what: int, soft: int) -> None:
+    """Sets a limit that can be raised again, within the limit of the environment."""
+    hard = resource.getrlimit(what)[1]
+    within = hard if soft == _UNLIMITED else soft if hard == _UNLIMITED else min(soft, hard)
+    resource.setrlimit(what, (within, hard))
+
+
+def _answer(line: bytes, loaded: Loaded) -> dict[str, Any]:
+    try:
+        asked = json.loads(line)
+        return (_render if "given" in asked else _load)(asked, loaded)
+    except Exception as error:  # noqa: BLE001  a template runs any expression
+        return {"error": one_line(str(error)) or type(error).__name__}
+
+
+def main() -> None:
+    # A Ctrl-C is for the process that asks, which goes on for a while.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    lines, loaded = Lines(), Loaded()
+    while line := lines.next(_IDLE_S):
+        lines.say(_answer(line, loaded))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Answers to a prompt, from a turn to the batch that trains on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlax_plugin.base.types.sampled import EMPTY, Prompt, Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Given tokens, and the tokens that the policy sampled after them.
+
+    Attributes:
+      given: int32 [given_length], never trains; for the first turn the prompt's own tokens.
+      sampled: complete; all its tokens train.
+    """
+
+    given: np.ndarray
+    sampled: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One sequence to train on: each turn's ``given`` and ``sampled``, in order."""
+
+    turns: tuple[Turn, ...]
+
+    @property
+    def length(self) -> int:
+        """The number of given and sampled tokens."""
+        return sum([len(t.given) + len(t.sampled.tokens) for t in self.turns])
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One answer to a prompt.
+
+    Attributes:
+      index: 0 .. n-1 within the group.
+      trajectories: in the order in which they were begun; by default one trajectory of one turn.
+      text: text that rewards read: the decoded completion without stop tokens, or the text that the
+        environment made of the episode.
+      ended: "done" by the environment, or "cut" at a limit on turns, tokens or time.
+      texts: for an episode of several turns, the given and the sampled text of each turn, without
+        the prompt. Empty if ``text`` is complete.
+      order: for each turn, in the order of ``sampled``, its place in time, from 0: an environment
+        may go from one trajectory to another and back. (): they were answered in that order.
+    """
+
+    index: int
+    trajectories: tuple[Trajectory, ...]
+    text: str = ""
+    ended: Literal["done", "cut"] = "done"
+    texts: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+
+    @property
+    def sampled(self) -> Iterator[Sampled]:
+        """The sampled part of each turn, trajectory by trajectory; see ``order``."""
+        return iter([turn.sampled for one in self.trajectories for turn in one.turns])
+
+    @property
+    def tokens(self) -> int:
+        """The number of sampled tokens in all turns."""
+        return sum([len(t.sampled.tokens) for one in self.trajectories for t in one.turns])
+
+    @property
+    def truncated(self) -> bool:
+        """True if it was cut at a limit."""
+        samples = list(self.sampled)
+        last = samples[int(np.argmax(self.order))] if self.order else samples[-1]
+        return self.ended == "cut" or last.finish == "length"
+
+    @property
+    def tokens_in_time(self) -> np.ndarray:
+        """Indices of the sampled tokens in the order in which they were answered, int.
+
+        Tokens are counted from 0 in the order of ``sampled``.
+        """
+        if not self.order:
+            return np.arange(self.tokens)
+        lengths = [len(s.tokens) for s in self.sampled]
+        of_turns = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+        return np.concatenate([of_turns[turn] for turn in np.argsort(self.order)])
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of all workers that have generated a part of it, in order."""
+        return tuple(dict.fromkeys(name for s in self.sampled for name in s.workers))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The score that rewards gave an episode.
+
+    Attributes:
+      total: the complete reward of the episode, ``token_rewards`` included; finite.
+      parts: value of each of ``rlax.rewards``, in their order. They are not weighted: without an
+        environment that gives rewards, ``total`` is their sum, each times its ``weight``.
+      metrics: further figures of rewards, by name; they do not train.
+      token_rewards: float64 [sampled tokens] for each turn, in the order of ``Episode.sampled``;
+        the part of ``total`` that was given at a token; () if there is none.
+    """
+
+    total: float
+    parts: tuple[float, ...] = ()
+    metrics: Mapping[str, float] = EMPTY
+    token_rewards: tuple[np.ndarray, ...] = ()
+
+    @property
+    def at_the_end(self) -> float:
+        """The part of ``total`` that was given for the episode as a whole."""
+        return self.total - sum(float(rewards.sum()) for rewards in self.token_rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """An episode whose scoring failed. It never counts as reward 0, and never trains."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """All episodes of one prompt and their scores, the unit of curation and staleness.
+
+    Attributes:
+      id: see ``Key.group``.
+      attempt: the attempt that succeeded.
+      prompt: the question.
+      episodes: n, in index order.
+      scores: one per episode.
+      pass_rate_before: the prompt's measured pass rate before this group, None if never measured.
+      temperature: of its samples, if ``rlax.rollouts.temperature`` is a schedule; None: it is a
+        number, which is theirs.
+    """
+
+    id: int
+    attempt: int
+    prompt: Prompt
+    episodes: tuple[Episode, ...]
+    scores: tuple[Score | Unscored, ...]
+    pass_rate_before: float | None = None
+    temperature: float | None = None
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float64 [n]; NaN where scoring failed."""
+        totals = [s.total if isinstance(s, Score) else np.nan for s in self.scores]
+        return np.array(totals, dtype=np.float64)
+
+    @property
+    def sampled(self) -> Iterator[Sampled]:
+        """The sampled parts of all turns of all episodes."""
+        return iter([sampled for episode in self.episodes for sampled in episode.sampled])
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest weight version among all tokens of the group."""
+        return min(int(s.versions.min()) for s in self.sampled)
+
+    @property
+    def newest_version(self) -> int:
+        """The newest weight version among all tokens of the group."""
+        return max(int(s.versions.max()) for s in self.sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A group that will not train; ``reason`` is one short phrase that is counted."""
+
+    group: ScoredGroup
+    reason: str
+
+
+Judged = ScoredGroup | Rejected
+"""A scored group that was accepted or rejected."""
+
+
+def group_of(judged: Judged) -> ScoredGroup:
+    """Returns the group, whether it was accepted or rejected."""
+    return judged.group if isinstance(judged, Rejected) else judged
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """The batch that one RL step trains on.
+
+    Attributes:
+      step: its training step, counts from 1; its update produces version ``step``.
+      groups: in row order.
+      advantages: for each group float64 [episodes], or [episodes, sampled tokens of the longest]
+        if they differ within an episode, in the order of ``Episode.sampled``; computed over the
+        whole batch.
+    """
+
+    step: int
+    groups: tuple[ScoredGroup, ...]
+    advantages: tuple[np.ndarray, ...]

@@ -1,1 +1,0 @@
-"""Choosing prompts: by measured pass rates, without those of evaluations, in stages."""

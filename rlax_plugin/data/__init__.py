@@ -1,0 +1,1 @@
+"""Prompts: reading and preparing them, and choosing among them."""

@@ -1,0 +1,1 @@
+"""Choosing prompts: measured pass rates, evaluation sets left out, stages."""

@@ -1,0 +1,167 @@
+"""Checks that a run's prompts do not change: recorded at the start, compared on resume.
+
+A run finds prompts by their place and id, so with other prompts it would continue in another order
+than before. The record has four bytes of each prompt's id, which identify the first prompt that
+differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.files.run_files import RunFiles, holds_results
+from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import Prompt
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.data.prompts.kept import ONLY, file_digest
+from rlax_plugin.data.prompts.of_run import RunPrompts
+from rlax_plugin.data.prompts.table import PromptTable
+from rlax_plugin.ports.protocols import PromptSource
+
+_RECORD = "prompts/prompts.json"
+_TRAINING = "training"
+
+
+def training_prompts(files: RunFiles) -> int | None:
+    """Reads the number of training prompts; None if it is not recorded.
+
+    Raises:
+      RlaxError: the record is damaged.
+    """
+    known = (files.get_json(_RECORD) or {}).get(_TRAINING)
+    return None if known is None else known["rows"]
+
+
+def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -> None:
+    """Records the prompts of a new run, or compares those of a resumed run with the record.
+
+    Raises:
+      ConfigError: they differ.
+    """
+    known = files.get_json(_RECORD) if holds_results(files) else None
+    found: dict[str, Any] = {}
+    for name, key, source, some in _all(section, prompts):
+        ids_n, digest = identity(some)
+        ids_file = f"prompts/{name.replace(' ', '_')}.ids"
+        found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **source.identity()}
+        if name == _TRAINING and section.curation.only:
+            found[name]["only"] = file_digest(section.curation.only)
+        found[name]["weights"] = _weights(some)
+        before = None if known is None else known.get(name)
+        if before is None:
+            files.put(ids_file, ids_n.tobytes())
+        elif before["digest"] != digest:
+            then_n = np.frombuffer(files.get(before["ids"]), "<u4")
+            choice = _choice(section, key)
+            if before.get("only") != found[name].get("only"):
+                key, choice = ONLY, section.curation.only
+            raise ConfigError(key, choice, _difference(name, before, found[name], then_n, some))
+        elif (reason := _reweighted(name, before.get("weights", {}), _weights(some))) is not None:
+            raise ConfigError(key, _choice(section, key), reason)
+    if known is None or found.keys() - known.keys():
+        files.put_json(_RECORD, found if known is None else found | known)
+
+
+def _all(
+    section: RlaxSection, prompts: RunPrompts
+) -> Iterator[tuple[str, str, PromptSource, Sequence[Prompt]]]:
+    """(name, config key, source, prompts) of the training prompts and of each evaluation set."""
+    key = "rlax.prompt_source"
+    yield _TRAINING, key, prompts.source, prompts.train
+    for one in prompts.asked:
+        own = one.chosen.prompt_source is not None
+        its_key = f"rlax.evaluation.sets.{one.name}.prompt_source" if own else key
+        yield f"evaluation set {one.name}", its_key, one.source, one.prompts
+
+
+def _choice(section: RlaxSection, key: str) -> str:
+    if key == "rlax.prompt_source":
+        return section.prompt_source.name
+    chosen = section.evaluation.sets[key.split(".")[3]].prompt_source
+    return "" if chosen is None else chosen.name
+
+
+def identity(prompts: Sequence[Prompt]) -> tuple[np.ndarray, str]:
+    """uint32 [prompts], a part of each id; and a hash of all ids and tokens."""
+    if isinstance(prompts, PromptTable):
+        return prompts.ids.view("<u4")[:, 0], prompts.digest
+    whole = hashlib.blake2b(digest_size=16)
+    parts = []
+    for prompt in prompts:
+        one = hashlib.blake2b(prompt.id.encode(errors="replace"), digest_size=16).digest()
+        tokens = np.ascontiguousarray(prompt.tokens, np.int32)
+        whole.update(one + len(tokens).to_bytes(4, "little") + tokens.tobytes())
+        parts.append(int.from_bytes(one[:4], "little"))
+    return np.array(parts, "<u4"), whole.hexdigest()
+
+
+def _weights(prompts: Sequence[Prompt]) -> dict[str, float]:
+    """Domain -> share of the prompts; {} without domains: then only the prompts set the order."""
+    domains = prompts.domains if isinstance(prompts, PromptTable) else None
+    if domains is None:
+        return {}
+    return dict(zip(domains.names, domains.weights.tolist(), strict=True))
+
+
+def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) -> str | None:
+    """Describes a changed share of a domain; None if none changed or none was recorded before."""
+    for domain, share in now.items():
+        if not math.isclose(before := then.get(domain, share), share):
+            return (
+                f"has other weights than when this run began ({name}: {domain} had a share of "
+                f"{before:.4g} then, {share:.4g} now), so the prompts would come in another order: "
+                "bring the weights back, or begin another run with another run_name"
+            )
+    return None
+
+
+def _difference(
+    name: str,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    then_n: np.ndarray,
+    prompts: Sequence[Prompt],
+) -> str:
+    now_n, _ = identity(prompts)
+    both = min(len(then_n), len(now_n))
+    first = next(iter(np.flatnonzero(then_n[:both] != now_n[:both]).tolist()), both)
+    counts = f"{len(then_n):,} then, {len(now_n):,} now"
+    if first == both == len(then_n) == len(now_n):
+        what = "all have the same text and other tokens: the tokenizer has changed"
+    elif first == both:
+        what = f"the first {both:,} are the same"
+    else:
+        what = f"the first that differs is number {first + 1:,}, now {_shown(prompts, first)}"
+    changed = f"; {'; '.join(said)}" if (said := list(_changes(before, now))) else ""
+    return (
+        f"has other prompts than when this run began ({name}: {counts}; {what}{changed}): bring "
+        "the data back, or begin another run with another run_name"
+    )
+
+
+def _shown(prompts: Sequence[Prompt], index: int) -> str:
+    if isinstance(prompts, PromptTable):
+        return prompts.place_of(index).removesuffix(",")
+    return one_line(repr(prompts[index].text), 60)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Describes the changes of the files."""
+    then, there = (
+        {one["path"]: one for files in known.get("files", {}).values() for one in files}
+        for known in (before, now)
+    )
+    for path in sorted(then.keys() | there.keys()):
+        if path not in there:
+            yield f"{path} is gone"
+        elif path not in then:
+            yield f"{path} is new"
+        elif then[path] != there[path]:
+            sizes = f"{then[path]['size']:,} bytes then, {there[path]['size']:,} now"
+            yield f"{path} was written to since ({sizes})"

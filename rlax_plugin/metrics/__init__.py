@@ -1,1 +1,0 @@
-"""Reporting of a run: metrics of each step, Prometheus, trackers and the dashboard."""

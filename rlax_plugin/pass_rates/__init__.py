@@ -1,1 +1,0 @@
-"""Pass rates of prompts: a statistical measurement of a policy that changes."""

@@ -1,0 +1,1 @@
+"""Scores completions and plays environments, in separate processes."""

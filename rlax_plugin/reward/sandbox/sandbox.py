@@ -1,0 +1,350 @@
+"""Starts and ends a sandbox, and runs pieces of code in it.
+
+A piece of code can influence only files of limited size, its exit code, and the data it writes on
+its channel. All of this is treated as hostile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rlax_plugin.base.errors import RlaxError
+from rlax_plugin.reward.sandbox.code_limits import Limits
+from rlax_plugin.reward.sandbox.entering import TESTED_UID, unused_uid, write_tables
+from rlax_plugin.reward.sandbox.layers import ENVIRONMENT, Offer, command, offered
+from rlax_plugin.reward.sandbox.memory import MemoryLimit, memory_limit
+
+_START_S = 20.0
+_GRACE_S = 5.0  # until a server that has killed a piece says so
+_MESSAGE = 1 << 16
+
+Why = Literal["exited", "signal", "time", "memory", "output", "stopped", "lost"]
+
+
+class SandboxError(RlaxError):
+    """A sandbox could not be started or did not work, and the code is not to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The result of a piece of code.
+
+    Attributes:
+      why: it ``exited`` by itself; a ``signal`` ended it; it was killed because its ``time`` was
+        over, its processes used too much ``memory``, or it was ``stopped``; ``output``: it exited
+        and its output has reached the limit, so that some may be missing; ``lost``: the sandbox was
+        ended from outside, which the code cannot do.
+      code: exit code, or the negative number of the signal.
+      stdout, stderr: its output, at most ``Limits.file_bytes`` each.
+    """
+
+    why: Why
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def right(self) -> bool:
+        """True if it exited with code 0."""
+        return self.why == "exited" and self.code == 0
+
+
+class Sandbox:
+    """Runs pieces of untrusted Python code, one at a time, each in a fresh process.
+
+    The sandbox is started by the first piece, and again if it was lost. Only one thread may use it.
+    """
+
+    def __init__(
+        self, limits: Limits | None = None, *, prelude: str = "", allow_weak: bool = False
+    ):
+        """Prepares a sandbox without starting it.
+
+        Args:
+          limits: limits of each piece of code.
+          prelude: trusted Python; each piece of code can import it as ``prelude``, and finds it
+            loaded. At most 100,000 characters.
+          allow_weak: run with the layers that this machine has, whichever these are.
+
+        Raises:
+          SandboxError: a layer is missing, and ``allow_weak`` is not set.
+        """
+        self.limits = limits or Limits()
+        self._offer = _sufficient(allow_weak)
+        self._prelude = prelude
+        self._server: _Server | None = None
+        self._jobs = 0
+
+    @property
+    def layers(self) -> Collection[str]:
+        """Names of its layers."""
+        return self._offer.having
+
+    def start(self) -> None:
+        """Starts the sandbox if it is not running; else the first piece of code waits for that.
+
+        Raises:
+          SandboxError: it cannot be started.
+        """
+        self._started()
+
+    def _started(self) -> _Server:
+        if self._server is None:
+            self._server = _Server(self.limits, self._offer, self._prelude)
+        return self._server
+
+    def run(self, source: str, stdin: bytes = b"", channel: socket.socket | None = None) -> Ended:
+        """Runs a program to its end; see ``begin``.
+
+        Raises:
+          SandboxError: it could not be run.
+        """
+        return self.begin(source, stdin, channel).wait()
+
+    def begin(
+        self, source: str, stdin: bytes = b"", channel: socket.socket | None = None
+    ) -> Running:
+        """Starts a program.
+
+        Args:
+          source: Python; lone surrogates in it are a syntax error.
+          stdin: its standard input.
+          channel: becomes its file 3 (``CHANNEL``); the caller's own is closed.
+
+        Raises:
+          SandboxError: another one is running, or the sandbox cannot be started.
+        """
+        server = self._started()
+        self._jobs += 1
+        data = source.encode(errors="surrogatepass")
+        try:
+            return Running(self, server, self._jobs, data, stdin, channel)
+        except OSError as error:
+            self.close()
+            raise SandboxError(f"the sandbox cannot run a program: {error}") from error
+
+    def close(self) -> None:
+        """Kills every process in the sandbox."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _sufficient(allow_weak: bool) -> Offer:
+    offer = offered()
+    if (refusal := offer.refusal()) and not allow_weak:
+        raise SandboxError(refusal)
+    if not offer.having:
+        raise SandboxError(f"no layer of the sandbox can be had: {refusal}")
+    return offer
+
+
+class Running:
+    """A running piece of code."""
+
+    def __init__(
+        self,
+        owner: Sandbox,
+        server: _Server,
+        number: int,
+        program: bytes,
+        stdin: bytes,
+        channel: socket.socket | None,
+    ):
+        self._owner, self._server, self._number = owner, server, number
+        self._ended: Ended | None = None
+        with ExitStack() as stack:
+            if channel is not None:
+                stack.enter_context(channel)
+            with ExitStack() as if_failed:
+                files = []
+                for data in (program, stdin, b"", b""):
+                    files.append(_file(data))
+                    closing = stack if len(files) < 3 else if_failed
+                    closing.callback(os.close, files[-1])
+                self._written = files[2:]
+                server.memory.exceeded()  # whatever was before does not count
+                passed = [] if channel is None else [channel.fileno()]
+                server.send({"job": number}, [*files, *passed])
+                if_failed.pop_all()
+        self._end = time.monotonic() + owner.limits.wall_s + _GRACE_S
+
+    def wait(self) -> Ended:
+        """Waits for its end, which comes by ``Limits.wall_s`` at the latest.
+
+        Raises:
+          SandboxError: the sandbox failed, not the code.
+        """
+        if self._ended is None:
+            self._ended = self._result()
+        return self._ended
+
+    def stop(self) -> Ended:
+        """Kills it if it still runs."""
+        if self._ended is None:
+            with suppress(OSError):
+                self._server.send({"stop": self._number})
+        return self.wait()
+
+    def _result(self) -> Ended:
+        said = self._server.answer(self._number, self._end)
+        exceeded = self._server.memory.exceeded()
+        if said is None:  # the server is gone, or ends now, with all that it has started
+            # Process 1 of a namespace cannot be killed by what runs in it.
+            alone = "lost" if "pid namespace" in self._owner.layers else "signal"
+            why = self._server.lost or ("memory" if exceeded else alone)
+            self._owner.close()
+            return self._made(why, -signal.SIGKILL)
+        if "failed" in said:
+            self._owner.close()
+            raise SandboxError(f"a piece of code could not be started: {said['failed']}")
+        why = said["why"] or ("exited" if said["code"] >= 0 else "signal")
+        if why == "signal" and said["code"] == -signal.SIGXCPU:
+            why = "time"
+        elif why == "signal" and exceeded:
+            why = "memory"
+        return self._made(why, said["code"])
+
+    def _made(self, why: Why, code: int) -> Ended:
+        most = self._owner.limits.file_bytes
+        texts = []
+        for file in self._written:
+            texts.append(os.pread(file, most, 0))
+            os.close(file)
+        if why == "exited" and any(len(text) >= most for text in texts):
+            why = "output"
+        return Ended(why, code, texts[0], texts[1])
+
+
+def _file(data: bytes) -> int:
+    """Returns a file in memory without a path."""
+    file = os.memfd_create("rlax-sandbox", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        os.lseek(file, 0, os.SEEK_SET)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+class _Server:
+    """The processes of one sandbox.
+
+    Attributes:
+      memory: the limit of the whole tree.
+      lost: the reason if this process ended it while it ran a piece.
+    """
+
+    def __init__(self, limits: Limits, offer: Offer, prelude: str):
+        self.lost: Literal["time", "memory"] | None = None
+        self._inner: int | None = None  # refers to the process that everything ends with
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.memory: MemoryLimit = memory_limit(limits.memory_bytes)
+        with theirs:
+            self._process = subprocess.Popen(
+                command("server", str(theirs.fileno())),
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        atexit.register(self.close)
+        try:
+            self._start(limits, offer, prelude)
+        except (OSError, ValueError, LookupError) as error:
+            self.close()
+            raise SandboxError(f"the sandbox cannot be started: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, limits: Limits, offer: Offer, prelude: str) -> None:
+        self.memory.add(self._process.pid)
+        layers = [name for name in offer.having if name != "memory limit"]
+        uid = TESTED_UID
+        if os.geteuid() == 0 and "user namespace" not in layers and "unused uid" in layers:
+            uid = unused_uid(self._process.pid)
+        settings = {"layers": layers, "limits": asdict(limits), "uid": uid, "prelude": prelude}
+        self.send(settings)
+        end, ready = time.monotonic() + _START_S, False
+        while True:
+            said = self._received(end)
+            if said is None or "failed" in said:
+                reason = said["failed"] if said else "it ended, or took too long"
+                raise SandboxError(f"the sandbox cannot be started: {reason}")
+            if "unshared" in said:
+                write_tables(self._process.pid, os.geteuid(), os.getegid())
+                self.send({"tables": True})
+            elif "server" in said:
+                self._inner = os.pidfd_open(said["server"])
+                self.memory.add(said["server"])
+            ready = ready or "ready" in said
+            if ready and self._inner is not None:
+                return
+
+    def send(self, message: dict[str, Any], files: list[int] = []) -> None:  # noqa: B006  not kept
+        socket.send_fds(self._control, [json.dumps(message).encode()], files)
+
+    def answer(self, number: int, end: float) -> dict[str, Any] | None:
+        """Returns the server's message about a piece; None if the server is gone, see ``lost``."""
+        while True:
+            said = self._received(end)
+            if said is None or said.get("job", number) == number:  # a failing server names none
+                return said
+
+    def _received(self, end: float) -> dict[str, Any] | None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        watch_s = self.memory.watch_s
+        while (left := end - time.monotonic()) > 0:
+            wait_s = left if watch_s is None else min(left, watch_s)
+            if poll.poll(wait_s * 1000):
+                data = self._control.recv(_MESSAGE)
+                return json.loads(data) if data else None
+            if watch_s is not None and self.memory.exceeded():
+                self.lost = "memory"
+                return None
+        self.lost = "time"
+        return None
+
+    def close(self) -> None:
+        """Ends every process and waits until they are gone, for at most 10 s."""
+        atexit.unregister(self.close)
+        self._control.close()
+        if self._inner is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._inner, signal.SIGKILL)
+            _wait_for_end(self._inner)
+            os.close(self._inner)
+            self._inner = None
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        self.memory.close()
+
+
+def _wait_for_end(process: int) -> None:
+    """Waits until a process and its pid namespace have ended, for at most 5 s."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.poll(_GRACE_S * 1000)

@@ -1,0 +1,194 @@
+"""The process inside the sandbox, which forks a process per piece of code and cleans up after it.
+
+Started by ``Sandbox`` as a bare Python. The first process enters the namespaces and forks the
+server, which in a pid namespace is its process 1: it can kill only tested code, and when it
+ends, everything in the namespace ends. It sees neither the code nor its output, which pass
+through files that it is given for each piece. Imports nothing of the project but this package.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import types
+from contextlib import suppress
+from typing import Any
+
+from rlax_plugin.reward.sandbox import kernel, view
+from rlax_plugin.reward.sandbox.code_limits import Limits
+from rlax_plugin.reward.sandbox.entering import enter
+from rlax_plugin.reward.sandbox.piece import Held, prepare, run
+
+_CONTROL, _FILES = 3, 5
+_LONGEST = 1 << 18  # bytes of a message
+_WARM = (
+    "ast bisect collections copy datetime decimal fractions functools heapq io itertools json math "
+    "operator random re statistics string traceback typing"
+)
+
+
+def main() -> None:
+    """Runs ``python -c ... ROOT CONTROL``, where CONTROL is the number of a socket."""
+    # Files 0 to 3 are taken from now on: what comes for a piece of code has other numbers.
+    if (number := int(sys.argv[2])) != _CONTROL:
+        os.dup2(number, _CONTROL)
+        os.close(number)
+    control = socket.socket(fileno=_CONTROL)
+    os.set_inheritable(_CONTROL, False)
+    settings = json.loads(control.recv(_LONGEST))
+    layers: list[str] = settings["layers"]
+    for name in _WARM.split():
+        __import__(name)
+    try:
+        os.chdir("/")
+        # Of processes outside, where what a piece leaves is not in a namespace that can be emptied.
+        proc = -1 if "pid namespace" in layers else os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        enter(layers, lambda: _ask(control, {"unshared": os.getpid()}))
+        if pid := os.fork():
+            _wait_for(pid, control)
+        held = Held(layers, Limits(**settings["limits"]), settings["uid"], proc)
+        _serve(control, held, settings["prelude"])
+    except OSError as error:
+        _say(control, {"failed": str(error)})
+        os._exit(1)
+
+
+def _wait_for(pid: int, control: socket.socket) -> None:
+    """Stays outside of the pid namespace, so that the starting process can wait for its end."""
+    _say(control, {"server": pid})
+    control.close()
+    os.waitpid(pid, 0)
+    os._exit(0)
+
+
+def _say(control: socket.socket, message: dict[str, Any]) -> None:
+    control.send(json.dumps(message).encode())
+
+
+def _ask(control: socket.socket, message: dict[str, Any]) -> None:
+    _say(control, message)
+    if not control.recv(1 << 16):
+        os._exit(0)  # the process that asked is gone
+
+
+def _serve(control: socket.socket, held: Held, prelude: str) -> None:
+    kernel.end_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what runs inside might send it
+    os.environ.clear()
+    if "pid namespace" not in held.layers:
+        kernel.adopt_orphans()
+    if prelude:
+        module = sys.modules["prelude"] = types.ModuleType("prelude")
+        exec(compile(prelude, "prelude.py", "exec", dont_inherit=True), module.__dict__)
+    prepare(held)
+    kernel.hide_memory()
+    gc.collect()
+    gc.freeze()
+    _say(control, {"ready": True})
+    while True:
+        message, files, _, _ = socket.recv_fds(control, 1 << 16, _FILES)
+        if not message:
+            os._exit(0)
+        asked = json.loads(message)
+        if "job" in asked:
+            _say(control, {"job": asked["job"], **_piece(control, files, held)})
+
+
+def _piece(control: socket.socket, files: list[int], held: Held) -> dict[str, Any]:
+    place = view.WORK if "mount namespace" in held.layers else _temporary(held)
+    read, write = os.pipe()
+    if not (pid := os.fork()):
+        run(files, write, held, place)
+    os.close(write)
+    for file in files:
+        os.close(file)
+    try:
+        return _watched(control, pid, read, held.limits.wall_s)
+    finally:
+        os.close(read)
+        _end_all(held)
+        if place != view.WORK:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _temporary(held: Held) -> str:
+    """Returns a directory of this machine, for use without a mount namespace."""
+    place = tempfile.mkdtemp(prefix="rlax-sandbox-")
+    if os.geteuid() == 0 and "unused uid" in held.layers:
+        os.chown(place, held.uid, held.uid)
+    return place
+
+
+def _watched(control: socket.socket, pid: int, ready: int, wall_s: float) -> dict[str, Any]:
+    """Waits until the piece has ended, its time is over, or it is no longer wanted."""
+    end = time.monotonic() + wall_s
+    ended = os.pidfd_open(pid)
+    poll = select.poll()
+    for file in (ready, control.fileno(), ended):
+        poll.register(file, select.POLLIN)
+    began, why = False, ""
+    try:
+        while True:
+            left = end - time.monotonic()
+            found = dict(poll.poll(max(0.0, left) * 1000))
+            if ready in found:
+                said = os.read(ready, 1024)
+                if said not in (b"\0", b""):
+                    return {"failed": said.decode(errors="replace")}
+                began = began or bool(said)
+                poll.unregister(ready)
+            elif ended in found:
+                break
+            elif control.fileno() in found:
+                if not control.recv(1 << 16):
+                    os._exit(0)
+                why = "stopped"
+                break
+            elif left <= 0:
+                why = "time"
+                break
+    finally:
+        os.close(ended)
+    if why:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if not began and not why:
+        return {"failed": f"ended with {code} before it began"}
+    return {"code": code, "why": why}
+
+
+def _end_all(held: Held) -> None:
+    """Ends everything that the piece has started."""
+    while True:
+        if "pid namespace" in held.layers and os.getpid() == 1:
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        else:
+            for pid in _descendants(held.proc):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _descendants(proc: int) -> list[int]:
+    """Returns the processes below this one, which adopts orphans, without a pid namespace."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdecimal, os.listdir(proc)):
+        with suppress(OSError), open(os.open(f"{name}/stat", os.O_RDONLY, dir_fd=proc)) as file:
+            parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return list(found - {os.getpid()})

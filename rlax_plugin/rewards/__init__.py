@@ -1,1 +1,0 @@
-"""Scores completions in separate processes."""

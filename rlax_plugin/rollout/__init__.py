@@ -1,0 +1,1 @@
+"""Generates samples: the fleet, a worker, batching in its engine, and episodes."""

@@ -1,0 +1,278 @@
+"""An episode while it is played: its turns, its limits, and turns that were sampled earlier."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rlax_plugin.base.text.harmless import harmless
+from rlax_plugin.base.tokens.defects import outside
+from rlax_plugin.base.types import Episode, Key, Sampled, Trajectory, Turn
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.data.prompts.checking import completion_text
+from rlax_plugin.ports.environment import (
+    Answer,
+    EpisodeLimit,
+    Given,
+    PlayedEpisode,
+    messages_of,
+)
+from rlax_plugin.ports.protocols import PromptSource
+
+Ask = Callable[[Key, np.ndarray, int, int], Awaitable[Sampled]]
+"""Maps (key, context, max_new_tokens, min_version) to the tokens sampled after the context."""
+
+_MOST_TOKENS = 2**31
+
+
+class VoidTurns(Exception):
+    """The episodes of a group that are being played will not be used for training."""
+
+
+class TurnLog(Protocol):
+    """Records turns, so that a resumed run need not sample them again."""
+
+    def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
+        """Returns the turns of a group that an earlier process recorded."""
+        ...
+
+    def sampled(self, key: Key, turn: Turn) -> None:
+        """Records a turn that was sampled."""
+        ...
+
+    def discarded(self, key: Key) -> None:
+        """Records that a turn is void: the environment gave another input or did not request it."""
+        ...
+
+    async def unless_void[T](self, group: int, playing: asyncio.Future[T]) -> T:
+        """Waits for the episodes of a group, and cancels them if they become void.
+
+        Raises:
+          VoidTurns: the episodes are void.
+        """
+        ...
+
+
+class NoLog(TurnLog):
+    """A log that records nothing, for episodes that are not used for training."""
+
+    def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
+        return ()
+
+    def sampled(self, key: Key, turn: Turn) -> None: ...
+
+    def discarded(self, key: Key) -> None: ...
+
+    async def unless_void[T](self, group: int, playing: asyncio.Future[T]) -> T:
+        return await playing
+
+
+class Playing(PlayedEpisode):
+    """An episode from its first answer on; see ``PlayedEpisode``.
+
+    After the environment's process or the trainer's was lost, the episode is played again. Turns
+    are then answered from the recorded ones as long as the environment gives the same inputs. From
+    the first difference on the recorded turns are void. So are those that the environment has not
+    requested when the episode ends.
+
+    With ``rlax.deterministic``, answers come in the order in which they were requested, because
+    their order decides which rewards reach which tokens.
+
+    Args:
+      key: key of the episode's first turn.
+      first: the first turn.
+      known: later turns that an earlier process sampled.
+      vocabulary: vocabulary size, which token ids must be below; 0: unknown.
+      ask: requests the sampling of a turn.
+    """
+
+    def __init__(
+        self,
+        section: RlaxSection,
+        source: PromptSource,
+        key: Key,
+        first: Turn,
+        *,
+        ask: Ask,
+        log: TurnLog,
+        known: Sequence[tuple[Key, Turn]] = (),
+        vocabulary: int = 0,
+    ):
+        assert key.sample is not None
+        self._section, self._source, self.key = section, source, key
+        self._first, self._ask, self._log = first, ask, log
+        self.index = key.sample
+        self._vocabulary = vocabulary or _MOST_TOKENS
+        self._known = {(key.trajectory, key.turn): turn for key, turn in known}
+        self._turns: list[list[Turn]] = []
+        self._contexts: list[np.ndarray] = []  # what a trajectory's first turn was given before
+        self._order: list[tuple[int, int]] = []  # trajectory and turn, as they were answered
+        self._asked: set[int] = set()  # trajectories that a turn is being sampled of
+        self._held: dict[tuple[int, int], Turn] = {}  # recorded turns that wait for an earlier one
+        self._told = asyncio.Event()  # the answer to what was asked last
+        self._newest = first
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        for number, turns in enumerate(self._turns):
+            for index, turn in enumerate(turns):
+                self._known[number, index] = turn
+        self._known |= self._held
+        self._known.pop((0, 0), None)
+        self._turns, self._contexts = [[self._first]], [np.zeros(0, np.int32)]
+        self._order, self._asked, self._held = [(0, 0)], set(), {}
+        self._told = asyncio.Event()
+        self._told.set()
+        self._newest, self._last = self._first, 0
+
+    # --- what the environment sees -------------------------------------------------------------
+
+    @property
+    def answer(self) -> Answer:
+        """The newest answer."""
+        sampled = self._newest.sampled
+        assert sampled.finish is not None
+        return Answer(sampled.tokens, self._said(sampled), sampled.finish)
+
+    @property
+    def turns_left(self) -> int:
+        return self._section.episodes.max_turns - len(self._order) - len(self._asked)
+
+    @property
+    def tokens_left(self) -> int:
+        """Number of tokens that may still follow the newest answer."""
+        return self._left(self._last)
+
+    def _left(self, trajectory: int) -> int:
+        begun = [len(self._first.given), *map(len, self._contexts[1:])][trajectory]
+        most = min(begun + self._section.episode_tokens, self._section.sequence_tokens)
+        length = sum(len(t.given) + len(t.sampled.tokens) for t in self._turns[trajectory])
+        return most - (length or len(self._contexts[trajectory]))
+
+    def _context(self, trajectory: int) -> np.ndarray:
+        parts = [p for t in self._turns[trajectory] for p in (t.given, t.sampled.tokens)]
+        return np.concatenate(parts) if parts else self._contexts[trajectory]
+
+    def begin(self, context: Given) -> int:
+        tokens = self._tokens(context, None)
+        begun = sum(not turns for turns in self._turns)
+        if len(self._turns) >= (most := self._section.episode_trajectories):
+            raise EpisodeLimit(
+                f"an episode has at most {most} trajectories: rlax.episodes.max_trajectories sets "
+                "the limit"
+            )
+        fits = len(tokens) <= self._section.rollouts.max_prompt_tokens
+        if self.turns_left <= begun or not fits:
+            raise EpisodeLimit(f"a sequence that begins with {len(tokens)} tokens does not fit")
+        self._turns.append([])
+        self._contexts.append(tokens)
+        return len(self._turns) - 1
+
+    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
+        if not 0 <= trajectory < len(self._turns):
+            raise ValueError(f"trajectory {trajectory}: there are {len(self._turns)}")
+        if trajectory in self._asked:
+            raise ValueError(f"trajectory {trajectory}: its last answer is not there yet")
+        turns, before = self._turns[trajectory], self._context(trajectory)
+        if messages_of(given) and not turns and len(before):
+            raise ValueError("messages cannot follow a context: begin with all of them")
+        tokens = self._tokens(given, turns[-1].sampled.tokens if turns else None)
+        left = self._left(trajectory) - len(tokens)
+        if self.turns_left < 1 or left < 1:
+            raise EpisodeLimit(
+                f"{len(tokens)} tokens are given, room is left for {self.turns_left} turns and "
+                f"{max(0, left)} tokens: rlax.episodes sets the limits"
+            )
+        if not turns:
+            tokens = np.concatenate([before, tokens])
+        context = np.concatenate([before, tokens]) if turns else tokens
+        if not len(context):
+            raise ValueError("nothing is given to go on from")
+        key = self.key._replace(trajectory=trajectory, turn=len(turns))
+        turn = self._known.pop((trajectory, len(turns)), None)
+        if turn is not None and not np.array_equal(turn.given, tokens):
+            self._log.discarded(key)
+            self._discard()
+            turn = None
+        # Of this attempt. No wait here is longer than that for an answer of the policy, which has
+        # its deadlines.
+        asked, held, place = self._asked, self._held, (trajectory, len(turns))
+        earlier, told = self._told, asyncio.Event()
+        self._told = told
+        asked.add(trajectory)
+        try:
+            if turn is None:
+                most = min(self._section.rollouts.max_new_tokens, left)
+                oldest = max((int(t.sampled.versions[-1]) for t in turns), default=0)
+                turn = Turn(tokens, await self._ask(key, context, most, oldest))
+                self._log.sampled(key, turn)
+            if self._section.deterministic:
+                held[place] = turn
+                await earlier.wait()
+                del held[place]
+        finally:
+            asked.discard(trajectory)
+            told.set()
+        self._order.append(place)
+        turns.append(turn)
+        self._newest, self._last = turn, trajectory
+        return self.answer
+
+    def _discard(self) -> None:
+        """Discards recorded later turns."""
+        for trajectory, turn in self._known:
+            self._log.discarded(self.key._replace(trajectory=trajectory, turn=turn))
+        self._known.clear()
+
+    def _tokens(self, given: Given, after: np.ndarray | None) -> np.ndarray:
+        if (messages := messages_of(given)) is not None:
+            given = self._source.encode_messages(messages, after)
+        elif isinstance(given, str):
+            given = self._source.encode_given(given)
+        tokens = np.asarray(given, np.int64).reshape(-1)
+        if len(tokens) and (why := outside(tokens, self._vocabulary)):
+            raise ValueError(why)
+        return tokens.astype(np.int32)
+
+    def _said(self, sampled: Sampled) -> str:
+        return harmless(completion_text(self._source, sampled.tokens))
+
+    # --- when it is over -----------------------------------------------------------------------
+
+    def episode(self, text: str | None, *, cut: bool) -> Episode:
+        """Returns the episode, assembled from the turns that the workers sampled.
+
+        Args:
+          text: text that rewards read; None: the text of the newest answer.
+        """
+        self._known |= self._held
+        self._held.clear()
+        self._discard()
+        kept = [turns for turns in self._turns if turns]
+        trajectories = tuple(Trajectory(tuple(turns)) for turns in kept)
+        texts: list[str] = []
+        if sum(map(len, kept)) > 1:
+            for turn in (turn for turns in kept for turn in turns):
+                given = "" if turn is self._first else harmless(self._source.decode(turn.given))
+                texts += [given, self._said(turn.sampled)]
+        return Episode(
+            index=self.index,
+            trajectories=trajectories,
+            text=self.answer.text if text is None else harmless(text),
+            ended="cut" if cut else "done",
+            texts=tuple(texts[1:]),
+            order=self._places_in_time(),
+        )
+
+    def _places_in_time(self) -> tuple[int, ...]:
+        """Returns the order in which turns were answered; see ``Episode.order``."""
+        of_turn = {turn: place for place, turn in enumerate(self._order)}
+        places = tuple(of_turn[turn] for turn in sorted(of_turn))
+        return () if places == tuple(range(len(places))) else places
+
+    def of_turns(self, rewards: Sequence[float]) -> list[float]:
+        """Returns rewards, given in the order of the answers, in the order of the rows."""
+        return [reward for _, reward in sorted(zip(self._order, rewards, strict=True))]

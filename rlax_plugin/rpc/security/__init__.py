@@ -1,0 +1,1 @@
+"""Access control: roles, tokens, certificates, and their rotation."""

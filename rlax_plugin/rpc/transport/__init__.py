@@ -1,0 +1,1 @@
+"""Opens ports and connections, and converts messages; nothing else does."""

@@ -1,0 +1,1 @@
+"""One run: the controller, its start, its state, evaluations and metrics."""

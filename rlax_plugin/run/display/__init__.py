@@ -1,0 +1,1 @@
+"""The display of a run in the terminal, and what it waits for."""

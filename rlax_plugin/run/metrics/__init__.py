@@ -1,0 +1,1 @@
+"""Reporting of a run: metrics of each step, their files, Prometheus, trackers."""

@@ -1,0 +1,1 @@
+"""The programs of the processes that a run starts besides the trainer."""

@@ -1,0 +1,1 @@
+"""The records of a run, the state that follows from them, and its recovery."""

@@ -1,0 +1,89 @@
+"""The choices of ``rlax init``, each declared once: options of the command, and its questions.
+
+Help of the command line reads this module, so it imports nothing that takes long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.tools.commands.recipe import STEPS
+
+TINY = "tiny"
+
+
+def _choice(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"text": text})
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The choices from which a config is written; defaults of None depend on task and model.
+
+    Numbers are at least 1.
+
+    Raises:
+      ConfigError: a number is smaller.
+    """
+
+    model: str = _choice(
+        TINY,
+        "model: tiny, one of MaxText's, such as llama3.1-8b, or a directory that rlax convert has "
+        "written",
+    )
+    task: str = _choice(
+        "",
+        "task: arithmetic, number_tasks for a converted model, or a plug-in with a prompt source "
+        "and a reward",
+    )
+    data: str = _choice(
+        "",
+        "data to train on in place of a task: files .jsonl or .parquet (path, pattern or URL), or "
+        "a directory that datasets has saved; empty: none",
+    )
+    reward: str = _choice(
+        "",
+        "reward for this data: a function of yours such as rewards.py:correct, or a name such as "
+        "numeric, exact_match or math_verify; empty: numeric if the references are numbers, else "
+        "exact_match",
+    )
+    question: str = _choice(
+        "",
+        "column of the question in this data; empty: the one named question, prompt or the like",
+    )
+    reference: str = _choice(
+        "", "column of the right answer in this data; empty: the one named answer or the like"
+    )
+    preset: str = _choice("dapo", "preset of the objective; rlax explain preset lists them")
+    steps: int = _choice(STEPS, "number of RL steps")
+    workers: int = _choice(2, "number of rollout worker processes")
+    staleness: int = _choice(1, "maximum staleness of a sample, in weight versions (1: on-policy)")
+    output_directory: str = _choice("runs", "directory for runs: a path or a URL such as gs://...")
+    group_size: int = _choice(8, "number of samples per prompt")
+    groups_per_step: int | None = _choice(None, "number of prompts per step")
+    max_new_tokens: int | None = _choice(None, "maximum length of a completion, in tokens")
+
+    def __post_init__(self) -> None:
+        for choice in declared():
+            value = getattr(self, choice.name)
+            if isinstance(value, int) and value < 1:
+                raise ConfigError(f"--{choice.name.replace('_', '-')}", value, "must be at least 1")
+
+
+class Declared(NamedTuple):
+    """One field of ``Answers``, with the text that explains it."""
+
+    name: str
+    type: type[str] | type[int]
+    default: Any
+    text: str
+
+
+def declared() -> list[Declared]:
+    """Returns the fields of ``Answers``, in order."""
+    return [
+        Declared(f.name, str if f.type == "str" else int, f.default, f.metadata["text"])
+        for f in fields(Answers)
+    ]

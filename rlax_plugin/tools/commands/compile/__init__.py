@@ -1,0 +1,81 @@
+"""``rlax check --compile``: compiles a run's programs for a slice of TPUs, without TPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from rich.console import Console
+
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.text.terminal import counting
+from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.tools.commands.compile.chips import Slice
+from rlax_plugin.tools.commands.compile.process import DEADLINE, compile_part
+from rlax_plugin.tools.commands.compile.show import CompiledPart, document, show_part, show_verdict
+
+__all__ = ["Wanted", "compile_run", "document"]
+
+_COMPILER = "libtpu"
+_KINDS = {"trainer": "trainer", "worker": "rollout_engine"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The options of the command.
+
+    Attributes:
+      trainer: slice of the trainer.
+      worker: slice of one worker.
+      deadline_s: seconds for the programs of each of the two.
+    """
+
+    trainer: Slice
+    worker: Slice
+    deadline_s: float
+
+    @classmethod
+    def of(cls, trainer: str, worker: str | None, deadline_s: float) -> Wanted:
+        """Reads the options; a worker's slice is one host of the trainer's chips by default.
+
+        Raises:
+          ConfigError: an option is wrong, or the compiler is not installed.
+        """
+        chips = Slice.parse("--compile", trainer)
+        own = chips.one_host() if worker is None else Slice.parse("--compile-worker", worker)
+        if deadline_s <= 0:
+            raise ConfigError(DEADLINE, deadline_s, "must be above 0")
+        if find_spec(_COMPILER) is None:
+            reason = (
+                f"needs the compiler for TPUs, {_COMPILER}, which is not installed: "
+                "pip install 'rlax-plugin[tpu]'"
+            )
+            raise ConfigError("--compile", trainer, reason)
+        return cls(chips, own, deadline_s)
+
+
+def compile_run(
+    config: ResolvedConfig, wanted: Wanted, errors: Console, out: Console | None
+) -> list[CompiledPart]:
+    """Compiles the programs of the trainer and of a worker.
+
+    Args:
+      errors: if it is a terminal, it shows what is compiled, and for how many seconds.
+      out: gets the table of each part as soon as it is there, and the verdict; None: nothing.
+
+    Raises:
+      ConfigError: the config does not suit the slices.
+      DeadlineError: compiling took too long.
+      RlaxError: the process that compiles failed.
+    """
+    parts = []
+    for part, chips in (("trainer", wanted.trainer), ("worker", wanted.worker)):
+        with counting(errors) as progress:
+            kind = _KINDS[part]
+            found = compile_part(config, kind, chips.name, wanted.deadline_s, progress)
+        parts.append(CompiledPart(part, chips, found))
+        if out is not None:
+            show_part(out, parts[-1])
+    if out is not None:
+        show_verdict(out, parts)
+    return parts

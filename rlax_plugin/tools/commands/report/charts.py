@@ -1,0 +1,226 @@
+"""The charts of the page, by section, for one run or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rlax_plugin.run.metrics import file
+from rlax_plugin.run.metrics import names as metric_names
+from rlax_plugin.tools.commands.report import curation, special
+from rlax_plugin.tools.commands.report.run import RunData
+from rlax_plugin.tools.commands.report.section import Section
+from rlax_plugin.tools.commands.report.series import Chart, Lines, chart, column, present
+
+_REWARD = Lines(
+    "reward", "Reward", "mean reward per sample", (("reward/mean", "reward"),),
+    "Over all groups scored in a step, including those that did not train.",
+)  # fmt: skip
+_LENGTH = Lines(
+    "length", "Completion length", "tokens per sample, mean",
+    (("length/issued_mean", "scored"), ("length/trained_mean", "trained")),
+    "If the lines differ, short or long answers are rejected or dropped more often.",
+)  # fmt: skip
+_TURNS = Lines(
+    "turns", "Turns per episode", "answers of the policy per episode, mean",
+    (("episode/turns_mean", "turns"),),
+    "Over all episodes scored in a step, including those that did not train.",
+)  # fmt: skip
+_ERRORS = Lines(
+    "reward-errors", "Failed rewards", "samples per step", (("reward/errors", "errors"),),
+    "Samples whose reward raised an error or took too long; they do not count as 0.",
+)  # fmt: skip
+_STALENESS = Lines(
+    "staleness", "Staleness", "weight versions",
+    (("staleness/mean", "mean"), ("staleness/max", "largest")),
+    "1: generated with the weights that the step starts from (on-policy); each older version adds "
+    "1.",
+)  # fmt: skip
+_FLEET = Lines("workers", "Workers", "workers ready", (("rollout/workers", "workers"),))
+_GAP = Lines(
+    "logprob-gap", "Log-prob gap", "|trainer - sampler|, nats per token",
+    (("logprob_gap/mean", "mean"), ("logprob_gap/p95", "95th percentile"),
+     ("logprob_gap/max", "largest")),
+    "Between what the sampler recorded and what the trainer computes with the same weights. Exact "
+    "agreement, 0, has no place on this axis.", log=True,
+)  # fmt: skip
+_BESIDE = Lines(
+    "beside", "Time beside the training loop", "seconds, log scale",
+    (("time/generate_s", "generating"), ("time/reward_s", "scoring, per group"),
+     ("time/commit_s", "writing the batch"), ("time/publish_s", "publishing weights")),
+    "This work runs in parallel to training; if it takes longer, the trainer waits.", log=True,
+)  # fmt: skip
+_SAVED = Lines(
+    "tokens-saved", "Tokens saved by cancelling", "tokens per step, estimated",
+    (("curation/tokens_saved", "not generated"),),
+    "Groups that batches no longer needed were not generated to their end.",
+)  # fmt: skip
+_STEP_TIME = Lines("step-time", "Time per step", "seconds", (("time/step_s", "step"),))
+_PACKING = Lines(
+    "packing", "Packing", "share of the batch's positions, %",
+    (("batch/packing_efficiency", "filled with tokens"),), scale=100,
+)  # fmt: skip
+
+_REWARD_PART = "reward_part/"
+# Beginnings of the names of other metrics, by section.
+_OBJECTIVE = ("objective/", "schedule/", "learning/", "logprob_gap/")
+_ROLLOUTS = ("reward/", "reward_metric/", "curation/", "length/", "episode/", "batch/")
+_MACHINES = ("time/", "rollout/", "train/")
+_MACHINE = "machine/"
+"""Metrics are named ``machine/<processes>_<figure>``; no first part has an underscore."""
+_TOGETHER = ("evaluation", _REWARD_PART, _MACHINE)  # with intervals, or several in one chart
+_MOST_OTHERS = 100  # charts of a section: plug-ins may invent names
+_SHOWN_ELSEWHERE = {
+    metric
+    for lines in (_REWARD, _LENGTH, _TURNS, _ERRORS, _STALENESS, _FLEET, _GAP, _BESIDE, _SAVED,
+                  _PACKING)
+    for metric, _ in lines.metrics
+} | {
+    "step", "time/step_s", "time/wait_s", "time/train_s", "time/publish_on_loop_s",
+    "curation/groups_issued", "curation/groups_scored", "rollout/tokens", "rollout/samples",
+    "train/tokens", "batch/rows",
+    "logprob_gap/tokens", "objective/tokens", "objective/sequences",
+    "learning/total_weights",
+}  # fmt: skip
+
+
+def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Section]:
+    """Returns every section for which any of the runs has data.
+
+    Args:
+      curated: section on curation of a page of one run, besides the metrics.
+    """
+    several = len(runs) > 1
+    learning = Section(
+        "Learning",
+        present(chart(_REWARD, runs), _reward_parts(runs), *special.evaluations(runs)),
+        about="whether the policy improves",
+    )
+    objective, constant = _others(runs, _OBJECTIVE)
+    staleness = Section(
+        "Staleness",
+        present(chart(_STALENESS, runs)),
+        about="how old the policy is that generated what trains",
+    )
+    machines, constant_figures = _others(runs, _MACHINES)
+    time = Section(
+        "Time and machines",
+        [
+            *present(
+                None if several else special.phases(runs[0]),
+                chart(_STEP_TIME, runs) if several else chart(_BESIDE, runs),
+                special.throughput(runs),
+                _if_varied(_PACKING, runs),
+                _if_varied(_FLEET, runs),
+                *_machine_charts(runs),
+            ),
+            *machines,
+        ],
+        constant_figures,
+        about="what a step waits for, and what the machines have to give",
+    )
+    found = [
+        learning,
+        Section(
+            "Objective",
+            [*present(chart(_GAP, runs)), *objective],
+            constant,
+            about="loss, gradient and ratios, and whether trainer and sampler agree",
+        ),
+        _rollouts_and_data(runs, curated),
+        staleness,
+        time,
+        Section(
+            "Further metrics",
+            *_others(runs, ()),
+            about="what plug-ins report, and the rest",
+        ),
+    ]
+    return [section for section in found if section]
+
+
+def _rollouts_and_data(runs: Sequence[RunData], curated: Section | None) -> Section:
+    others, constant = _others(runs, _ROLLOUTS)
+    of_runs = [
+        *present(
+            chart(_LENGTH, runs),
+            chart(_TURNS, runs),
+            _if_any(_ERRORS, runs),
+            _if_any(_SAVED, runs),
+        ),
+        *others,
+    ]
+    about = "what was asked and answered, how hard it was, and what became of it"
+    if curated is None:
+        return Section(curation.TITLE, of_runs, constant, about=about)
+    note = " ".join(filter(None, (curated.note, constant)))
+    return replace(curated, charts=[*curated.charts, *of_runs], note=note, about=about)
+
+
+def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
+    """Returns a chart of the mean of each reward, if there are several."""
+    names = sorted({n for run in runs for n in run.metrics if n.startswith(_REWARD_PART)})
+    pairs = tuple((name, name.removeprefix(_REWARD_PART)) for name in names)
+    caption = "Mean of each of rlax.rewards; the reward is their sum, each times its weight."
+    lines = Lines("reward-parts", "Rewards, one by one", "mean per sample", pairs, caption)
+    return chart(lines, runs) if names else None
+
+
+def _machine_charts(runs: Sequence[RunData]) -> list[Chart | None]:
+    """Returns a chart of each figure of the machines, with a line for each kind of processes."""
+    names = sorted({name for run in runs for name in run.metrics if name.startswith(_MACHINE)})
+    figures: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        processes, _, figure = name.removeprefix(_MACHINE).partition("_")
+        figures.setdefault(figure, []).append((name, processes))
+    charts = []
+    for figure, pairs in figures.items():
+        row = metric_names.find(pairs[0][0])
+        unit = row.unit if row else figure.replace("_", " ")
+        charts.append(
+            chart(Lines(f"machine-{figure}", f"{_MACHINE}{figure}", unit, tuple(pairs)), runs)
+        )
+    return charts
+
+
+def _others(runs: Sequence[RunData], stages: tuple[str, ...]) -> tuple[list[Chart], str]:
+    """Returns a chart for each of the other metrics of some stages, and a note on constant ones.
+
+    Args:
+      stages: beginnings of names; empty: those that no section has.
+    """
+    names = sorted({name for run in runs for name in run.metrics} - _SHOWN_ELSEWHERE)
+    charts, constant, elsewhere = [], [], (*_OBJECTIVE, *_ROLLOUTS, *_MACHINES, *_TOGETHER)
+    for name in names:
+        if name.startswith(stages or elsewhere) != bool(stages):
+            continue
+        if len(charts) == _MOST_OTHERS:
+            constant.append(f"and further metrics, which are in {file.NAME}")
+            break
+        row = metric_names.find(name)
+        short = name.rpartition("/")[2]
+        unit, meaning = (row.unit, row.meaning) if row and not row.is_pattern else ("", "")
+        if unit in ("", "1"):
+            unit = short.replace("_", " ")
+        lines = Lines(name.replace("/", "-"), name, unit, ((name, short),), meaning)
+        if (found := _if_varied(lines, runs)) is not None:
+            charts.append(found)
+        elif (values := _finite(lines, runs)).size:
+            constant.append(f"{name} = {values[0]:g}")
+    return charts, f"Constant: {', '.join(constant)}." if constant else ""
+
+
+def _if_any(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
+    return chart(lines, runs) if _finite(lines, runs).any() else None
+
+
+def _if_varied(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
+    values = _finite(lines, runs)
+    return chart(lines, runs) if values.size and np.ptp(values) > 0 else None
+
+
+def _finite(lines: Lines, runs: Sequence[RunData]) -> np.ndarray:
+    values = np.concatenate([column(run, metric) for run in runs for metric, _ in lines.metrics])
+    return values[np.isfinite(values)]

@@ -1,0 +1,150 @@
+"""Assembles a page: one file with everything in it, which needs no network."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import plotly.offline
+from markupsafe import Markup
+
+from rlax_plugin.base.text.harmless import harmless
+from rlax_plugin.tools.commands.report import figures, tables
+from rlax_plugin.tools.commands.report.charts import sections
+from rlax_plugin.tools.commands.report.rollouts import Rollouts
+from rlax_plugin.tools.commands.report.run import RunData
+from rlax_plugin.tools.commands.report.section import Section
+from rlax_plugin.tools.commands.report.series import COLOURS
+from rlax_plugin.tools.commands.report.x_axes import XAxis, available, table
+
+
+def packed(text: str) -> str:
+    """Compresses a text to gzip in base64, which cannot close the HTML element that contains it."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("rlax_plugin.tools.commands.report")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: harmless(value) if isinstance(value, str) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+    def source(name: str) -> Markup:
+        """Returns a style or script of this package, unescaped."""
+        return Markup(loader.get_source(environment, name)[0])
+
+    environment.globals["source"] = source
+    return environment
+
+
+def report_page(
+    run: RunData, rollouts: Rollouts, curated: Section, reload_s: float | None = None
+) -> str:
+    """Returns the page of one run.
+
+    Args:
+      curated: see ``sections``.
+      reload_s: seconds after which it reloads itself; None: it does not.
+    """
+    found = sections([run], curated)
+    blobs = {"rollouts": rollouts.index}
+    blobs |= {f"tokens-{number}": text for number, text in enumerate(rollouts.chunks)}
+    return render(
+        "report.html",
+        blobs if rollouts.shown else {},
+        found,
+        runs=[run],
+        reload_s=reload_s,
+        run=run,
+        state=figures.state(run),
+        figures=figures.figures(run),
+        changes=tables.changes(run),
+        verdict=figures.verdict(run),
+        shown=rollouts.shown,
+        recorded=rollouts.recorded,
+    )
+
+
+def compare_page(runs: Sequence[RunData]) -> str:
+    """Returns a page that overlays several runs."""
+    return render(
+        "compare.html",
+        {},
+        sections(runs),
+        runs=runs,
+        colours=COLOURS,
+        states=[figures.state(run) for run in runs],
+        figures=tables.side_by_side(runs),
+        differences=tables.config_differences(runs),
+    )
+
+
+def without_reload(page: str) -> str:
+    """Returns a page that does not reload itself."""
+    return re.sub(r'<body data-reload-s="[^"]*" data-written="[^"]*">', "<body>", page, count=1)
+
+
+def render(
+    template: str,
+    blobs: dict[str, str],
+    found: list[Section],
+    *,
+    runs: Sequence[RunData] = (),
+    reload_s: float | None = None,
+    **values: Any,
+) -> str:
+    """Returns a page with the charts of some sections.
+
+    Args:
+      template: file name of a template that extends ``base.html``.
+      blobs: name -> text for the page's scripts.
+      runs: those that the charts show; empty: none has an axis of steps.
+      reload_s: see ``report_page``.
+      values: values for the template; texts are escaped.
+    """
+    axes = available(runs)
+    texts = {"charts": _charts_json(found, runs, axes)} | blobs
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            sections=found,
+            blobs={"plotly": _plotly()} | {name: packed(text) for name, text in texts.items()},
+            nonce=secrets.token_hex(16),
+            runs=runs,
+            x_axes=axes,
+            reload_s=reload_s,
+            written=datetime.now().astimezone().strftime("%H:%M:%S"),
+            **values,
+        )
+    )
+
+
+@functools.cache
+def _plotly() -> str:
+    return packed(plotly.offline.get_plotlyjs())
+
+
+def _charts_json(found: Sequence[Section], runs: Sequence[RunData], axes: Sequence[XAxis]) -> str:
+    """Returns the figures of all charts, and the tables that move them to other x axes."""
+    charts = {chart.key: chart.figure.to_json() for section in found for chart in section.charts}
+    x_axes = {
+        "titles": {axis.key: axis.title for axis in axes},
+        "tables": [table(run, axes) for run in runs],
+    }
+    figures = ",".join(f"{json.dumps(key)}:{text}" for key, text in charts.items())
+    return f'{{"x_axes":{json.dumps(x_axes)},"charts":{{{figures}}}}}'

@@ -1,0 +1,34 @@
+"""Python child processes, and modules that lie in the working directory."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import closing
+
+import pytest
+from planted import plant
+
+from rlax_plugin.base.processes.limited import LimitedFunction
+from rlax_plugin.base.processes.python import python_command
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-m", "rlax_plugin", "--help"), ("-c", "import json, numpy, rlax_plugin")]
+)
+def test_a_child_imports_nothing_from_its_working_directory(arguments, tmp_path):
+    trap = plant(tmp_path)
+    done = subprocess.run(
+        python_command(*arguments), cwd=tmp_path, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert not trap.exists()
+
+
+def test_a_function_with_limits_finds_no_module_in_the_working_directory(tmp_path, monkeypatch):
+    """Neither one that nothing else offers, such as an optional package of a library."""
+    trap = plant(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with closing(LimitedFunction("limited_tasks:does", cpu_s=60.0, wait_s=120.0)) as limited:
+        assert limited("finds", "json")
+        assert not limited("finds", "gmpy2")
+    assert not trap.exists()

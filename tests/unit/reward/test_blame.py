@@ -1,0 +1,69 @@
+"""When rewards as a whole fail, rather than one prompt now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlax_plugin.reward.scoring import Blame
+
+
+def judged(blame: Blame, prompt: str, failure: str = "") -> None:
+    job: Any = SimpleNamespace(
+        prompt=SimpleNamespace(id=prompt), failure=failure, succeeded=not failure,
+        late=None, abandoned=False, clock=SimpleNamespace(used_s=0.1), plays=False,
+    )  # fmt: skip
+    blame.done(job)
+
+
+def test_most_calls_of_several_prompts_must_fail_lately() -> None:
+    blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), print)
+    for prompt in ("a", "a", "a", "b"):
+        judged(blame, prompt, "x: boom")
+    assert blame.failing == ""  # they may be at fault themselves
+    judged(blame, "c", "x: bang")
+    assert blame.failing == "x: bang"
+    for _ in range(4):
+        judged(blame, "d")
+    assert blame.failing == "x: bang"  # 5 of 9
+    judged(blame, "d")
+    assert blame.failing == ""
+    for _ in range(64):
+        judged(blame, "e")
+    for _ in range(32):
+        judged(blame, "f", "x: boom")
+    judged(blame, "g", "x: boom")
+    assert blame.failing == ""  # only two prompts
+    judged(blame, "h", "x: boom")
+    assert blame.failing == "x: boom"  # 34 of the last 64
+
+
+@pytest.mark.parametrize("reward", [0, 7, -100])  # as the process says, which may be hostile
+def test_a_late_reward_of_a_group_names_the_deadline_of_a_sample(reward: int) -> None:
+    blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), print)
+    job: Any = SimpleNamespace(
+        plays=False, on_loop=True, reward=reward, samples=4, limit_s=40.0, limit_key="reward_s"
+    )
+    said = str(blame.late(job))
+    assert said.startswith("rlax.rewards.0 (x) for the 4 samples of a group (slowest answer so far")
+    assert "took longer than 40 s (set reward_s" in said
+
+
+@pytest.mark.parametrize("results", [0, 64])
+def test_a_process_that_ends_counts_as_a_failure(results: int) -> None:
+    blame = Blame(1, ["rlax.rewards.0 (x)"], "rlax.environment (y)", Path("log"), lambda said: None)
+    for _ in range(results):  # before, which minutes of processes that end would not outnumber
+        judged(blame, "d")
+    for prompt in ("a", "b", "c"):
+        assert blame.failing == ""
+        job: Any = SimpleNamespace(
+            prompt=SimpleNamespace(id=prompt), plays=False, on_loop=True, reward=0,
+            deaths=0, alone=False,
+        )  # fmt: skip
+        blame.verdicts("ended with exit code 3", [job], 2)
+    assert blame.failing == "the reward process of rlax.rewards.0 (x) ended with exit code 3"
+    judged(blame, "d")
+    assert (blame.failing == "") == (results > 0)

@@ -1,0 +1,393 @@
+"""Reward processes against rewards that start, kill, hang and break what is not theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from late_rewards import late_at_once
+from waiting import eventually, wait_until
+
+from rlax_plugin.base.errors import RlaxError
+from rlax_plugin.base.types import Episode, Prompt, Score, Unscored
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.reward.messages import episode_to, line, prompt_to, score_from, shared
+from rlax_plugin.reward.pool import RewardPool
+
+LIMIT_S = 240.0
+PLUGIN = r"""
+import os, socket, stat, subprocess, sys, threading, time
+from rlax_plugin.api import Extension, NoOptions, hookimpl
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+def start_things():
+    with open("started", "a") as file:
+        print(os.getpid(), file=file)
+        print(subprocess.Popen(SLEEP).pid, file=file)
+        print(subprocess.Popen(SLEEP, start_new_session=True).pid, file=file)
+        if (child := os.fork()) == 0:
+            time.sleep(600)
+        print(child, file=file)
+
+def hang(text):
+    open("hanging", "w").write(text)
+    time.sleep(600)
+
+def open_to_others():
+    "Descriptors that a program started from here would get, beside the three ordinary ones."
+    return [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and inherited(int(fd))]
+
+def inherited(fd):
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
+
+def judge(prompt, completion):
+    what, _, how = completion.partition(" ")
+    if what == "start":
+        start_things()
+        if how == "hang":
+            hang(completion)
+        if how == "die":
+            os._exit(3)
+    elif what == "hang":
+        hang(completion)
+    elif what == "die":
+        os._exit(3)
+    elif what == "segfault":
+        import ctypes, resource
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump may take seconds
+        ctypes.string_at(0)
+    elif what == "later":
+        threading.Timer(float(how), os._exit, (4,)).start()
+    elif what == "stdin":
+        return float(len(sys.stdin.read()) + len(os.read(0, 100)))
+    elif what == "open":
+        return float(len(open_to_others()))
+    elif what == "forge":
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            try:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.write(fd, how.encode() + b"\n")
+            except OSError:
+                pass
+    return 1.0
+
+@hookimpl
+def rlax_register_reward():
+    return {
+        "wild": Extension(NoOptions, lambda config, context: judge),
+        "tame": Extension(NoOptions, lambda config, context: lambda prompt, completion: 0.5),
+    }
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "wild_reward.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def section(**changes) -> RlaxSection:
+    given = {
+        "plugins": ["wild_reward"],
+        "prompt_source": {"name": "x"},
+        "rewards": [{"name": "tame"}, {"name": "wild"}],
+        "deadlines": {"reward_s": 120.0, "startup_s": 120.0},
+    }
+    return RlaxSection.model_validate(given | changes)
+
+
+def with_pool(
+    work: Callable[[RewardPool], Awaitable[None]],
+    notes: list[str] | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **changes,
+) -> None:
+    async def main() -> None:
+        note = [].append if notes is None else notes.append
+        pool = RewardPool(section(**changes), Path(), note=note, **options)
+        try:
+            await pool.start()
+            await work(pool)
+        finally:
+            await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+Scores = list[Score | Unscored]
+
+
+async def scored(pool: RewardPool, *texts: str, prompt: str = "p") -> Scores:
+    episodes = [Episode(i, (), text) for i, text in enumerate(texts)]
+    return await pool.score(Prompt(prompt, np.ones(1, np.int32), "1", "one"), episodes)
+
+
+def rewards(scores: Scores) -> list[float | None]:
+    return [s.total if isinstance(s, Score) else None for s in scores]
+
+
+def reason(score: Score | Unscored) -> str:
+    assert isinstance(score, Unscored), score
+    return score.reason
+
+
+def own_processes() -> list[psutil.Process]:
+    """The reward processes of this test."""
+
+    def is_one(process: psutil.Process) -> bool:
+        with suppress(psutil.Error):  # of a zombie, for example
+            return "rlax_plugin.reward.process" in process.cmdline()
+        return False
+
+    return [child for child in psutil.Process().children() if is_one(child)]
+
+
+def end_of(condition: Callable[[], bool], what: str) -> None:
+    wait_until(condition, what)
+
+
+async def soon(condition: Callable[[], bool], what: str) -> None:
+    """``end_of`` on a thread: the pool ends what a process has started on the event loop."""
+    await asyncio.to_thread(end_of, condition, what)
+
+
+def started() -> list[int]:
+    return [int(line) for line in Path("started").read_text().split()]
+
+
+def none_alive(pids: list[int]) -> bool:
+    def lives(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return not any(map(lives, pids))
+
+
+def test_what_a_reward_starts_ends_with_it():
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, "start hang")) == [None]
+        assert len(started()) == 4
+        await soon(lambda: none_alive(started()), "the end of what hung")
+        assert rewards(await scored(pool, "start")) == [1.5]
+        assert not none_alive(started()[4:])
+
+    with_pool(work, options={"clocks": late_at_once(Path("hanging"))})
+    assert len(started()) == 8
+    end_of(lambda: none_alive(started()), "the end of all that was started")
+
+
+def test_what_a_reward_starts_ends_with_it_however_it_ends():
+    async def work(pool: RewardPool) -> None:
+        (only,) = await scored(pool, "start die")
+        assert "exit code 3" in reason(only)
+        in_group = [pid for i, pid in enumerate(started()) if i % 4 != 2]
+        await soon(lambda: none_alive(in_group), "the end of its group")
+
+    try:
+        with_pool(work)
+    finally:  # a session of its own, left by a process that is gone: nobody can find it
+        for pid in started()[2::4]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_nothing_outlives_a_trainer_that_is_killed(directory):
+    script = (
+        "import asyncio, sys; sys.path[:0] = sys.argv[1:]\n"
+        "from test_reward_processes import scored, with_pool\n"
+        "with_pool(lambda pool: scored(pool, 'start hang'))\n"
+    )
+    tests = Path(__file__).parents[2]
+    paths = [str(Path(__file__).parent), str(tests / "helpers"), str(tests.parent)]
+    trainer = subprocess.Popen([sys.executable, "-c", script, *paths])
+    try:
+        end_of(lambda: Path("started").exists() and len(started()) == 4, "a reward that hangs")
+    finally:
+        trainer.kill()
+        trainer.wait(120)
+    end_of(lambda: none_alive(started()), "the end of the reward process and its own")
+
+
+def test_jobs_travel_where_no_other_process_listens_and_standard_input_is_empty():
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, "stdin", "open", "good")) == [0.5, 0.5, 1.5]
+
+    with_pool(work)
+
+
+def test_an_answer_that_is_none_is_the_error_of_its_sample():
+    forged = '{"job": 0, "scores": [{"parts": [4, 5]}]}'
+
+    async def work(pool: RewardPool) -> None:
+        found = await scored(pool, "good", f"forge {forged}", "good")
+        assert rewards(found) == [1.5, None, 1.5]
+        said = reason(found[1])
+        assert "rlax.rewards.1 (wild) sent something that is not an answer" in said
+
+    with_pool(work)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        ({"parts": None}, KeyError, "parts"),
+        ({"parts": [4, 5, 0]}, ValueError, "3 parts of 2 rewards"),
+        ({"parts": [4, 6]}, ValueError, "is 6: a reward may return from -5"),
+        ({"tokens": ["AAAAAAAAAAA=", "AAAAAAAAJkA="]}, ValueError, "the reward is 11"),  # 11
+        ({"parts": ["4", 5]}, TypeError, "a reward returned a text"),
+        ({"parts": [4, float("nan")]}, ValueError, "the reward is nan"),
+        ({"metrics": {"a/b": 1}}, ValueError, "a metric has the name 'a/b'"),
+        ({"metrics": {"a": float("nan")}}, ValueError, "metric 'a' is nan"),
+        ({"metrics": {str(i): i for i in range(33)}}, ValueError, "there are 33 metrics"),
+        ({"tokens": ["AAAAAAAAAAA="]}, ValueError, "token_rewards have the shapes"),
+        ({"tokens": ["AAAAAAAAAAA=", "AAAAAAAA8H8="]}, ValueError, "are not all finite"),
+    ],
+)
+def test_what_is_no_score(answer, error, says):
+    """Of two rewards, for two turns of one token each."""
+    good = {"parts": [4, 5], "metrics": {"a": 1}, "tokens": ["AAAAAAAAAAA="] * 2}
+    found = score_from(good, [1.0, 1.0], [1, 1], 5.0)
+    assert (found.total, found.parts, found.metrics) == (9.0, (4.0, 5.0), {"a": 1.0})
+    assert [one.tolist() for one in found.token_rewards] == [[0.0], [0.0]]
+    whole = {"parts": [4, 5]} | answer
+    with pytest.raises(error, match=says):
+        score_from({k: v for k, v in whole.items() if v is not None}, [1.0, 1.0], [1, 1], 5.0)
+
+
+def test_an_idle_process_that_dies_costs_no_sample():
+    notes: list[str] = []
+
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, "good")) == [1.5]
+        for noticed in (False, True):
+            (process,) = own_processes()
+            process.kill()
+            if noticed:
+                await eventually(lambda: pool.replaced == 2)
+            assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
+        assert pool.replaced == 2
+
+    with_pool(work, notes)
+    assert "SIGKILL" in notes[0] and "an idle reward process was ended by SIGKILL" in notes[1]
+
+
+def test_a_process_that_an_earlier_job_ends_costs_no_sample_of_a_later_one():
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, "later 1.0")) == [1.5]
+        while pool.replaced == 0:
+            assert rewards(await scored(pool, "good")) == [1.5]
+        assert rewards(await scored(pool, "good")) == [1.5]
+
+    with_pool(work)
+
+
+def test_a_job_that_is_cancelled_costs_the_next_one_nothing():
+    async def work(pool: RewardPool) -> None:
+        hanging = asyncio.ensure_future(scored(pool, "hang"))
+        await soon(Path("hanging").exists, "the job's start")
+        hanging.cancel()
+        assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
+        assert pool.replaced == 0
+
+    with_pool(work)  # under reward_s of 120 s, which the test would not outlast twice
+
+
+def test_an_end_and_a_deadline_name_the_reward_and_its_key():
+    notes: list[str] = []
+
+    async def work(pool: RewardPool) -> None:
+        found = await scored(pool, "good", "die", "segfault", "hang", "good")
+        assert rewards(found) == [1.5, None, None, None, 1.5]
+        died, crashed, hung = map(reason, found[1:4])
+        assert died == "the reward process of rlax.rewards.1 (wild) ended with exit code 3"
+        assert "rlax.rewards.1 (wild) was ended by SIGSEGV" in crashed
+        assert hung.startswith("rlax.rewards.1 (wild)") and "rlax.deadlines.reward_s" in hung
+
+    with_pool(work, notes, {"clocks": late_at_once(Path("hanging"))})
+    assert "rlax.rewards.1 (wild) ended with exit code 3, on prompt p" in notes[0]
+    assert "rewards.log" in notes[0]
+
+
+def test_rewards_that_only_end_their_process_end_the_run():
+    notes: list[str] = []
+
+    async def work(pool: RewardPool) -> None:
+        groups = (scored(pool, *["die"] * 4, prompt=f"p{i}") for i in range(4))
+        with pytest.raises(RlaxError) as error:
+            await asyncio.gather(*groups)
+        said = str(error.value)
+        assert "rlax.rewards.1 (wild) ended with exit code 3" in said
+        # Twice for each process, and of three prompts: the oldest group's samples go first.
+        assert re.search("[45] times in a row", said) and "rewards.log" in said
+        assert pool.replaced in (4, 5, 6)  # another may have died meanwhile
+
+    with_pool(work, notes, {"most_in_vain": (2, 40)}, reward_processes=2)
+    assert [note.partition(" so far")[0][-1] for note in notes] == ["1", "2", "4"]
+
+
+def test_one_round_of_processes_that_end_together_does_not_end_the_run():
+    async def work(pool: RewardPool) -> None:
+        groups = (scored(pool, "die", prompt=f"p{i}") for i in range(3))
+        assert [rewards(found) for found in await asyncio.gather(*groups)] == [[None]] * 3
+        assert 3 <= pool.replaced < 9
+        assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
+
+    with_pool(work, options={"most_in_vain": (3, 40)}, reward_processes=3)
+
+
+def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run():
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, *["die"] * 3)) == [None] * 3
+        assert pool.replaced >= 2
+        assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
+
+    with_pool(work, options={"most_in_vain": (2, 40)})
+
+
+def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() -> None:
+    """The connection is then reset, and does not end."""
+    ours, theirs = socket.socketpair()
+    hello = {"section": section().model_dump(mode="json"), "run_dir": "", "key": "rlax.rewards"}
+    hello["functions"] = {}
+    prompt = Prompt("p", np.ones(1, np.int32), "", "")
+    job = {
+        "job": 1,
+        "prompt": prompt_to(prompt),
+        "episodes": [episode_to(Episode(0, ()), prompt, False)],
+    }
+    with ours, theirs, shared() as memory:
+        descriptors = theirs.fileno(), memory.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlax_plugin.reward.process", *map(str, descriptors)],
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        theirs.close()
+        ours.settimeout(LIMIT_S)
+        ours.sendall(line(hello))
+        assert json.loads(ours.makefile().readline())["ready"]
+        ours.sendall(line(job))
+        assert select.select([ours], [], [], LIMIT_S)[0]
+    assert process.wait(LIMIT_S) == -signal.SIGKILL

@@ -1,0 +1,179 @@
+"""A worker sends only what is new; what does not fit what it has sent makes it distrusted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from dispatching import GONE, STOP, answer, generated, join, make, request, run
+from waiting import eventually, turns
+
+from rlax_plugin.base.types import Key, Sampled
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.transport.wire import key_from_proto, reply_to_proto, request_from_proto
+
+
+def rest(message: pb.Request, samples: list[Sampled], known: list[int]) -> pb.Reply:
+    return reply_to_proto(key_from_proto(message.key), samples, known)
+
+
+def test_reports_of_one_worker_add_up():
+    """Two tokens and one, two more and none, the end; by then 7 and 2 tokens."""
+
+    def script(message: pb.Request) -> Any:
+        seeds = message.seeds
+        yield rest(message, generated(seeds, 2, 1, None), [0, 0])
+        yield rest(message, generated(seeds, 4, 1, None), [2, 1])
+        yield rest(message, generated(seeds, 7, 2, "stop"), [4, 1])
+
+    async def main():
+        fleet, dispatcher, lost = make()
+        await join(fleet, "a", script)
+        _, samples, _ = await dispatcher.submit(request(0))
+        assert [s.tokens.tolist() for s in samples] == [[0, 1, 2, 3, 4, 5, STOP], [0, STOP]]
+        assert [s.versions.tolist() for s in samples] == [[5] * 7, [5] * 2]
+        assert [s.logprobs.tolist() for s in samples] == [[-1] * 7, [-1] * 2]
+        assert lost == []
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_the_next_worker_goes_on_from_what_it_was_given():
+    def dies(message: pb.Request) -> Any:
+        yield rest(message, generated(message.seeds, 2, 1, None), [0, 0])
+        yield rest(message, generated(message.seeds, 4, 3, None), [2, 1])
+        yield GONE(message)
+
+    def goes_on(message: pb.Request) -> Any:
+        assert [len(s.tokens) for s in request_from_proto(message).resume] == [4, 3]
+        yield rest(message, generated(message.seeds, 5, 3, None), [4, 3])
+        yield rest(message, generated(message.seeds, 6, 5, "stop"), [5, 3])
+
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "a", dies)
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        await join(fleet, "b", goes_on)
+        _, samples, _ = await ticket
+        assert [len(s.tokens) for s in samples] == [6, 5]
+        assert [s.workers for s in samples] == [("a", "b")] * 2
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_what_an_earlier_call_was_told_is_nothing_to_go_on_from():
+    """Behind another attempt a worker may not leave out what it sent for the first one."""
+
+    def script(message: pb.Request) -> Any:
+        yield rest(message, generated(message.seeds, 2, 2, None), [0, 0])
+        yield GONE(message)
+
+    async def main():
+        fleet, dispatcher, lost = make(lambda one: request(0, attempt=one.attempt))
+        await join(fleet, "a", script)
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        await join(
+            fleet, "b", lambda asked: rest(asked, generated(asked.seeds, 3, 3, "stop"), [2, 2])
+        )
+        await eventually(lambda: len(lost) >= 2)
+        assert lost[1] == (
+            "b: b: group 0 is garbled: tokens from 2 on, but those before were not sent"
+        )
+        await join(fleet, "c", answer)
+        assert [len(s.tokens) for s in (await ticket).samples] == [1, 1]
+        await dispatcher.close()
+
+    run(main)
+
+
+def changed(**fields: Any) -> Callable[[pb.Reply], pb.Reply]:
+    def change(reply: pb.Reply) -> pb.Reply:
+        for name, value in fields.items():
+            if name == "versions":
+                del reply.samples[0].versions[:]
+                reply.samples[0].versions.extend(value)
+            elif name == "side":
+                reply.samples[0].side.update(value)
+            elif name == "purpose":
+                reply.key.purpose = value
+            elif name == "turn":
+                reply.key.turn = value
+            else:
+                setattr(reply.samples[0], name, value)
+        return reply
+
+    return change
+
+
+NATS = np.full(2, 0.5, np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (changed(begins_at=3), "group 0 is garbled: tokens from 3 on"),
+        (changed(begins_at=-2), "group 0 is garbled: tokens from -2 on"),
+        (changed(versions=[5, 3]), "group 0 is garbled: versions of 3 tokens for 2"),
+        (changed(versions=[5, 3, 6, -1]), "group 0 is garbled: versions of 2 tokens for 2"),
+        (changed(versions=[5]), "group 0 is garbled: cannot reshape"),
+        (changed(finish=9), "group 0 is garbled: finish 9 does not exist"),
+        (changed(finish=-1), "group 0 is garbled: finish -1 does not exist"),
+        (changed(finish=-9), "group 0 is garbled: finish -9 does not exist"),
+        (changed(side={"x": b""}), "group 0 is garbled: side channel 'x', which was not declared"),
+        (changed(seed=77), "group 0 was answered with samples that were not requested"),
+        (changed(purpose=5), "a sent a garbled answer: purpose 5 does not exist"),
+        (changed(purpose=-3), "a sent a garbled answer: purpose -3 does not exist"),
+        (changed(purpose=1), "a answered evaluation group 0, which it had not been sent"),
+        (changed(turn=1), "a answered group 0, which it had not been sent"),
+        # What was sent first is of version 5.
+        (changed(versions=[4, 2]), "sample 0 has versions that are negative or go backwards"),
+        (changed(versions=[-5, 2]), "sample 0 has versions that are negative or go backwards"),
+        (changed(versions=[11, 2]), "sample 0 was generated with a weight version above 10"),
+        (changed(logprobs=NATS), r"sample 0 has log-probs above 0"),
+        (changed(logprobs=NATS[:4]), "sample 0 has uneven arrays"),
+    ],
+)
+def test_a_second_report_that_contradicts_itself_or_the_first_costs_a_worker_its_trust(
+    change, reason
+):
+    def script(message: pb.Request) -> Any:
+        yield rest(message, generated(message.seeds, 2, 2, None), [0, 0])
+        yield change(rest(message, generated(message.seeds, 4, 4, None), [2, 2]))
+
+    async def main():
+        fleet, dispatcher, lost = make()
+        await join(fleet, "a", script)
+        bad = fleet.workers["a"]
+        ticket = dispatcher.submit(request(0))
+        await eventually(lambda: lost)
+        assert lost[0].startswith("a: ") and reason in lost[0], lost
+        assert not bad.trusted
+        good = await join(fleet, "b", answer)
+        assert (await ticket).workers == (fleet.workers["b"],)
+        assert not good.requests[0].resume  # nothing of it is gone on from
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_keys_tell_the_turns_of_an_episode_apart():
+    async def main():
+        fleet, dispatcher, _ = make()
+        stub = await join(fleet, "a", answer)
+        keys = [Key("train", 0), Key("train", 0, 1, 0, 1), Key("train", 0, 1, 0, 2)]
+        keys += [Key("evaluate", 0), Key("serve", 0)]
+        tickets = [dispatcher.submit(request(0, key=key, samples=1)) for key in keys]
+        answers = await asyncio.gather(*tickets)
+        assert [one.request.key for one in answers] == keys
+        later_turns_first = [*keys[1:3], keys[0], *keys[3:]]
+        assert [key_from_proto(one.key) for one in stub.requests] == later_turns_first
+        await dispatcher.close()
+
+    run(main)

@@ -1,0 +1,234 @@
+"""What a lost worker had generated of a group travels to the next one, unless it is quarantined."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from dispatching import (
+    GONE,
+    Script,
+    answer,
+    failing,
+    join,
+    make,
+    quarantine,
+    reply_to,
+    request,
+    requests_of,
+    run,
+)
+from waiting import eventually, turns
+
+from rlax_plugin.base.types import Request
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.transport.wire import request_from_proto
+
+
+def reporting(*reports: tuple[int, ...], then: Script = GONE) -> Script:
+    """Reports so many tokens per sample, one report after the other."""
+
+    def script(message: pb.Request) -> Any:
+        for lengths in reports:
+            yield reply_to(message, *lengths)
+        yield then(message)
+
+    return script
+
+
+def test_what_was_generated_travels_along_to_the_next_worker():
+    async def main():
+        asked: list[Request] = []
+
+        def keep(request: Request) -> Request:
+            asked.append(request)
+            return dataclasses.replace(request, min_version=4)
+
+        fleet, dispatcher, _ = make(keep)
+        await join(fleet, "bad", reporting((1, 0), (4, 3), (3, 3)))  # the last one is older
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        assert not ticket.done()
+        good = await join(fleet, "good", answer)
+        answered, samples, workers = await ticket
+        assert [s.workers for s in samples] == [("bad", "good")] * 2
+        assert [w.name for w in workers] == ["bad", "good"]
+        assert (answered.attempt, answered.min_version) == (2, 4)
+        (message,) = good.requests
+        resume = request_from_proto(message).resume
+        assert [s.tokens.tolist() for s in resume] == [[0, 1, 2, 3], [0, 1, 2]]
+        assert [s.finish for s in resume] == [None, None]
+        assert (asked[0].attempt, asked[0].min_version) == (2, 0)
+        assert [len(s.tokens) for s in asked[0].resume] == [4, 3]
+        assert dispatcher.tokens_resumed == 7 and dispatcher.reissued == 1
+        ((told, reason),) = dispatcher.again
+        assert told is answered and reason == "UNAVAILABLE: told 0"
+        assert fleet.workers["good"].assigned == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_partials_that_are_rejected_are_forgotten_and_none_are_sent():
+    async def main():
+        def drop(request: Request) -> Request:
+            return dataclasses.replace(request, resume=())
+
+        fleet, dispatcher, _ = make(drop)
+        await join(fleet, "one", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        two = await join(fleet, "two", reporting((1, 0)))
+        await eventually(lambda: two.requests)
+        three = await join(fleet, "three", answer)
+        await ticket
+        assert [len(stub.requests[0].resume) for stub in (two, three)] == [0, 0]
+        assert dispatcher.tokens_resumed == 0 and dispatcher.reissued == 2
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_report_without_tokens_is_nothing_to_resume():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "bad", reporting((0, 0)))
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        good = await join(fleet, "good", answer)
+        await ticket
+        assert len(good.requests[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_what_a_worker_reported_before_it_answered_nonsense_is_not_resumed():
+    async def main():
+        fleet, dispatcher, lost = make()
+        nonsense = functools.partial(reply_to, finish="stop")
+        await join(fleet, "bad", reporting((4, 3), then=lambda asked: nonsense(asked, 0, 2)))
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        good = await join(fleet, "good", answer)
+        await ticket
+        assert lost == ["bad: bad: group 0 sample 0 is empty"]
+        assert len(good.requests[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
+    async def main():
+        fleet, dispatcher, lost = make()
+        ends = [asyncio.Event(), asyncio.Event()]
+
+        async def generate(messages: Iterable[pb.GenerateRequest]) -> Any:
+            (message,) = requests_of(messages)
+            yield reply_to(message, 2, 2)
+            await ends[message.key.group].wait()
+            if message.key.group == 0:
+                failing(grpc.StatusCode.UNAVAILABLE)(message)
+            yield answer(message)
+
+        (await join(fleet, "a", answer)).Generate = generate
+        tickets = []
+        for i in range(2):
+            tickets.append(dispatcher.submit(request(i)))
+            await turns()
+        worker = fleet.workers["a"]
+        worker.draining = True
+        assert worker.assigned == 4
+        ends[0].set()
+        await eventually(lambda: worker.assigned == 2)
+        assert lost == [] and not tickets[1].done()
+        ends[1].set()
+        assert (await tickets[1])[0].attempt == 1
+        await join(fleet, "b", answer)
+        asked, *_ = await tickets[0]
+        assert asked.attempt == 2 and [len(s.tokens) for s in asked.resume] == [2, 2]
+        await dispatcher.close()
+
+    run(main)
+
+
+def first_complete(tokens: int) -> Script:
+    """The first sample ends after two tokens, the second has so many; then the worker is lost."""
+
+    def script(message: pb.Request) -> Any:
+        reply = reply_to(message, 2, tokens)
+        reply.samples[0].CopyFrom(reply_to(message, 2, 0, finish="stop").samples[0])
+        yield reply
+        yield GONE(message)
+
+    return script
+
+
+def test_a_sample_names_those_who_generated_it():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "a", first_complete(1))
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        await join(fleet, "b", first_complete(4))
+        await eventually(lambda: dispatcher.reissued >= 2)
+        await join(fleet, "c", answer)
+        _, samples, workers = await ticket
+        assert [s.workers for s in samples] == [("a",), ("a", "b", "c")]
+        assert [len(s.tokens) for s in samples] == [2, 5]
+        assert [w.name for w in workers] == ["a", "b", "c"]
+        assert [w.lost != "" for w in workers] == [True, True, False]
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_what_waits_forgets_what_a_quarantined_worker_generated():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "bad", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        await eventually(lambda: dispatcher.reissued)
+        await quarantine(fleet, "bad")  # it is lost already
+        good = await join(fleet, "good", answer)
+        _, samples, workers = await ticket
+        assert len(good.requests[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        assert [s.workers for s in samples] == [("good",)] * 2
+        assert [w.name for w in workers] == ["good"]
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_rejected():
+    async def main():
+        fleet, dispatcher, lost = make()
+        await join(fleet, "bad", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        go = asyncio.Event()
+        good = await join(fleet, "good", answer)
+        generate = good.Generate
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            async for reply in generate(*args, **kwargs):
+                await go.wait()
+                yield reply
+
+        good.Generate = slow
+        await eventually(lambda: good.requests)
+        await quarantine(fleet, "bad")
+        go.set()
+        asked, samples, workers = await ticket
+        assert [len(one.resume) for one in good.requests] == [2, 0]
+        assert asked.attempt == 3 and [len(s.tokens) for s in samples] == [1, 1]
+        assert workers == (fleet.workers["good"],) and len(lost) == 1
+        assert workers[0].assigned == workers[0].requests == 0
+        await dispatcher.close()
+
+    run(main)

@@ -1,0 +1,143 @@
+"""Workers of different speeds: what is measured, and who gets which group."""
+
+from __future__ import annotations
+
+import pytest
+from dispatching import request, run
+from mixed_fleets import Holding, beat, holding, measured, mixed, settle
+
+from rlax_plugin.rollout.fleet.dispatch import Dispatcher
+from rlax_plugin.rollout.fleet.fleet import Fleet
+from rlax_plugin.rollout.fleet.speeds import Speeds
+
+SEVEN = {f"w{i}": 100.0 for i in range(7)}
+
+
+async def with_rates(**rates: float) -> tuple[Fleet, Dispatcher, dict[str, Holding]]:
+    fleet, dispatcher, stubs = await mixed(*rates)
+    await measured(fleet, **rates)
+    return fleet, dispatcher, stubs
+
+
+def test_speeds_are_multiples_of_the_median_and_unmeasured_workers_have_it():
+    async def main():
+        fleet, dispatcher, _ = await with_rates(a=100, b=110, slow=10, fast=300, new=0)
+        speeds = {name: worker.speed for name, worker in fleet.workers.items()}
+        median = 105  # of 10, 100, 110 and 300
+        assert speeds == pytest.approx(
+            {"a": 1, "b": 1, "slow": 10 / median, "fast": 300 / median, "new": 1}
+        )
+        assert fleet.workers["slow"].tokens_per_s == pytest.approx(10)
+        assert fleet.workers["new"].tokens_per_s == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_figure_follows_a_worker_that_becomes_faster():
+    async def main():
+        fleet, dispatcher, _ = await with_rates(a=100, b=100, slow=10)
+        worker, speeds = fleet.workers["slow"], Speeds(fleet.workers)
+        steps = seconds = 10.0
+        for now_s, rate in [(0.0, 10.0), (1.0, 10.0), (400.0, 100.0)]:
+            steps, seconds = steps + rate, seconds + 1
+            worker.figures = {"steps_total": steps, "decode_s_total": seconds}
+            speeds.heard(worker, now_s)
+        # After a long idle time, the old reports count next to nothing.
+        assert worker.tokens_per_s == pytest.approx(100)
+        worker.figures = {"steps_total": 3.0, "decode_s_total": 1.0}  # another engine's
+        speeds.heard(worker, 401.0)
+        worker.figures = {"steps_total": 53.0, "decode_s_total": 2.0}
+        speeds.heard(worker, 500.0)
+        assert worker.tokens_per_s == pytest.approx(50)
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_slow_worker_gets_no_group_that_would_end_after_all_others():
+    async def main():
+        _, dispatcher, stubs = await with_rates(**SEVEN, slow=10.0)
+        for number in range(32):
+            dispatcher.submit(request(number, samples=1))
+        await settle()
+        # Seven workers generate 32 groups in two rounds; the slow one needs ten for one group.
+        assert stubs["slow"].groups == []
+        assert sorted(len(stubs[name].groups) for name in SEVEN) == [4, 4, 4, 5, 5, 5, 5]
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_slow_worker_gets_its_share_of_a_long_queue():
+    async def main():
+        _, dispatcher, stubs = await with_rates(**SEVEN, slow=10.0)
+        for number in range(300):
+            dispatcher.submit(request(number, samples=1))
+        await settle()
+        # 300 groups in 28.4 slots are 10.6 rounds: time for its slots once, and for no fifth group.
+        assert len(stubs["slow"].groups) == 4
+        assert {len(stubs[name].groups) for name in SEVEN} == {8}
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_slow_worker_that_is_the_only_one_left_gets_all_that_it_has_room_for():
+    async def main():
+        fleet, dispatcher, stubs = await with_rates(a=100, b=100, slow=10)
+        for name in ("a", "b"):
+            fleet.lose(fleet.workers[name], "gone")
+        for number in range(9):
+            dispatcher.submit(request(number, samples=1))
+        await settle()
+        assert len(stubs["slow"].groups) == 8
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_worker_that_tried_itself_out_is_compared_with_its_first_figure():
+    async def main():
+        fleet, dispatcher, stubs = await with_rates(**SEVEN)
+        stubs["slow"] = await holding(fleet, "slow")
+        await beat(fleet, "slow", 8, 2.0)  # the first trial may include a compilation
+        await beat(fleet, "slow", 16, 2.8)
+        assert fleet.workers["slow"].speed == pytest.approx(0.1)
+        for number in range(28):
+            dispatcher.submit(request(number, samples=1))
+        await settle()
+        assert stubs["slow"].groups == []
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_slow_worker_is_no_reason_to_keep_others_waiting():
+    """Even if the figures say that one is faster than all others together."""
+
+    async def main():
+        _, dispatcher, stubs = await with_rates(a=100, b=100, c=100, fast=9000)
+        for number in range(32):
+            dispatcher.submit(request(number, samples=1))
+        await settle()
+        assert {name: len(stub.groups) for name, stub in stubs.items()} == {
+            "a": 8, "b": 8, "c": 8, "fast": 8
+        }  # fmt: skip
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_an_evaluation_pins_no_slow_worker_although_it_is_idle():
+    async def main():
+        fleet, dispatcher, stubs = await with_rates(slow=10.0, a=100.0, b=100.0)
+        for number in range(3):
+            dispatcher.submit(request(number, samples=1))
+        await settle()
+        assert [len(stubs[name].groups) for name in ("slow", "a", "b")] == [0, 2, 1]
+        fleet.pin(5)
+        assert [name for name, worker in fleet.workers.items() if worker.keep >= 0] == ["b"]
+        await dispatcher.close()
+
+    run(main)

@@ -1,0 +1,254 @@
+"""The command line: messages and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import rlax
+from installs import FILTER, PARTS, install, on_path, write
+from processes import python_path
+
+TESTING = str(Path(__file__).parents[3] / "configs/testing.yml")
+CONFIG = """
+steps: 10
+rlax:
+  plugins: [tc_parts]
+  prompt_source: {name: source}
+  rewards: [{name: right, slots: 7}]
+  rollouts: {engine: {name: engine}}
+  weights: {store: {name: store}}
+  launcher: {name: launch}
+  trainer: {name: train}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    install(tmp_path, "tc_parts", PARTS, distribution="tc-dist", version="0.3")
+    (tmp_path / "run.yml").write_text(CONFIG)
+    with on_path(tmp_path):
+        yield tmp_path
+
+
+def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", *arguments],
+        env=os.environ | {"PYTHONPATH": python_path(folder)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_what_a_command_writes_is_not_writable_for_all_whatever_the_umask(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlax_plugin", "init", "new/run.yml", "--yes"]
+    subprocess.run(command, cwd=tmp_path, umask=0, capture_output=True, timeout=240, check=True)
+    modes = [stat.S_IMODE((tmp_path / one).stat().st_mode) for one in ("new", "new/run.yml")]
+    assert modes == [0o775, 0o664]
+
+
+def test_a_command_works_without_standard_streams(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "rlax_plugin", "init", "run.yml", "--yes"]
+    shell = f"exec {shlex.join(words)} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", shell], cwd=tmp_path, timeout=240).returncode == 0
+    assert "rlax:" in (tmp_path / "run.yml").read_text()
+
+
+BAD = [
+    (
+        "rlax.plugins=[tc_prts]",
+        "rlax.plugins = 'tc_prts': no plug-in or module of this name; did you mean 'tc_parts'?",
+    ),
+    ("rlax.rollouts.slotz=3", "rlax.rollouts.slotz = 3: unknown key; did you mean 'slots'?"),
+    (
+        "rlax.staleness.reload_every=2",
+        "rlax.staleness.max_staleness = 1: must be at least reload_every = 2",
+    ),
+]
+
+
+def test_a_bad_config_is_one_message_of_a_process_and_its_status_2(folder: Path) -> None:
+    """Of ``rlax train``, see test_bad_configs.py."""
+    override, said = BAD[-1]
+    result = process(folder, "check", str(folder / "run.yml"), override)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {said}")
+    assert result.stderr.count("\n") == 1  # and so no traceback
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda v: v[0])
+@pytest.mark.parametrize("command", [("check",), ("train",), ("plugins",)])
+def test_every_command_rejects_a_bad_config(
+    folder: Path, command: tuple[str, ...], bad: tuple[str, str]
+) -> None:
+    config = str(folder / "run.yml")
+    result = rlax(*command, config, bad[0])
+    first_words = result.stdout.startswith(f"rlax train {config}: ") and command == ("train",)
+    assert (result.exit_code, result.stdout.count("\n")) == (2, first_words)
+    assert result.stderr.startswith(f"error: {bad[1]}")
+
+
+def test_plugins_lists_what_is_installed(folder: Path) -> None:
+    install(folder, "tc_broken", "import tc_nowhere", distribution="tc-bad", version="9")
+    listed = {row["name"]: row for row in json.loads(rlax("plugins", "--json").stdout)["installed"]}
+    parts = listed["tc_parts"]
+    assert (parts["distribution"], parts["version"]) == ("tc-dist", "0.3")
+    assert parts["offers"]["trainer"] == ["train"] and "filter" not in parts["offers"]
+    assert "No module named 'tc_nowhere'" in listed["tc_broken"]["error"]
+    table = rlax("plugins").stdout
+    assert "tc_parts" in table and "tc-dist" in table and "trainer: train" in table
+
+
+def test_plugins_shows_what_a_config_would_use(folder: Path) -> None:
+    config = str(folder / "run.yml")
+    used = json.loads(rlax("plugins", config, "--json").stdout)["used"]
+    (reward,) = [row for row in used if row["key"] == "rlax.rewards.0"]
+    assert reward == {
+        "key": "rlax.rewards.0",
+        "kind": "reward",
+        "name": "right",
+        "plugin": "tc_parts",
+        "distribution": "tc-dist",
+        "version": "0.3",
+        "options": {
+            "slots": {"value": 7, "default": 4, "required": False, "description": ""},
+        },
+    }
+    assert {row["kind"] for row in used} >= {"trainer", "advantage", "objective"}
+    bare = json.loads(rlax("plugins", TESTING, "--json").stdout)["loaded"]
+    assert [row["name"] for row in bare][:2] == ["rlax_plugin.testing"]
+    assert bare[0]["offers"]["trainer"] == ["bigram"]
+    text = " ".join(rlax("plugins", config).stdout.split())
+    order = [text.index(title) for title in (" would use", " lists ", "installed plug-ins")]
+    assert order == sorted(order)
+    assert "rlax.rewards.0 right reward of tc_parts (tc-dist 0.3) slots 7 default 4" in text
+
+
+def test_unlisted_plugin_that_offers_the_name(folder: Path) -> None:
+    install(folder, "tc_filters", FILTER % {"filter": "narrow"})
+    result = rlax("check", str(folder / "run.yml"), "rlax.curation.filters=[{name: narrow}]")
+    assert result.exit_code == 2
+    assert "plug-in 'tc_filters' offers this filter" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        ("WorkerError('no worker came')", 1),
+        ("DeadlineError('a batch', 3.0, 'rlax.deadlines.batch_s')", 1),
+        ("PluginError('collides')", 2),
+        ("KeyboardInterrupt()", 130),
+    ],
+)
+def test_exit_statuses(folder: Path, raised: str, status: int) -> None:
+    """A part that fails while the config is checked stands for any failure."""
+    source = f"""
+        from rlax_plugin.api import Extension, NoOptions, hookimpl
+        from rlax_plugin.base.errors import DeadlineError, PluginError, WorkerError
+
+        def check(config, context):
+            raise {raised}
+
+        @hookimpl
+        def rlax_register_trainer():
+            return {{"fails": Extension(NoOptions, check, check)}}
+    """
+    write(folder, f"tc_fails_{status}_{len(raised)}", source)
+    plugins = f"rlax.plugins=[tc_parts, tc_fails_{status}_{len(raised)}]"
+    result = rlax("check", str(folder / "run.yml"), plugins, "rlax.trainer.name=fails")
+    assert result.exit_code == status
+    assert ("error: " in result.stderr) == (status != 130)
+
+
+def test_wrong_usage_is_status_2(folder: Path) -> None:
+    assert rlax("chek").exit_code == 2
+    assert rlax("serve", str(folder / "run.yml")).exit_code == 2
+    bad = ("serve", "--controller", "nowhere", "--name", "w")
+    result = rlax(*bad)
+    assert result.exit_code == 2 and "--controller = 'nowhere': must be host:port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host", "0.0.0.0"), "--advertised-host: must be set, because --host = 0.0.0.0"),
+        (("--host", "a b"), "--host = 'a b': must be an address of this machine"),
+        (("--advertised-host", "x:1"), "--advertised-host = 'x:1': must be the host by which"),
+    ],
+)
+def test_parameter_server_rejects_hosts_that_are_none(
+    options: tuple[str, ...], said: str, folder: Path
+) -> None:
+    result = rlax("parameter-server", str(folder / "run.yml"), *options)
+    assert result.exit_code == 2 and said in result.stderr
+
+
+def test_certificates_are_made_and_what_is_wrong_with_them_is_told(folder: Path) -> None:
+    certs = folder / "certs"
+    result = rlax("certs", "make", str(certs))
+    assert result.exit_code == 2 and "--name: must be given" in result.stderr
+    result = rlax("certs", "make", str(certs), "--name", "127.0.0.1", "--days", "20")
+    assert result.exit_code == 0 and "made a new authority" in result.stdout
+    keys = {"certificate": "server.pem", "key": "server-key.pem", "ca": "ca.pem"}
+    for key, name in keys.items():
+        assert f"      {key}: {certs / name}" in result.stdout
+    assert "PRIVATE" not in result.stdout
+    options = [f"rlax.network.tls.{key}={certs / name}" for key, name in keys.items()]
+    assert rlax("check", "--fast", str(folder / "run.yml"), *options).exit_code == 0
+    other = rlax("check", "--fast", str(folder / "run.yml"), *options, "rlax.network.host=::1")
+    assert other.exit_code == 2 and "is not for ::1" in other.stderr
+    (certs / "server-key.pem").chmod(0o644)
+    opened = rlax("check", "--fast", str(folder / "run.yml"), *options)
+    assert opened.exit_code == 2 and "rlax.network.tls.key" in opened.stderr
+    assert rlax("certs", "make", str(certs)).exit_code == 0  # again: for the same names
+
+
+def test_a_worker_token_is_found_and_rotated(tmp_path: Path, folder: Path) -> None:
+    from rlax_plugin.rpc.security.run_secrets import run_secrets
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yml").write_text((folder / "run.yml").read_text())
+    assert "has no usable secrets" in rlax("certs", "token", str(run)).stderr
+    before = run_secrets(run)
+    assert (
+        rlax("certs", "token", str(run)).stdout
+        == f"workers join with the token in {run}/worker-token.json\n"
+    )
+    result = rlax("certs", "token", str(run), "--rotate", "--old-for", "60")
+    after = run_secrets(run)
+    assert result.exit_code == 0 and "is accepted for 60 s" in result.stdout
+    assert (after.earlier, after.trainer) == (before.worker, before.trainer)
+    assert after.worker not in result.stdout
+    assert rlax("certs", "token", str(tmp_path)).exit_code == 2
+
+
+def test_a_server_without_a_lock_is_never_seen_by_other_machines(folder: Path) -> None:
+    for option in ("--ca", "--name"):
+        result = rlax("serve", str(folder), option, "x")
+        assert result.exit_code == 2 and f"{option} = 'x': can only be used with" in result.stderr
+
+
+def test_a_parameter_server_keeps_its_index_where_no_other_user_writes(folder: Path) -> None:
+    """What is listed there is served, and deleted."""
+    shared = folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    result = rlax("parameter-server", str(folder / "run.yml"), "--index", f"{shared}/index.json")
+    assert result.exit_code == 2
+    assert f"--index = '{shared}/index.json': {shared} has mode 1777, so other" in result.stderr
+
+
+def test_first_words_come_before_all_else_but_not_beside_json() -> None:
+    later = "importing rlax and reading the config, typically about 3 s"
+    result = rlax("eval", "no such run", "--json")
+    assert result.exit_code == 2 and later not in result.stdout
+    assert rlax("eval", "no such run").stdout.startswith(f"rlax eval no such run: {later}")
