@@ -199,7 +199,9 @@ class RewardProcess:
                 self._witness = Witness(memory.fileno())
                 descriptors = theirs.fileno(), memory.fileno()
                 process = self._process = await asyncio.create_subprocess_exec(
-                    *python_command("-m", "rlax_plugin.reward.process", *map(str, descriptors)),
+                    *python_command(
+                        "-m", "rlax_plugin.run.programs.reward", *map(str, descriptors)
+                    ),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=self._output.descriptor,
                     stderr=self._output.descriptor,

@@ -1,9 +1,9 @@
 """A reward process: scores and plays episodes that arrive as JSON lines on a socket of its own.
 
-Started by ``RewardProcess`` as ``python -m rlax_plugin.reward.process SOCKET WITNESS``, two file
-descriptors. It is a separate process so that code that hangs, leaks or crashes costs one sample and
-never the run. It leads a session and a process group, which ends with it, so that processes started
-by a reward do not outlive it.
+Started by ``RewardProcess`` as ``python -m rlax_plugin.run.programs.reward SOCKET WITNESS``, two
+file descriptors. It is a separate process so that code that hangs, leaks or crashes costs one
+sample and never the run. It leads a session and a process group, which ends with it, so that
+processes started by a reward do not outlive it.
 
 Three threads: one reads, the main one calls functions one at a time (signals and many libraries
 need the main one), and an event loop runs async rewards and environments, many at a time.
@@ -40,8 +40,7 @@ from rlax_plugin.base.processes.tree import kill_tree
 from rlax_plugin.base.text.harmless import harmless, one_line
 from rlax_plugin.base.text.secrets import learn_secrets
 from rlax_plugin.base.types import Episode, Prompt, Score
-from rlax_plugin.build import build_part
-from rlax_plugin.config import RlaxSection, last_of
+from rlax_plugin.config import Choice, RlaxSection, last_of
 from rlax_plugin.ports.environment import Answer, EpisodeLimit, Given, Outcome
 from rlax_plugin.ports.protocols import BuildContext, EpisodeReward, GroupReward, Reward
 from rlax_plugin.reward.functions.calling import ReturnedError
@@ -676,7 +675,12 @@ def _read(connection: Connection, take: Callable[[list[bytes]], None]) -> None:
         kill_tree(os.getpid())
 
 
-def main() -> None:
+def main(build_part: Callable[[str, Choice, str, BuildContext], Any]) -> None:
+    """Serves jobs until the connection ends.
+
+    Args:
+      build_part: see ``rlax_plugin.build``.
+    """
     descriptor, shared = map(int, sys.argv[1:])
     connection, witness = Connection(descriptor), Witness(shared)
     os.close(shared)
@@ -732,7 +736,3 @@ def main() -> None:
             watchdog.watch_loop("the event loop of rewards and episodes", loop)
         connection.send({"ready": True, **asdict(needs)})
         main_thread.run(forms)
-
-
-if __name__ == "__main__":
-    main()

@@ -31,7 +31,6 @@ from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
-from rlax_plugin.rollout.fleet.deadlines import Pace
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.parameter_server import ParameterServer
@@ -89,6 +88,21 @@ class Announcer(Protocol):
         ...
 
 
+class WriteTimes:
+    """Hears how large versions are and how long writing takes. This one remembers nothing."""
+
+    def weighs(self, size: int) -> None:
+        """Takes the size of a weight version in bytes, before it is written."""
+
+    def wrote(self, size: int, seconds: float) -> None:
+        """Takes the seconds that writing a complete part of this many bytes took."""
+
+    def needed_s(self, name: str) -> float | None:
+        """Returns the minimum of ``rlax.deadlines.<name>``; None: unknown. Any thread."""
+        del name
+        return None
+
+
 class Publisher:
     """Writes versions, one after another, beside the training thread.
 
@@ -127,7 +141,7 @@ class Publisher:
         announcer: Announcer,
         failures: Supervision,
         deadline_s: float,
-        pace: Pace | None = None,
+        pace: WriteTimes | None = None,
         near: ParameterServer | None = None,
         memory_bytes: int = 0,
         on_visible: Callable[[WeightVersion], None] = lambda version: None,
@@ -136,7 +150,7 @@ class Publisher:
         self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
         self._announcer, self._failures = announcer, failures
         self._on_visible, self._on_published = on_visible, on_published
-        self._deadline_s, self._pace = deadline_s, pace
+        self._deadline_s, self._pace = deadline_s, pace or WriteTimes()
         self._near, self._memory = near, MemoryCopies(memory_bytes)
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
@@ -218,8 +232,7 @@ class Publisher:
             else self._newest[name]
             for name in weights.parts
         }
-        if self._pace is not None:
-            self._pace.weighs(sum(part.nbytes for part in parts.values()))
+        self._pace.weighs(sum(part.nbytes for part in parts.values()))
         offered = self._offer(WeightVersion(step, step, tuple(parts.values()), canary), fresh)
         for name, arrays in fresh.items():
             path = self._save(step, parts[name], arrays)
@@ -282,8 +295,7 @@ class Publisher:
             tries += 1
             try:
                 took_s = self._save_once(step, name, path, arrays)
-                if self._pace is not None:
-                    self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
+                self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
                 return path
             except (WeightsUnwritableError, OSError) as error:
                 self._doing = (
@@ -336,7 +348,7 @@ class Publisher:
         self._on_published(version)
 
     def _late(self) -> DeadlineError:
-        needed_s = self._pace and self._pace.needed_s("weights_s")
+        needed_s = self._pace.needed_s("weights_s")
         return DeadlineError(self._doing, self._deadline_s, "rlax.deadlines.weights_s", needed_s)
 
     def slow(self, now: float) -> str:

@@ -33,7 +33,7 @@ KINDS = {
     "rlax_plugin serve",
     "rlax_plugin.data.prompts.reading_process",
     "rlax_plugin.base.processes.limited_process",
-    "rlax_plugin.reward.process",
+    "rlax_plugin.run.programs.reward",
     "rlax_plugin.base.tokens.template_process",
     "rlax_plugin.reward.sandbox.server",
 }

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import google_crc32c
 import ml_dtypes  # noqa: F401  registers bfloat16 and its like under their names
 import numpy as np
 
-from rlax_plugin.ports.protocols import Arrays
-
 _CHECKSUM_BYTES = 4
 _AS = "::"  # between the name and the dtype of an array whose dtype a numpy file cannot hold
 
 
-def pack(arrays: Arrays) -> bytes:
+def pack(arrays: Mapping[str, Any]) -> bytes:
     """Returns the bytes of a file that ``unpack`` and ``numpy.load`` can read.
 
     Raises:

@@ -19,6 +19,7 @@ from rlax_plugin.base.text.amounts import in_bytes, in_seconds
 from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.config import Assume, RlaxSection
 from rlax_plugin.rollout.fleet.fleet import FleetListener, Worker
+from rlax_plugin.weights.publisher import WriteTimes
 
 log = logging.getLogger("rlax.controller")
 
@@ -283,7 +284,7 @@ def _need(
     return Need(f"rlax.deadlines.{name}", given_s, needed_s, why, bool(uses & rates.measured))
 
 
-class Pace(FleetListener):
+class Pace(FleetListener, WriteTimes):
     """The minimum of deadlines, at the speeds measured so far.
 
     Until a speed is measured, ``rlax.deadlines.assume`` holds. Speeds are those of the slowest

@@ -1,4 +1,4 @@
-"""The life of every process that serves an engine: its start, its endpoints, its end."""
+"""The endpoints of a process that serves an engine: gRPC, and a page for Prometheus."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlax_plugin.base.errors import ConfigError, PluginError
-from rlax_plugin.build import build_part
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.network import Place
-from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
+from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollout.worker.rollout_service import RolloutService
 from rlax_plugin.rollout.worker.worker_metrics import WorkerMetrics
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -37,8 +32,6 @@ NAME = "RLAX_WORKER"
 
 Clients = Literal["none", "token", "open"]
 """Other programs that may call a worker: none, those with its token, or, on loopback, all."""
-
-Life = Callable[[RlaxSection, RolloutEngine, asyncio.Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,40 +177,3 @@ def _is_token_file(path: Path) -> bool:
         read_secret(path, "--token-file")
         return True
     return False
-
-
-def run(config: ResolvedConfig, name: str, life: Life) -> None:
-    """Builds a config's engine, and runs ``life`` on an event loop to its end.
-
-    Args:
-      name: name of this worker, in logs and metrics.
-      life: its last argument is set by the first SIGTERM or Ctrl-C.
-
-    Raises:
-      RlaxError: configuration, start-up and engine failures.
-    """
-    os.environ[NAME] = name
-    section = config.section
-    context = BuildContext.outside_run(section, config)
-    engine: RolloutEngine = build_part(
-        "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
-    )
-    scores = engine.capabilities.scores
-    if scores != (type(engine).score is not RolloutEngine.score):
-        # Its canaries would not be verified, or that would fail.
-        what = "a method score and Capabilities.scores, or neither"
-        raise PluginError(f"rollout engine {section.rollouts.engine.name}: expected {what}")
-    if not scores:
-        what = "%s cannot score tokens: no canary of a weight version is verified"
-        log.warning(what, section.rollouts.engine.name)
-
-    async def until_told() -> None:
-        terminated = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, terminated.set)
-        await life(section, engine, terminated)
-
-    try:
-        asyncio.run(until_told())
-    finally:
-        engine.close()

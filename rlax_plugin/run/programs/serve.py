@@ -27,13 +27,14 @@ from rlax_plugin.config.loading import overridden
 from rlax_plugin.config.network import Network, Place, check_page_is_local
 from rlax_plugin.config.validation import validate
 from rlax_plugin.ports.protocols import RolloutEngine
-from rlax_plugin.rollout.worker.endpoint import Clients, Endpoint, Scrapes, run
+from rlax_plugin.rollout.worker.endpoint import Clients, Endpoint, Scrapes
 from rlax_plugin.rollout.worker.joining import RunToJoin, fetch_config
 from rlax_plugin.rollout.worker.member import Member
 from rlax_plugin.rollout.worker.progress import EngineBeat
 from rlax_plugin.rollout.worker.rollout_service import RolloutService
 from rlax_plugin.rpc.security.operator_certificate import read_authority
 from rlax_plugin.rpc.transport.own_address import own_address
+from rlax_plugin.run.programs.engine import run
 from rlax_plugin.weights.local_copies import local_copies
 
 log = logging.getLogger("rlax.worker")

@@ -25,9 +25,9 @@ from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.config.network import ADVERTISED, HOST, Place, check_page_is_local
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollout.worker.endpoint import Endpoint, Scrapes
-from rlax_plugin.rollout.worker.endpoint import run as run_engine
 from rlax_plugin.rollout.worker.rollout_service import RolloutService
 from rlax_plugin.rpc.transport.doors import check_open
+from rlax_plugin.run.programs.engine import run as run_engine
 from rlax_plugin.weights.kept_versions import kept_version
 from rlax_plugin.weights.verification import take_version
 

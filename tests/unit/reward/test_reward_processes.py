@@ -157,7 +157,7 @@ def own_processes() -> list[psutil.Process]:
 
     def is_one(process: psutil.Process) -> bool:
         with suppress(psutil.Error):  # of a zombie, for example
-            return "rlax_plugin.reward.process" in process.cmdline()
+            return "rlax_plugin.run.programs.reward" in process.cmdline()
         return False
 
     return [child for child in psutil.Process().children() if is_one(child)]
@@ -380,7 +380,7 @@ def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() ->
     with ours, theirs, shared() as memory:
         descriptors = theirs.fileno(), memory.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin.reward.process", *map(str, descriptors)],
+            [sys.executable, "-m", "rlax_plugin.run.programs.reward", *map(str, descriptors)],
             pass_fds=descriptors,
             start_new_session=True,
         )
