@@ -15,8 +15,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 	--second-chance --durations 15
 # The rules of the house, and those of its pages that no program has to be started for: cheap, and
 # what a change breaks most often.
-RULES := tests/unit/house $(addprefix tests/unit/docs/test_, words.py words_of_messages.py \
-	docs_config.py docs_inputs.py docs_moving.py docs_objectives.py docs_pages.py)
+RULES := tests/unit/house $(addprefix tests/unit/docs/test_, docs_config.py docs_inputs.py \
+	docs_moving.py docs_objectives.py docs_pages.py)
 TYPES := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 help: ## this list
