@@ -57,21 +57,21 @@ def rotary_positions(
     problems = _contradictions(content, path)
     found = values.get("rope_parameters") or {}
     if family.block != "gemma3":
-        return _one(found, family, f"rope_parameters in {path}", problems), problems
+        return _described(found, family, f"rope_parameters in {path}", problems), problems
     where = f"rope_parameters.{_GLOBAL} in {path}"
-    whole = _one(found.get(_GLOBAL) or {}, family, where, problems)
+    whole = _described(found.get(_GLOBAL) or {}, family, where, problems)
     local = found.get(_LOCAL) or {}
     where = f"rope_parameters.{_LOCAL} in {path}"
-    short = _one(local, family, where, problems)
+    short = _described(local, family, where, problems)
     if short.kind != "default":
         problems.append(ConfigError(where, local, "is not supported; rope_type must be default"))
     return Rotary(whole.kind, whole.theta, whole.factor, short.theta), problems
 
 
-def _one(
+def _described(
     rope: Mapping[str, Any], family: Family, where: str, problems: list[ConfigError]
 ) -> Rotary:
-    """Returns the rotary positions of one description, and appends its errors to ``problems``."""
+    """Returns the rotary positions that one description means; appends errors to ``problems``."""
 
     def wrong(reason: str) -> Rotary:
         problems.append(ConfigError(where, dict(rope), reason))

@@ -87,7 +87,7 @@ class HuggingFaceSource(DatasetSource):
 
     def _loaded(self, name: str, key: str) -> Any:
         config = self.config
-        # It asks a server that cannot be reached five times, unless it is told that there is none.
+        # Else the library asks the hub five times, although the files are in the directory.
         if config.directory is not None:
             os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
         import datasets

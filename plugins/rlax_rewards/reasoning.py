@@ -77,7 +77,9 @@ class ReasoningGym(Reward):
         except OverLimitError:
             if answer is None:
                 raise
-            self._score(name, entry, None)  # unless the entry is to blame
+            # The answer took too long and scores 0; if even no answer does, the entry is to blame,
+            # and this call raises the error.
+            self._score(name, entry, None)
             return 0.0
         if wrong:
             raise ValueError(f"prompt {prompt.id}: {wrong}")

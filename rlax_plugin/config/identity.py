@@ -117,7 +117,7 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def decides(override: str) -> bool:
+def changes_results(override: str) -> bool:
     """True if a ``key=value`` argument may change the results, not only place or speed.
 
     Raises:

@@ -43,6 +43,7 @@ def read_functions(
     """
     if not config.functions:
         return config, {}
+    # What a run without results has recorded binds nobody: it may begin again with other files.
     kept: dict[str, Any] = (files.get_json(_RECORD) if holds_results(files) else None) or {}
     paths, contents = dict(config.functions), {}
     for key, choice, name in _named(config):
@@ -57,6 +58,7 @@ def read_functions(
             contents[name.file] = content = read_file(path)
         except FunctionError as error:
             raise ConfigError(key, choice, str(error)) from None
+        # A worker or a host has no record; its config has the digest.
         before = kept.get(name.file) or config.section.functions.get(name.file)
         if before not in (None, _digest(content)):
             raise ConfigError(key, choice, _changed(files, name, content, kept))

@@ -307,6 +307,10 @@ def _imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _lies_in(folder: Path, name: str) -> bool:
+    """True if importing ``name`` takes a module of this folder, not one of the same name elsewhere.
+
+    Python may not find it at all (no origin) because the folder is on no path yet: then it is ours.
+    """
     beside = (folder / f"{name}.py", folder / name / "__init__.py")
     if not any(path.is_file() for path in beside):
         return False

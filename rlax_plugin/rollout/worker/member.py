@@ -31,7 +31,7 @@ from rlax_plugin.rollout.worker.endpoint import Endpoint
 from rlax_plugin.rollout.worker.following import Following
 from rlax_plugin.rollout.worker.joining import RunToJoin, join, leave, prepare
 from rlax_plugin.rollout.worker.progress import load_within
-from rlax_plugin.rollout.worker.trial import measurable, try_out, try_when_idle
+from rlax_plugin.rollout.worker.speed_trial import measurable, try_out, try_when_idle
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.transport.channels import describe

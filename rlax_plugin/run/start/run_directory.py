@@ -99,9 +99,10 @@ def make_directories(
       ConfigError: a file cannot be written, or other users could write there as well.
     """
     base = str(maxtext["base_output_directory"])
-    key, value = "rlax.state_dir", section.state_dir or str(state_dir)
-    if files.is_local and not section.state_dir:
+    if files.is_local and not section.state_dir:  # the state lies in the run's own directory
         key, value = "base_output_directory", base
+    else:
+        key, value = "rlax.state_dir", section.state_dir or str(state_dir)
     _make(key, value, state_dir)
     try:
         (state_dir / "logs").mkdir(exist_ok=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
-from rlax_plugin.config.identity import decides
+from rlax_plugin.config.identity import changes_results
 from rlax_plugin.run.evaluation.measures import is_score, label
 from rlax_plugin.run.evaluation.statistics import Estimate
 from rlax_plugin.run.metrics import names
@@ -71,7 +71,7 @@ def read_evaluations(files: RunFiles) -> tuple[Measured, ...]:
                     measure,
                     document["version"],
                     Estimate.from_json(value),
-                    tuple(filter(decides, document.get("overrides", ()))),
+                    tuple(filter(changes_results, document.get("overrides", ()))),
                 )
                 for held_out, measures in document["sets"].items()
                 for measure, value in measures.items()
