@@ -59,7 +59,7 @@ def check_reply(
         decode=decode,
         begun=begun,
     )
-    resume = () if begun else request.resume  # else the report before was checked
+    resume = () if begun else request.resume  # what was begun was checked before
     found = found or _version_defect(samples, request, newest_version, exactly, resume)
     for index, (sampled, before) in enumerate(zip(samples, resume, strict=bool(resume))):
         if found is None and not _goes_on(sampled, before):

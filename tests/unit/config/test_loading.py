@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.build import registry_of
-from rlax_plugin.config.identity import config_hash, decides, differences
+from rlax_plugin.config.identity import changes_results, config_hash, differences
 from rlax_plugin.config.loading import load_section, merged
 
 MINIMAL = """
@@ -272,7 +272,7 @@ def test_an_argument_sets_one_option_inside_an_option_of_a_part(tmp_path):
     ],
 )
 def test_an_argument_decides_what_is_computed_or_does_not(override, does):
-    assert decides(override) is does
+    assert changes_results(override) is does
 
 
 def test_differences_name_what_is_hashed_alone():

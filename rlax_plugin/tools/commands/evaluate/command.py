@@ -30,7 +30,7 @@ from rlax_plugin.base.files.run_files import RunFiles, file_at
 from rlax_plugin.base.text.secrets import hidden
 from rlax_plugin.base.types import Prompt
 from rlax_plugin.config import Deadlines, RlaxSection
-from rlax_plugin.config.identity import decides
+from rlax_plugin.config.identity import changes_results
 from rlax_plugin.data.curation.pass_rate_files import About, MeasuredRates, measured, write_table
 from rlax_plugin.data.prompts.checking import training_prompts
 from rlax_plugin.data.prompts.ids import domains_of, ids_of
@@ -463,7 +463,7 @@ def write_result(run: RunFiles, document: Mapping[str, Any]) -> str:
 
 def _settings(document: Mapping[str, Any]) -> tuple[object, list[str]]:
     """Returns the settings on which a result depends, besides the version."""
-    return list(filter(decides, document.get("overrides", []))), list(document["sets"])
+    return list(filter(changes_results, document.get("overrides", []))), list(document["sets"])
 
 
 def first_of_each(prompts: Sequence[Prompt]) -> np.ndarray:
