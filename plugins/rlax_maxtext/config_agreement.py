@@ -26,9 +26,14 @@ def answered_prompts(context: BuildContext) -> PromptSource:
     """
     choice = context.section.prompt_source
     source: PromptSource = context.part("prompt_source", choice, "rlax.prompt_source")
-    if source.pad_id is None:
+    answers = any(
+        getattr(type(source), name) is not getattr(PromptSource, name)
+        for name in ("answer_tokens", "answer_turns")
+    )
+    if source.pad_id is None or not answers:
         lacks = (
-            f"prompt source {choice.name!r} gives no right answers to train on (it has no pad_id)"
+            f"prompt source {choice.name!r} gives no right answers to train on (it has no pad_id, "
+            "or neither answer_tokens nor answer_turns)"
         )
         raise ConfigError("rlax.trainer.warm_start.enabled", True, f"must be false: {lacks}")
     return source

@@ -20,8 +20,8 @@ from rlax_plugin.base.types import EMPTY, Finish, Prompt
 Given = Sequence[int] | str | Sequence[Mapping[str, Any]]
 """Input that an environment gives the policy.
 
-Tokens; or a text (``GivenTextEncoder``); or messages of a chat, each a mapping with ``role`` and
-``content`` (``MessageEncoder``).
+Tokens; or a text (``PromptSource.encode_given``); or messages of a chat, each a mapping with
+``role`` and ``content`` (``PromptSource.encode_messages``).
 """
 
 

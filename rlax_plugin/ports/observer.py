@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -53,6 +54,15 @@ def defect(part: Observer) -> str | None:
     for name in dir(part):
         if name.startswith(_PREFIX) and name not in known:
             return f"has {name}, which is no event; {alternatives(name, known)}"
+    for name in known:
+        method = getattr(part, name)
+        arguments = [*inspect.signature(getattr(Observer, name)).parameters][1:]
+        if inspect.isgeneratorfunction(method):
+            return f"has {name} as a generator, which would never run"
+        try:  # events are told by keyword
+            inspect.signature(method).bind(**dict.fromkeys(arguments))
+        except TypeError as error:
+            return f"has {name}, which must take ({', '.join(arguments)}): {error}"
     problems = abilities_of(part, Observer).problems
     return f"has a method that does not fit: {problems[0]}" if problems else None
 

@@ -7,12 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from rlax_plugin.base.errors import PluginError
 from rlax_plugin.base.types import BASE, EMPTY, Canary, Descent
 from rlax_plugin.ports.orders import Followers, NoFollowers, Order
 from rlax_plugin.ports.protocols import Arrays
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+def _lacking(trainer: Trainer, declared: str, method: str) -> PluginError:
+    return PluginError(f"{type(trainer).__name__} declares {declared} and has no method {method}")
 
 
 class ConvertibleModel(Protocol):
@@ -113,11 +118,11 @@ class Trainer(ABC):
 
     def checkpoints(self) -> Mapping[int, str]:
         """Training step -> name below ``checkpoints/`` in the run's directory."""
-        raise NotImplementedError
+        raise _lacking(self, "keeps_checkpoints", "checkpoints")
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """Publishes the weights of one checkpoint, under its step, and returns."""
-        raise NotImplementedError
+        raise _lacking(self, "keeps_checkpoints", "publish_checkpoint")
 
     def publish_first(self, port: TrainerPort) -> None:
         """Publishes the weights that ``run`` starts from, as version 0, and returns.
@@ -125,7 +130,7 @@ class Trainer(ABC):
         Called in place of ``run``, for a run that has no checkpoint. Anything that ``run`` would
         compute before its first step, such as a warm start, is computed here too.
         """
-        raise NotImplementedError
+        raise _lacking(self, "keeps_checkpoints", "publish_first")
 
     def start_from(self, descent: Descent) -> str | None:
         """Makes ``run`` start from the weights of another run's checkpoint, as its version 0.
@@ -140,11 +145,11 @@ class Trainer(ABC):
         Raises:
           ConfigError: the checkpoint is missing or of another model, or contradicts the config.
         """
-        raise NotImplementedError
+        raise _lacking(self, "keeps_checkpoints", "start_from")
 
     def follow(self, port: FollowerPort) -> None:
         """Runs the training loop on another host than 0, until host 0 ends it."""
-        raise NotImplementedError
+        raise _lacking(self, "spans_hosts", "follow")
 
     def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
         """Reads a model's config, tokenizer and the shapes of its tensors.
@@ -157,11 +162,11 @@ class Trainer(ABC):
         Raises:
           ConfigError: the model is damaged or not supported; names the file and what is wrong.
         """
-        raise NotImplementedError
+        raise _lacking(self, "converts_models", "examine_model")
 
     def checkpoint_path(self, name: str) -> str:
         """Path or URL of a checkpoint of the run, as ``export_model`` takes it."""
-        raise NotImplementedError
+        raise _lacking(self, "converts_models", "checkpoint_path")
 
     def export_model(
         self,
@@ -185,7 +190,7 @@ class Trainer(ABC):
             of the model that the config describes; before anything is written.
           RlaxError: the weights cannot be read.
         """
-        raise NotImplementedError
+        raise _lacking(self, "converts_models", "export_model")
 
 
 class Decision(NamedTuple):

@@ -1,14 +1,15 @@
-"""Runs whose workers are actors of a Ray cluster that the trainer starts.
-
-``tests/chaos`` has nodes of a cluster that end, freeze and leave.
-"""
+"""Runs whose workers are actors of a Ray cluster, of which nodes end, freeze and leave."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import stat
+import tempfile
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import pytest
 from other_user import readable_by_stranger
 from planted import plant
 from processes import python_path
-from runs import HELPERS, Run, command, held
+from ray_nodes import RESOURCE, RayNodes, ray_nodes
+from runs import HELPERS, Run, alive, command, held
+from waiting import wait_until
 
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.run.state import events as ev
@@ -35,6 +38,28 @@ OF_CLUSTER = re.compile(r"/tmp/rlax-ray-[^/ ]+")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rlax-", dir="/tmp", ignore_cleanup_errors=True) as own,
+        ray_nodes(Path(own), 3) as nodes,
+    ):
+        yield nodes
+
+
+def launcher(nodes: RayNodes, pool: str, least: int, most: int) -> str:
+    pools = [{"name": pool, "min": least, "max": most, "resources": {RESOURCE: 1}}]
+    options = {
+        "name": "ray",
+        "address": nodes.address,
+        "token_file": str(nodes.token_file),
+        "pools": pools,
+        "scale_up_s": 1.0,
+        "scale_down_s": 1.0,
+    }
+    return f"rlax.launcher={json.dumps(options)}"
+
+
 def workers(pool: str) -> dict[str, psutil.Process]:
     """The newest process of each worker of a pool, by its name."""
     found: dict[str, psutil.Process] = {}
@@ -49,6 +74,22 @@ def workers(pool: str) -> dict[str, psutil.Process]:
     return found
 
 
+def joined(run: Run, name: str) -> int:
+    """The number of processes of a worker that have received weights."""
+    log = run.dir / "logs" / f"{name}.log"
+    return log.read_text().count(f"worker {name} serves on") if log.exists() else 0
+
+
+def elsewhere_s(run: Run, name: str, before: int) -> float:
+    """Waits until a worker has registered once more and a step was trained; returns the seconds."""
+    began = time.monotonic()
+    run.until(lambda: joined(run, name) > before, f"worker {name} again")
+    took = time.monotonic() - began
+    steps = len(run.steps())
+    run.until(lambda: len(run.steps()) > steps + 1, "further steps")
+    return took
+
+
 def ended(run: Run) -> None:
     """Ends a run by Ctrl-C, and checks its records."""
     run.process.send_signal(signal.SIGINT)
@@ -58,7 +99,40 @@ def ended(run: Run) -> None:
     assert report.violation is None, report.violation
 
 
-def test_workers_follow_the_load(tmp_path, monkeypatch):
+def test_nodes_end_freeze_and_leave_while_the_trainer_goes_on(nodes, tmp_path, capfd):
+    run = Run(tmp_path, *ENDLESS, SLOW, launcher(nodes, "moved", 2, 2))
+    both = ("moved-0", "moved-1")
+    run.until(lambda: all(joined(run, name) for name in both), "two workers with weights")
+    run.until(lambda: len(run.steps()) > 2, "steps")
+    took: dict[str, float] = {}
+
+    nodes.kill(workers("moved")["moved-0"].pid)
+    took["killed"] = elsewhere_s(run, "moved-0", 1)
+    nodes.add()
+
+    frozen = nodes.freeze(workers("moved")["moved-1"].pid)
+    twin = next(one for one in frozen if "serve" in command(one))
+    took["frozen"] = elsewhere_s(run, "moved-1", 1)
+    for process in frozen:
+        with suppress(psutil.NoSuchProcess):  # those before have ended it
+            process.send_signal(signal.SIGCONT)
+    run.until(lambda: not alive([twin]), "its end")
+    nodes.add()
+
+    left = nodes.drain(workers("moved")["moved-0"].pid, 60)
+    took["drained"] = elsewhere_s(run, "moved-2", 0)
+    run.until(lambda: "moved-0" not in workers("moved"), "the end of the drained worker")
+    for process in workers("moved").values():
+        assert nodes.under(process.pid)[0].node_id != left
+    assert run.process.poll() is None
+    ended(run)
+    wait_until(lambda: not workers("moved"), "the end of the workers")
+    with capfd.disabled():
+        print("seconds until a worker runs elsewhere:", {k: round(v, 1) for k, v in took.items()})
+
+
+def test_workers_follow_the_load(nodes, tmp_path, monkeypatch):
+    nodes.add(2)  # the test before has left some that take no worker
     monkeypatch.setenv("PYTHONPATH", python_path(HELPERS))
     released = tmp_path / "released"
     run = Run(
@@ -66,8 +140,7 @@ def test_workers_follow_the_load(tmp_path, monkeypatch):
         *ENDLESS,
         "rlax.rollouts.engine.token_s=0.05",
         "rlax.rollouts.slots=4",
-        "rlax.launcher={name: ray, scale_up_s: 1.0, scale_down_s: 1.0, "
-        "pools: [{name: scaled, min: 1, max: 3}]}",
+        launcher(nodes, "scaled", 1, 3),
         *held({40: released}),
     )
     run.until(lambda: len(workers("scaled")) == 3, "three workers")

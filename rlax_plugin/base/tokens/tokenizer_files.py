@@ -148,7 +148,9 @@ def check_ids(vocabulary: Mapping[str, int], contents: Contents) -> None:
         said = [(_TOKENIZER, entry["content"], entry["id"]) for entry in added]
         said += [(_CONFIG, entry["content"], int(number)) for number, entry in decoder.items()]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FilesError(f"{_CONFIG} has added tokens without id or content: {error}") from None
+        raise FilesError(
+            f"{_TOKENIZER} or {_CONFIG} has added tokens without id or content: {error}"
+        ) from None
     for name, token, number in said:
         if (has := vocabulary.get(token)) != number:
             raise FilesError(
@@ -193,6 +195,10 @@ def _config_faults(content: Mapping[str, Any]) -> Iterator[str]:
     """Yields the faults in the content of tokenizer_config.json that the library would accept."""
     if content.get("fast_tokenizer_files"):
         yield "has fast_tokenizer_files, which must not replace tokenizer.json: remove the key"
+    # The library keeps any value, and fails with it at each text.
+    longest = content.get("model_max_length")
+    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float)):
+        yield f"has the model_max_length {longest!r:.40}, which must be a number"
     for key in _COUNTS:
         if isinstance(count := content.get(key, 0), int) and count > _MOST_TOKENS:
             yield f"has the {key} {count!r:.40}, which must be at most {_MOST_TOKENS}"

@@ -125,8 +125,8 @@ class PassRateTable:
           passed_n, failed_n: counts of each prompt; both are 0 if it was not measured.
         """
         c = self._columns
-        known = passed_n + failed_n > 0
         c.passed_n[:], c.failed_n[:] = passed_n, failed_n
+        known = c.passed_n + c.failed_n > 0  # as they are kept: counts that round to 0 are none
         c.version_n[known] = self.version
 
     def columns(self) -> RateColumns:

@@ -99,11 +99,12 @@ class RunPrompts:
 def _check_source(
     section: RlaxSection, its: PromptSource, training: PromptSource, name: str, key: str
 ) -> None:
+    strings = tuple(sorted(stop_strings_of(one)) for one in (its, training))  # checks them, too
     if section.rollouts.ignore_stop:
         return
     endings = {
         "stop ids": (list(its.stop_ids), list(training.stop_ids)),
-        "stop strings": tuple(sorted(stop_strings_of(one)) for one in (its, training)),
+        "stop strings": strings,
     }
     for what, (ours, theirs) in endings.items():
         if set(ours) != set(theirs):

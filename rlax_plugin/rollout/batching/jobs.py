@@ -178,7 +178,7 @@ def rejection(
             min(stop_ids, default=0) < 0
         ),
         f"{samples} samples, must be 1 to {most_samples}": not 1 <= samples <= most_samples,
-        f"min_version {request.min_version}": request.min_version < -1,
+        f"min_version {request.min_version}": not -1 <= request.min_version <= INT32_MAX,
         "resume has samples other than those requested": bool(resume)
         and tuple(s.seed for s in resume) != request.seeds,
         "resume has a sample to be continued, rlax.rollouts.on_new_weights is "

@@ -96,7 +96,10 @@ class Dispatcher(FleetListener):
       pace: knows the time that a worker needs to start, for messages.
       decode: tokens to text; without it, the place of stop strings in samples is not checked.
       trained: returns the vocabulary size of the model that is trained; 0: not known.
-      moving: True if groups may be moved from slow workers to idle slots, see ``moving``.
+      by_speed: True if slow workers get less, and their groups may move to idle slots of others,
+        see ``moving``; False: all workers count as equal.
+      continues: True if samples may be continued with newer weights by another worker; else what is
+        unfinished is no part of an answer.
 
     Attributes:
       reissued: number of times a request was issued again.
@@ -113,10 +116,11 @@ class Dispatcher(FleetListener):
         pace: Pace | None = None,
         decode: Decode | None = None,
         trained: Callable[[], int] = lambda: 0,
-        moving: bool = True,
+        by_speed: bool = True,
+        continues: bool = True,
     ):
         self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
-        self._trained, self._moving = trained, moving
+        self._trained, self._by_speed, self._continues = trained, by_speed, continues
         self._refresher = refresher or RequestRefresher()
         self._waiting = defaultdict[int | None, WaitingRequests](WaitingRequests)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
@@ -186,7 +190,7 @@ class Dispatcher(FleetListener):
 
     def worker_heard(self, worker: Worker) -> None:
         # It may have room for more, or new speeds show that groups should move.
-        if self._speeds.heard(worker) or self._waiting:
+        if (self._by_speed and self._speeds.heard(worker)) or self._waiting:
             self.wake()
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
@@ -217,7 +221,7 @@ class Dispatcher(FleetListener):
             self._assign_from(queue, self._fleet.serving(exactly))
             if all(ticket.done.done() for ticket in queue):
                 del self._waiting[exactly]
-        if self._moving and None not in self._waiting:
+        if self._by_speed and None not in self._waiting:
             self._move()
         self._look_for_worker()
 
@@ -453,7 +457,7 @@ class Dispatcher(FleetListener):
         )
         workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
         if told.unfinished:
-            if told.tokens > ticket.partials.tokens:
+            if self._continues and told.tokens > ticket.partials.tokens:
                 ticket.partials, ticket.partials_workers = told, workers
                 worker.progress.came(ticket.attempt)
             return

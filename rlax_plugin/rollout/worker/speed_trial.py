@@ -8,6 +8,7 @@ them, and one that gets no groups any more could never show that it has become f
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import numpy as np
 
@@ -20,6 +21,7 @@ IDLE_S = 30.0
 """Seconds without a decode step after which an engine is tried again."""
 
 _TOKENS = 8
+_ATTEMPTS = itertools.count(1)
 
 
 def measurable(engine: RolloutEngine, section: RlaxSection) -> bool:
@@ -37,7 +39,7 @@ async def try_out(engine: RolloutEngine, section: RlaxSection) -> None:
     r = section.rollouts
     request = Request(
         key=Key("serve", -1),  # no client's request has this number
-        attempt=1,
+        attempt=next(_ATTEMPTS),  # one may still run when weights of another trainer are there
         context=np.zeros(1, np.int32),
         seeds=(0,),
         sampling=SamplingParams(
@@ -66,6 +68,8 @@ async def try_when_idle(engine: RolloutEngine, section: RlaxSection) -> None:
         steps = engine.health().get("steps_total")
         await asyncio.sleep(IDLE_S)
         health = engine.health()
-        idle = health.get("steps_total") == steps and not (health["active"] or health["waiting"])
+        idle = health.get("steps_total") == steps and not (
+            health.get("active") or health.get("waiting")
+        )
         if idle and engine.version >= 0 and measurable(engine, section):
             await try_out(engine, section)

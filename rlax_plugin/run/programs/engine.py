@@ -12,6 +12,7 @@ from rlax_plugin.base.errors import PluginError
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rollout.worker.endpoint import NAME
 
@@ -36,14 +37,6 @@ def run(config: ResolvedConfig, name: str, life: Life) -> None:
     engine: RolloutEngine = build_part(
         "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
     )
-    scores = engine.capabilities.scores
-    if scores != (type(engine).score is not RolloutEngine.score):
-        # Its canaries would not be verified, or that would fail.
-        what = "a method score and Capabilities.scores, or neither"
-        raise PluginError(f"rollout engine {section.rollouts.engine.name}: expected {what}")
-    if not scores:
-        what = "%s cannot score tokens: no canary of a weight version is verified"
-        log.warning(what, section.rollouts.engine.name)
 
     async def until_told() -> None:
         terminated = asyncio.Event()
@@ -52,6 +45,20 @@ def run(config: ResolvedConfig, name: str, life: Life) -> None:
         await life(section, engine, terminated)
 
     try:
+        _check_scores(engine, section.rollouts.engine.name)
         asyncio.run(until_told())
     finally:
         engine.close()
+
+
+def _check_scores(engine: RolloutEngine, name: str) -> None:
+    declared = engine.capabilities
+    if not isinstance(declared, Capabilities):
+        kind = type(declared).__name__
+        raise PluginError(f"rollout engine {name}: capabilities is {kind}, expected Capabilities")
+    if declared.scores != (type(engine).score is not RolloutEngine.score):
+        # Its canaries would not be verified, or that would fail.
+        what = "a method score and Capabilities.scores, or neither"
+        raise PluginError(f"rollout engine {name}: expected {what}")
+    if not declared.scores:
+        log.warning("%s cannot score tokens: no canary of a weight version is verified", name)

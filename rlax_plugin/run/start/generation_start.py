@@ -156,7 +156,8 @@ class GenerationStart:
             pace,
             source.decode,
             trained,
-            moving=not section.deterministic,
+            by_speed=not section.deterministic,
+            continues=section.rollouts.on_new_weights == "continue",
         )
         sets = problem_sets(section, prompts.asked, rewards, own_rewards)
         episodes = EpisodeRunner(section, source, environment, dispatcher)

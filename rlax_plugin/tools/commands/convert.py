@@ -82,6 +82,8 @@ def _verification(
     """Returns a function that verifies a written model; see ``ConvertibleModel``."""
     if python is None:
         return lambda directory: ()
+    if not hasattr(model, "verification"):
+        raise ConfigError("--verify", python, f"trainer {trainer} cannot verify this model")
     return model.verification(python)
 
 

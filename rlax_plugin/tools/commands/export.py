@@ -166,7 +166,8 @@ class _Job:
         Of a checkpoint and a version of the same step it chooses the checkpoint: it has the
         trainer's own numbers, while the version may have been cast to fewer bits.
         """
-        steps = {name: step for step, name in self._trainer.checkpoints().items()}
+        known = self._trainer.checkpoints() if self._trainer.keeps_checkpoints else {}
+        steps = {name: step for step, name in known.items()}
         version: WeightVersion | None = None
         if not target.is_checkpoint:
             try:
@@ -175,7 +176,7 @@ class _Job:
                 if target.version is not None or not steps:
                     raise
         if target.is_checkpoint:
-            name = checkpoint_name(target, self._trainer.checkpoints())
+            name = checkpoint_name(target, known)
         else:
             name = max(steps, key=lambda name: steps[name], default="")
             if version is not None and (

@@ -41,7 +41,6 @@ from rlax_plugin.data.prompts.config import DatasetConfig
 from rlax_plugin.ports.kinds import ALL, AT_KEY, BY_NAME, NAME
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.run.metrics import names
 from rlax_plugin.testing.objectives import section_of
 from rlax_plugin.training.objective.presets import Preset
 
@@ -405,8 +404,8 @@ def preset_notes(preset: Preset) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     yield from ((heading, lines) for heading, lines in notes.items() if lines)
 
 
-PAGES = {"config": config_page, "metrics": names.page, "objectives": objectives_page}
-"""Name of a page -> its text; that of the metrics is not generated."""
+PAGES = {"config": config_page, "objectives": objectives_page}
+"""Name of a generated page -> its text."""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

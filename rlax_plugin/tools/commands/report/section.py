@@ -1,4 +1,4 @@
-"""A section of a page, and the tables and lists of prompts of a page."""
+"""A section of a page, and its tables."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ from dataclasses import dataclass
 from rlax_plugin.tools.commands.report.figures import Figure
 from rlax_plugin.tools.commands.report.series import Chart
 
-_LONGEST = 1500  # characters of a text
-
-
-def shortened(text: str, longest: int = _LONGEST) -> str:
-    """Returns the beginning of a long text; the page makes it harmless and escapes it."""
-    return text[:longest] + (" ..." if len(text) > longest else "")
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -23,34 +16,6 @@ class Table:
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class ShownPrompt:
-    """A prompt that is shown as an example.
-
-    Attributes:
-      facts: values in the order of ``PromptList.columns``.
-      text: beginning of the prompt, see ``shortened``.
-    """
-
-    facts: Sequence[str]
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class PromptList:
-    """A list of example prompts.
-
-    Attributes:
-      columns: names of the facts about each prompt, besides its text.
-      texts: True if the prompts' texts are known.
-    """
-
-    title: str
-    columns: Sequence[str]
-    prompts: Sequence[ShownPrompt]
-    texts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         "tokenizer_config.json says that the token '<strange>' has the id 9999, and it gets the id",
     ),
     "decoder a list": (said(CONFIG, added_tokens_decoder=[1]), "tokenizer_config.json"),
+    "longest": (
+        said(CONFIG, model_max_length="4096"),
+        "tokenizer_config.json has the model_max_length '4096', which must be a number",
+    ),
     "eos a number": (said(CONFIG, eos_token=5), "no tokenizer .* from tokenizer_config.json"),
     "class": (said(CONFIG, tokenizer_class=5), "no tokenizer .* from tokenizer_config.json"),
     "panic of Rust": (

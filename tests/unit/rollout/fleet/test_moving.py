@@ -130,7 +130,7 @@ def test_a_group_stays_where_a_move_could_change_its_tokens_or_fail(reason: str)
                 for ticket in call.open.values():
                     ticket.failed_on.add(workers["fast"].identity)
         elif reason == "moving":
-            dispatcher._moving = False
+            dispatcher._by_speed = False
         elif reason == "waits":
             tickets += [dispatcher.submit(request(n, samples=4)) for n in range(3, 9)]
         await becomes_idle(stubs, tickets)

@@ -29,8 +29,7 @@ def step(step_s: float, wait_s: float) -> dict[str, float]:
 def controller(stats: RunStats) -> Any:
     """A fake: of a controller, what a status asks for."""
     fleet = SimpleNamespace(listeners=[], workers={}, newest=SimpleNamespace(number=5))
-    under_way = SimpleNamespace(slowest=lambda most: [])
-    dispatcher = SimpleNamespace(under_way=under_way, backlog=SimpleNamespace(samples=0))
+    dispatcher = SimpleNamespace(slowest=lambda most: [], backlog=SimpleNamespace(samples=0))
     rewards = SimpleNamespace(busy=1, replaced=0, failing="x" * 999, slowest=lambda most: [])
     launcher = SimpleNamespace(failing={})
     made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None, launcher=launcher)
