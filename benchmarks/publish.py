@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,7 +147,7 @@ def publish(
         process = context.Process(target=read_versions, args=(theirs, spec), daemon=True)
         process.start()
         readers.append((process, ours))
-    store, copies = OrbaxStore(), MemoryCopies(1 << 40, SimpleNamespace(watched_here=count))
+    store, copies = OrbaxStore(), MemoryCopies(1 << 40)
     arrays = random_arrays(spec)
     {name: int(value) for name, value in fingerprint(arrays).items()}  # compiles
     for process, connection in readers:

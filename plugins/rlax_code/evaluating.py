@@ -15,6 +15,7 @@ from rlax_code.needed_names import unbound_names
 
 _FUNCTIONS = {"eval", "exec", "compile", "__import__", "__builtins__"}
 _MODULES = {"builtins", "pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
+_NAMES = _FUNCTIONS | _MODULES | {"getattr"}
 
 
 @functools.lru_cache(64)  # each completion of a group has the same tests
@@ -31,7 +32,7 @@ def executing(texts: tuple[str, ...]) -> tuple[int, int, str] | None:
     Returns:
       Position of the text, line, and name of what executes; None if there is no such place.
     """
-    if not any(name in text for name in _FUNCTIONS | _MODULES for text in texts):
+    if not any(name in text for name in _NAMES for text in texts):
         return None  # as most tests, which need not be read
     trees = {place: tree for place, text in enumerate(texts) if (tree := _parsed(text)) is not None}
     names = unbound_names(texts[place] for place in trees) & (_FUNCTIONS | _MODULES)
@@ -56,6 +57,11 @@ def _places(tree: ast.Module, names: set[str]) -> Iterator[tuple[int, str]]:
         match node:
             case ast.Name(id=name) if name in names and node not in harmless:
                 yield node.lineno, name
+            case ast.Call(
+                func=ast.Name(id="getattr"),
+                args=[ast.Name(id="os" | "posix" | "subprocess" | "sys" as module), name, *_],
+            ) if not isinstance(name, ast.Constant):
+                yield node.lineno, f"getattr of {module}"
             case ast.Import():
                 for one in node.names:
                     if one.name in _MODULES:

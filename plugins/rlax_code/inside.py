@@ -291,10 +291,16 @@ class _Remote:
         raise TypeError("the code returned an object that is not plain data: it is not a bool")
 
 
+_ITERATORS = (
+    enumerate | filter | map | zip | reversed | type(iter([])) | type(iter(())) | type(iter(""))
+    | type(reversed([]))
+)  # fmt: skip
+
+
 def _is_of_tests(value: Any) -> bool:
     """True for what no code returns: functions, modules, generators of a test, other instances."""
     return (
-        isinstance(value, FunctionType | ModuleType | enumerate | filter | map | zip)
+        isinstance(value, FunctionType | ModuleType | _ITERATORS)
         or isinstance(getattr(value, "__self__", None), ModuleType)  # such as math.sqrt
         or getattr(value, "__module__", None) == _TESTS
         or getattr(getattr(value, "gi_code", None), "co_filename", None) == _FILE
@@ -325,7 +331,7 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
             namespace[name] = importlib.import_module(name)
         names -= namespace.keys()
         withheld = names - left if entry else set[str]()
-        _check_test(test, withheld, left)
+        _check_test(test, entry, withheld, left)
     except BaseException:  # noqa: BLE001  the author of the tests is told
         _end(BROKEN)
     # From here on the code has a part in what happens. If it could make a test look unusable, its
@@ -349,7 +355,7 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
     _end(RIGHT)
 
 
-def _check_test(test: str, withheld: set[str], left: set[str]) -> None:
+def _check_test(test: str, entry: str, withheld: set[str], left: set[str]) -> None:
     """Checks the names and the imports of a test, whatever the code returns.
 
     Args:
@@ -357,11 +363,16 @@ def _check_test(test: str, withheld: set[str], left: set[str]) -> None:
       left: names that the prefix leaves to the code, for the message.
 
     Raises:
-      ImportError: it imports what is not there, and neither in a branch nor in a function.
+      ImportError: it imports what is not there, and neither in a branch nor in another function
+        than ``check``.
       _Unusable: it uses a name that is withheld.
     """
     imported: dict[str, Any] = {"__name__": _TESTS}
-    for statement in ast.parse(test).body:
+    statements = ast.parse(test).body
+    if entry:  # then the function check is called, too
+        checks = [s for s in statements if isinstance(s, ast.FunctionDef) and s.name == _CHECK]
+        statements = [*statements, *(inner for check in checks for inner in check.body)]
+    for statement in statements:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([statement], []), _FILE, "exec", dont_inherit=True), imported)
     for name in sorted(unbound_names([test]) & withheld - imported.keys()):  # after "import *"

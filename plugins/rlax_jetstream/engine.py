@@ -106,8 +106,11 @@ class JetstreamEngine(RolloutEngine):
         """See ``RolloutEngine``. Cancelling it frees the slots.
 
         Raises:
-          WorkerError: the engine has failed.
+          WorkerError: the engine has failed, or a sample would go on that slots have no room for.
         """
+        mode, resumed = self.rollouts.on_new_weights, [s for one in requests for s in one.resume]
+        if mode != "continue" and any(s.finish is None and len(s.tokens) for s in resumed):
+            raise WorkerError(f"a sample is to go on, rlax.rollouts.on_new_weights is {mode}")
         if any(request.sampling.stop_strings for request in requests):
             # A tokenizer may take a second to load, too long for this loop and for the engine's.
             await asyncio.to_thread(self.prompt_source)

@@ -70,9 +70,9 @@ class OrbaxStore(WeightStore):
         # Chunks that several shards share are cached until all of these have their part.
         cache_bytes = max(in_flight_bytes // 4, chunk_bytes)
         self._caching = {
-            **settings,
             "cache_pool": {"total_bytes_limit": cache_bytes},
             "file_io_concurrency": {"limit": min(32, cache_bytes // chunk_bytes)},
+            **settings,
         }
         # Orbax's commit is a coroutine. One loop for all: a new one costs more than the commit.
         self._loop = asyncio.new_event_loop()

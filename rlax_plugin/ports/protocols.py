@@ -180,10 +180,7 @@ class PromptSource(ABC):
     stop_strings: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = None
     splits: tuple[str, ...] = ("train", "validation", "test")
-
-    @property
-    def pad_id(self) -> int | None:
-        return None
+    pad_id: int | None = None
 
     @abstractmethod
     def prompts(self, split: str) -> Sequence[Prompt]:

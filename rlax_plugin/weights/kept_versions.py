@@ -54,7 +54,7 @@ def versions_from_json(text: str, source: str) -> Listed:
     """
     try:
         document = json.loads(text)
-        sent = [base64.b64decode(entry["message"]) for entry in document["versions"]]
+        sent = [base64.b64decode(entry["message"], validate=True) for entry in document["versions"]]
         versions = [version_from_proto(pb.Version.FromString(message)) for message in sent]
         return Listed(versions, [str(path) for path in document["retired"]])
     except (*_WRONG, WeightsError) as error:

@@ -148,6 +148,8 @@ def list_files(directory: str) -> tuple[ListedFile, ...]:
             if stat.S_ISLNK(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
                 raise WeightsError(f"{place}/{name} is a link, which is not followed")
         for name in names:
+            if (problem := name_problem(name)) is not None:
+                raise WeightsError(f"{place} holds {one_line(repr(name), _SHOWN)}: {problem}")
             status = os.stat(name, dir_fd=inside, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
                 raise WeightsError(f"{place}/{name} is a link or no ordinary file, and is not sent")
@@ -305,6 +307,8 @@ class FileStreams:
         if listing is None:
             work = on_daemon(functools.partial(list_files, part.path), "a list of weights")
             listing = self._listings[part.path] = asyncio.wrap_future(work)
+            # Its error is known, even if no caller waits any more.
+            listing.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait({listing}, timeout=_LIST_S)
         if not listing.done():
             reason = f"the files of part {part.name} are still being listed"

@@ -51,7 +51,7 @@ SIGNAL = (
 PACKED = (
     *("rlax.batches.tokens=75", "rlax.batches.rows=18", "rlax.batches.sequences_per_row=3"),
     "rlax.rollouts.temperature={from: 1.2, to: 0.8, steps: 4}",
-    "rlax.rewards=[{name: even, weight: {points: [[2, 1.0], [6, 0.5]]}}]",
+    "rlax.rewards=[{name: even, weight: {from: 1.0, to: 0.5, steps: 4}}]",
 )
 
 # Kills one after the other, each of what goes on from the last one: a point, and the time at which

@@ -164,6 +164,24 @@ def test_a_server_that_stays_away_ends_with_what_would_have_been_enough(tmp_path
     run(main())
 
 
+def test_a_version_that_is_gone_is_unreadable(tmp_path: Path) -> None:
+    """The lease has ended, and the server knows no such version any more."""
+    published = version(0, part(tmp_path, "0"))
+
+    async def main() -> None:
+        with local_copies(settings(tmp_path)) as copies:
+            assert copies is not None
+            served_ = served(tmp_path, published, keep=1)
+            async with served_ as (service, address), held(address) as (client, one):
+                await service.publish(version(1, part(tmp_path, "1")))
+                request = pb.ReleaseRequest(lease=one.lease)
+                await client._stub.Release(request, timeout=60)
+                with pytest.raises(WeightsUnreadableError, match="version 0 is gone"):
+                    await copies.copy(client, one, Reading())
+
+    run(main())
+
+
 def test_a_stream_that_stands_still_is_given_up_and_old_parts_are_deleted(tmp_path: Path) -> None:
     """Nothing arrives for ``rpc_s``: the worker asks for the rest, or for a newer version."""
 

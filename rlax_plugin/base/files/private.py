@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -154,21 +155,36 @@ def own_directory(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
       OSError: it cannot be created.
     """
+    made_here = re.compile(re.escape(prefix) + "[a-z0-9_]{8}" + re.escape(_LOCK))  # by mkstemp
     for left in parent.iterdir():
-        if left.name.startswith(prefix) and left.name.endswith(_LOCK):
+        if made_here.fullmatch(left.name) and not left.is_symlink():
             with suppress(OSError):  # it is in use, or another process deletes it
                 _delete_left(left)
-    descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=_LOCK, dir=parent)
-    own = Path(name.removesuffix(_LOCK))
-    with open(descriptor, "w") as lock:
-        with suppress(OSError):  # a file system without locks: then nothing is ever left over
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with _new_lock(parent, prefix) as lock:
+        own = lock.with_name(lock.name.removesuffix(_LOCK))
         try:
             own.mkdir(0o700)
             yield own
         finally:
             shutil.rmtree(own, ignore_errors=True)
-            Path(name).unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _new_lock(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yields a new file that this process has locked.
+
+    A process that deletes what is left may look at the file before it is locked, and delete it.
+    """
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=_LOCK, dir=parent)
+        with open(descriptor, "w") as lock:
+            with suppress(OSError):  # a file system without locks: then nothing is ever left over
+                # Others hold it for as long as they look at it: no longer than a deletion takes.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock.fileno()).st_nlink:
+                yield Path(name)
+                return
 
 
 def _delete_left(path: Path) -> None:

@@ -181,9 +181,6 @@ def rejection(
         f"min_version {request.min_version}": not -1 <= request.min_version <= INT32_MAX,
         "resume has samples other than those requested": bool(resume)
         and tuple(s.seed for s in resume) != request.seeds,
-        "resume has a sample to be continued, rlax.rollouts.on_new_weights is "
-        f"{limits.on_new_weights}": limits.on_new_weights != "continue"
-        and any(s.finish is None and len(s.tokens) for s in resume),
     }
     if problem := next((problem for problem, is_so in problems.items() if is_so), None):
         return problem

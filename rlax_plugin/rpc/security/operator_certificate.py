@@ -191,18 +191,22 @@ class OperatorIdentity:
                 reason = f"is not accepted by clients with {TLS}.ca = {one_line(tls.ca)}: {why}"
                 raise ConfigError(key, path, reason)
         authorities = _certificates(f"{TLS}.ca", tls.ca, authority)
-        issuers = {certificate.issuer for certificate in chain}
-        used = (*chain, *(one for one in authorities if one.subject in issuers))
-        return identity, min(certificate.not_valid_after_utc for certificate in used)
+        # Of several authorities of one name, such as the old one and its successor, one suffices.
+        ends = {
+            issuer: max(one.not_valid_after_utc for one in authorities if one.subject == issuer)
+            for issuer in {one.issuer for one in chain} & {one.subject for one in authorities}
+        }
+        return identity, min([one.not_valid_after_utc for one in chain] + [*ends.values()])
 
 
 def _refusal(tls: Tls, authority: str, host: str) -> str | None:
     """Has a TLS client verify the files for a host, in memory; returns why it does not accept."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = _context("", authority).wrap_bio(back, there, server_hostname=bare(host))
     try:
-        server.load_cert_chain(tls.certificate, tls.key)
+        client = _context("", authority).wrap_bio(back, there, server_hostname=bare(host))
+        # Without a passphrase, which OpenSSL would ask for on the terminal.
+        server.load_cert_chain(tls.certificate, tls.key, password=lambda: b"")
         served = server.wrap_bio(there, back, server_side=True)
         for side in (client, served, client):
             with suppress(ssl.SSLWantReadError):
@@ -292,8 +296,8 @@ def _context(certificate: str, authority: str) -> ssl.SSLContext:
 def _of_certificate(error: ssl.SSLCertVerificationError, host: str, authority: str) -> str:
     if error.verify_code == _EXPIRED:
         return (
-            f"the certificate of {host} has expired: renew it on that machine (rlax certs make "
-            "DIR), or set the clock of this one"
+            f"the certificate of {host}, or of an authority that has signed it, has expired: renew "
+            "it on that machine (rlax certs make DIR), or set the clock of this one"
         )
     if error.verify_code == _NOT_YET:
         return f"the certificate of {host} is not valid yet: one of the two clocks is wrong"

@@ -140,6 +140,11 @@ def run_secrets(state_dir: Path, authority: str = "") -> RunSecrets:
             found = _read(state_dir)
         if found is None:
             raise ConfigError("rlax.state_dir", str(state_dir), f"{path} was removed just now")
+        roles = ("host", "client")
+        if leaked := [role for role in roles if _is_known(token_file(state_dir, role))]:
+            log.warning("token files that others may have read: %s get new tokens", leaked)
+            found = replace(found, **{role: new_token() for role in leaked})
+            write_private_json(path, found.document())
         found = replace(found, authority=authority)
         found.of_worker.write(found.worker_file)
     except PrivacyError as error:
@@ -149,6 +154,17 @@ def run_secrets(state_dir: Path, authority: str = "") -> RunSecrets:
         reason = f"{error.filename or path} cannot be used: {error.strerror}"
         raise ConfigError("rlax.state_dir", str(state_dir), reason) from None
     return found
+
+
+def _is_known(path: Path) -> bool:
+    """True if other users may have read a token file."""
+    try:
+        read_private_json(path)
+    except PrivacyError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def known_secrets(state_dir: Path, authority: str = "") -> RunSecrets | None:

@@ -57,7 +57,7 @@ class _Host:
     @property
     def failed(self) -> bool:
         """True if it has ended neither as host 0 ends nor because host 0 did."""
-        return self.killed or self.status not in (None, 0, INTERRUPTED, ENDED, -signal.SIGTERM)
+        return self.killed or self.status not in (None, 0, INTERRUPTED, ENDED)
 
     @property
     def aborted(self) -> bool:
@@ -202,8 +202,11 @@ def _lost_hosts(hosts: Sequence[_Host], host_s: float) -> list[_Host]:
             host.killed = True
             host.process.kill()
             host.process.wait()
-    failed = [] if orderly else [host for host in hosts if host.failed]
-    return [host for host in failed if not host.aborted] or failed
+    # Host 0 was asked to end, perhaps before it could catch the signal.
+    failed = [h for h in hosts if h.failed and (h.index or h.status != -signal.SIGTERM)]
+    by_themselves = [host for host in failed if not host.aborted and not host.killed]
+    blamed = by_themselves or [host for host in failed if not host.aborted] or failed
+    return [] if orderly else blamed
 
 
 def _wait(over: Callable[[], bool], within_s: float) -> None:

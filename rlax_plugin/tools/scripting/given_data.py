@@ -66,6 +66,8 @@ def _json_lines(rows: list[Any] | tuple[Any, ...]) -> bytes:
         if not isinstance(row, Mapping):
             reason = "must be a dict with the columns of a row, such as question and answer"
             raise ConfigError(f"data[{number}]", described(row), reason)
+        for name, value in row.items():
+            check_json(f"data[{number}][{name!r}]", value)
         check_json(f"data[{number}]", dict(row))
         lines.append(json.dumps(dict(row), ensure_ascii=False) + "\n")
     return "".join(lines).encode()
@@ -83,8 +85,12 @@ def _parquet(dataset: Any) -> bytes:
         if not _plain(column.type):
             reason = "must be text, numbers, booleans, or lists or structs of these"
             raise ConfigError(f"data[{column.name!r}]", str(column.type), reason)
+    import pyarrow.parquet as pq
+
     out = io.BytesIO()
-    dataset.to_parquet(out)
+    # The bytes are the data's identity, so nothing that another version of the library writes.
+    table = dataset.with_format("arrow")[:]
+    pq.write_table(table.replace_schema_metadata(None), out)
     return out.getvalue()
 
 

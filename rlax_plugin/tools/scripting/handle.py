@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
-from rlax_plugin.base.errors import DeadlineError, RlaxError
+from rlax_plugin.base.errors import ConfigError, DeadlineError, RlaxError
 from rlax_plugin.base.files.run_files import CONFIG, RunFiles
 from rlax_plugin.base.text.harmless import harmless
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml
@@ -212,6 +212,8 @@ class Run:
         """
         from rlax_plugin.tools.scripting.settings import as_arguments
 
+        if isinstance(k, str):
+            raise ConfigError("k", k, "must be a list of numbers, such as [1, 8]")
         options = {"--version": version, "--problems": problems, "--samples": samples}
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
         words += [f"--k={one}" for one in k]

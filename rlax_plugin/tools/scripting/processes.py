@@ -55,7 +55,7 @@ class Started:
             )
         # A process that this one forks, such as a worker of a pool, may outlive it.
         os.register_at_fork(after_in_child=self._let_go)
-        self._starter = os.getpid()
+        self._starter, self._interrupted = os.getpid(), False
         self.status: int | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._wait, name="rlax-run", daemon=True).start()
@@ -85,11 +85,14 @@ class Started:
     def interrupt(self) -> None:
         self._check_process()
         if not self._ended.is_set():
+            self._interrupted = True
             self._process.send_signal(signal.SIGINT)
 
     @property
     def stopped(self) -> bool:
-        """True if it was interrupted."""
+        """True if it was interrupted, perhaps while Python itself was still starting."""
+        if self.status == 1:
+            return self._interrupted and "\nKeyboardInterrupt\n" in self._output()
         return self.status in (_INTERRUPTED, -signal.SIGINT)
 
     def last_line(self) -> str:

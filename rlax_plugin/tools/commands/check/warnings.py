@@ -111,7 +111,8 @@ def _advantages(config: Examined, rewards: list[float], groups: list[int]) -> np
 def _warnings_of_length(config: Examined) -> Iterator[ConfigWarning]:
     section, maxtext = config.section, config.maxtext
     tokens = section.rollouts.max_new_tokens
-    pretrained = maxtext.get("model_name", "default") != "default"
+    loaded = maxtext.get("load_parameters_path") or maxtext.get("load_full_state_path")
+    pretrained = bool(loaded) or maxtext.get("model_name", "default") != "default"
     if pretrained and tokens <= _FEW_NEW_TOKENS:
         yield (
             "rlax.rollouts.max_new_tokens",

@@ -56,8 +56,11 @@ def test_what_a_killed_process_left_is_removed_and_what_another_one_fills_is_not
     (out / "whole").unlink()
     out.rmdir()
     (tmp_path / ".out.abcdefgh.lock").touch()  # killed before the directory was made
+    foreign = [".out", ".out.", ".out.lock", ".out.mine.lock", ".out.12345678-9.lock"]
+    for name in foreign:
+        (tmp_path / name).touch()
     fill(out)
-    assert names(tmp_path) == [".out.12345678", "another", "out"]
+    assert names(tmp_path) == sorted([".out.12345678", "another", "out", *foreign])
     assert names(out) == ["whole"] and names(other) == ["mine"]
 
 

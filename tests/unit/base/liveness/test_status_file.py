@@ -129,10 +129,14 @@ def test_a_disk_that_cannot_be_written_is_said_once(tmp_path: Path, caplog) -> N
         said_at = len(attempts)
         wait_until(lambda: len(attempts) >= said_at + 3, "two further attempts, and a third begun")
     assert caplog.text.count("the status cannot be written") == 1
-    caplog.clear()
-    with StatusFile(tmp_path / "gone", lambda: STATUS):  # as one that was removed stays
-        wait_until(lambda: "the status cannot be written" in caplog.text, "the warning")
-    assert not (tmp_path / "gone").exists()
+
+
+def test_a_directory_that_is_gone_is_said_once(tmp_path: Path, caplog) -> None:
+    attempts, told = [], list[str]()
+    gone = tmp_path / "gone"
+    with StatusFile(gone, lambda: attempts.append(1) or STATUS, lambda: told.append("gone")):
+        wait_until(lambda: len(attempts) >= 3, "two attempts, and a third begun")
+    assert told == ["gone"] and not caplog.messages and not gone.exists()
 
 
 def test_an_activity_says_what_and_since_when() -> None:

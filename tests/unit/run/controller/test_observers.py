@@ -302,10 +302,20 @@ def test_what_no_observer_can_be_is_told() -> None:
         def on_step_end(self, step):
             pass
 
+    class Renamed(Observer):
+        def on_worker_lost(self, name, why):
+            pass
+
+    class Yields(Observer):
+        def on_step_end(self, step, metrics):
+            yield step
+
     class Later(Observer):
         async def on_worker_lost(self, worker, reason):
             pass
 
     assert defect(Observer()) is defect(Recorder()) is None
-    assert "on_step_end(step) is called as on_step_end(step, metrics)" in str(defect(Short()))
+    assert "has on_step_end, which must take (step, metrics): " in str(defect(Short()))
+    assert "has on_worker_lost, which must take (worker, reason): " in str(defect(Renamed()))
+    assert "has on_step_end as a generator, which would never run" in str(defect(Yields()))
     assert "on_worker_lost is a coroutine function, and is called without" in str(defect(Later()))

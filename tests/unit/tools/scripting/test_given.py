@@ -153,7 +153,7 @@ def test_rows_are_written_exactly() -> None:
 def test_values_that_json_would_change_are_refused(value: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         given_data([{"question": "a"}, {"question": "b", "x": value}])
-    assert caught.value.key == "data[1]"
+    assert caught.value.key == "data[1]['x']"
 
 
 def test_other_data_is_refused() -> None:
