@@ -58,6 +58,12 @@ class VirtualSlots:
     def free_slots(self) -> list[int]:
         return [slot for slot in range(self.slots) if slot not in self.running]
 
+    def kept_for(self, context: np.ndarray) -> None:
+        return None
+
+    def forget_contexts(self) -> None:
+        pass
+
     def insert(self, weights: Mapping[str, object], requests: Iterable[Prefill]) -> None:
         for one in requests:
             self.prefills += 1

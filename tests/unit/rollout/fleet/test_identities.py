@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from rlax_plugin.rollout.fleet.identities import Identities, Identity
 
 
-@dataclass(frozen=True)
-class Registered:
-    """A registration, of which only the identity counts here."""
-
-    identity: Identity
+def registered(name: str, process: str) -> Any:
+    """Returns a registration, of which only the identity counts here."""
+    return SimpleNamespace(identity=(name, process))
 
 
-def filled(count: int, known: Identities[Registered], *members: Identity) -> None:
+def filled(count: int, known: Identities, *members: Identity) -> None:
     for number in range(count):
-        known.add(Registered((f"w{number}", "p")), {(f"w{number}", "p"), *members})
+        known.add(registered(f"w{number}", "p"), {(f"w{number}", "p"), *members})
 
 
 def test_those_that_registered_longest_ago_are_forgotten_first() -> None:
-    known = Identities[Registered]()
+    known = Identities()
     filled(10_000, known)
     known.quarantine(("w0", "p"), "wrong weights")
     known.answered_nonsense(("w1", "p"))
-    known.add(Registered(("w1", "p")), ())  # w1 comes again: then it is not the next to go
+    known.add(registered("w1", "p"), ())  # w1 comes again: then it is not the next to go
     filled(1, known)
     assert ("w0", "p") in known  # it registered again
-    known.add(Registered(("new", "p")), {("w2", "p")})
+    known.add(registered("new", "p"), {("w2", "p")})
     assert ("w2", "p") in known  # a member
     assert ("w3", "p") not in known and "w3" not in known.names
     assert known.rejection(("w0", "p")) == "quarantined: wrong weights"
@@ -36,10 +35,10 @@ def test_those_that_registered_longest_ago_are_forgotten_first() -> None:
 
 
 def test_a_name_is_forgotten_with_its_last_process() -> None:
-    known = Identities[Registered]()
-    known.add(Registered(("a", "old")), ())
+    known = Identities()
+    known.add(registered("a", "old"), ())
     known.quarantine(("a", "old"), "wrong weights")
-    known.add(Registered(("a", "new")), ())
+    known.add(registered("a", "new"), ())
     filled(9_999, known)
     assert ("a", "old") not in known and known.quarantined == {"a": "wrong weights"}
     filled(10_000, known)
@@ -48,8 +47,8 @@ def test_a_name_is_forgotten_with_its_last_process() -> None:
 
 
 def test_of_one_process_a_hundred_registrations_are_kept() -> None:
-    known = Identities[Registered]()
-    those = [Registered(("a", "p")) for _ in range(150)]
+    known = Identities()
+    those = [registered("a", "p") for _ in range(150)]
     for one in those:
         known.add(one, {("a", "p")})
     kept = known.registrations(("a", "p"))

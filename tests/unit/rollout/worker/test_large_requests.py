@@ -89,7 +89,10 @@ def test_a_request_without_an_end_is_cut_off():
         ([part()] * (MOST_BYTES // 1024 + 1), f"a call of more than {MOST_BYTES:,} bytes"),
         ([part(more=False)] * 15, "a call of more than 14 requests"),
         ([part(context=bytes(8)), part(more=False, context=bytes(12))], "5 prompt tokens"),
-        ([part(context=bytes(8)), part(more=False, context=bytes(3))], "context is not int32"),
+        (
+            [part(context=bytes(8)), part(more=False, context=bytes(3))],
+            "it is garbled: buffer size must be a multiple",
+        ),
     ],
 )
 def test_requests_that_do_not_join_or_are_too_long_are_rejected(messages, details):
