@@ -142,6 +142,10 @@ class _Scenarios:
     async def loads(self) -> None:
         async with self._engine() as engine:
             await engine.prepare()
+            scores = engine.capabilities.scores
+            declared = "scores" if scores else "does not score"
+            fits = scores == has(engine, RolloutEngine, "score")
+            require(fits, f"it declares that it {declared}, which its methods do not fit")
             require(engine.version == -1, f"version is {engine.version} before the first load")
             await take_version(engine, self._old)
             loaded, expected = engine.version, self._old.version
@@ -223,11 +227,7 @@ class _Scenarios:
 
     async def scores(self) -> None:
         async with self._engine(self._old) as engine:
-            scores = engine.capabilities.scores
-            declared = "scores" if scores else "does not score"
-            fits = scores == has(engine, RolloutEngine, "score")
-            require(fits, f"it declares that it {declared}, which its methods do not fit")
-            if not scores:
+            if not engine.capabilities.scores:
                 return
             tokens = await self._require_scored(engine, self._old)
             loaded = await engine.load(self._new)

@@ -13,7 +13,7 @@ import pytest
 from processes import python_path
 
 HELPERS, HERE = Path(corrupting.__file__).parent, Path(__file__).parent
-TOKENS = HERE.parent / "tokens"
+TOKENS = HERE.parent / "base" / "tokens"
 
 # Sources that other files of tests refuse, in one process.
 REFUSALS = """

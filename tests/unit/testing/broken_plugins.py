@@ -93,10 +93,10 @@ import hashlib
 
 import numpy as np
 
-from rlax_plugin.base.types import Prompt
+from rlax_plugin.api import Prompt, PromptSource
 
 
-class Source:
+class Source(PromptSource):
     stop_ids = (1,)
 
     def prompts(self, split):

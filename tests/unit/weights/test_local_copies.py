@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import toy_versions
 from sections import section_with
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.weights.local_copies import local_copies, unseen
 
 KILLED = """
@@ -82,7 +82,7 @@ def test_a_directory_that_cannot_be_written_names_its_key(tmp_path: Path) -> Non
 
 
 def test_a_machine_without_the_directory_of_the_weights_gets_advice(tmp_path: Path) -> None:
-    there = toy_versions.make_version(1, f"{tmp_path}/00000001-a", {})
-    assert unseen(there) == "" == unseen(toy_versions.make_version(1, "gs://b/00000001-a", {}))
-    said = unseen(toy_versions.make_version(1, f"{tmp_path}/weights/00000001-a", {}))
+    there = make_version(1, f"{tmp_path}/00000001-a", {})
+    assert unseen(there) == "" == unseen(make_version(1, "gs://b/00000001-a", {}))
+    said = unseen(make_version(1, f"{tmp_path}/weights/00000001-a", {}))
     assert f"no directory {tmp_path}/weights: if" in said and "rlax.weights.transfer=stream" in said

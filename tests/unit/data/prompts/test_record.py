@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from data_sets import jsonl, tables, write_lines
@@ -22,6 +24,7 @@ SECTION = RlaxSection.model_validate(
         "evaluation": {"sets": {"far": {"prompt_source": {"name": "parquet"}}}},
     }
 )
+SOURCE: Any = SimpleNamespace(identity=dict)  # a fake: its prompts are given
 NOW = "bring the data back, or begin another run with another run_name"
 
 
@@ -110,11 +113,11 @@ def test_an_evaluation_set_that_came_later_is_held_to_its_prompts_from_then_on(
     def prompts(*texts: str) -> RunPrompts:
         sets = SECTION.evaluation.all_sets()
         named = dict(zip(("far", *sets), texts, strict=False))  # the later one in front
-        asked = [AskedSet(name, sets[name], None, [make_prompt(t)]) for name, t in named.items()]
-        return RunPrompts(None, [make_prompt("a")], asked[::-1])
+        asked = [AskedSet(name, sets[name], SOURCE, [make_prompt(t)]) for name, t in named.items()]
+        return RunPrompts(SOURCE, [make_prompt("a")], asked[::-1])
 
     files = RunFiles(tmp_path / "run")
-    hold(files, RunPrompts(None, [make_prompt("a")], ()))
+    hold(files, RunPrompts(SOURCE, [make_prompt("a")], ()))
     begun(tmp_path)
     hold(files, prompts("b", "c"))
     hold(files, prompts("b", "c"))
@@ -125,10 +128,10 @@ def test_other_sources_and_evaluation_sets_are_held_to_it_too(tmp_path: Path) ->
     def prompts(train: str, main: str, far: str) -> RunPrompts:
         sets = SECTION.evaluation.all_sets()
         asked = [
-            AskedSet(name, sets[name], None, [make_prompt(text)])
+            AskedSet(name, sets[name], SOURCE, [make_prompt(text)])
             for name, text in zip(sets, (main, far), strict=True)
         ]
-        return RunPrompts(None, [make_prompt("1"), make_prompt(train)], asked)
+        return RunPrompts(SOURCE, [make_prompt("1"), make_prompt(train)], asked)
 
     files = RunFiles(tmp_path / "run")
     hold(files, prompts("2", "3", "4"))
@@ -149,5 +152,5 @@ def test_other_sources_and_evaluation_sets_are_held_to_it_too(tmp_path: Path) ->
 def test_the_number_of_training_prompts_is_recorded(tmp_path: Path) -> None:
     files = begun(tmp_path)
     assert training_prompts(files) is None
-    hold(files, RunPrompts(None, [make_prompt("1"), make_prompt("2")], ()))
+    hold(files, RunPrompts(SOURCE, [make_prompt("1"), make_prompt("2")], ()))
     assert training_prompts(files) == 2
