@@ -216,7 +216,7 @@ def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
     assert {row["step"]: row["temperature"] for row in recorded} == pytest.approx(
         {1: 1.2, 2: 1.1, 3: 1.0, 4: 0.9, 5: 0.8, 6: 0.8, 7: 0.8, 8: 0.8}
     )
-    weights = {1: 1.0, 2: 1.0, 3: 0.875, 4: 0.75, 5: 0.625, 6: 0.5, 7: 0.5, 8: 0.5}
+    weights = {1: 1.0, 2: 0.875, 3: 0.75, 4: 0.625, 5: 0.5, 6: 0.5, 7: 0.5, 8: 0.5}
     for row in recorded:
         assert row["reward"] == weights[row["step"]] * row["reward_parts"][0]
     for m in metrics:

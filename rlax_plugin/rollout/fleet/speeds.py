@@ -21,6 +21,9 @@ _NOISE = 1.25
 
 Slots that are half empty decode as much faster than full ones, which says nothing of the worker.
 """
+_LEAST_S = 0.05  # of decoding: a figure of less says more of the machine's other work
+_FEW_STEPS, _ROUGH = 64.0, 4.0
+"""Decode steps up to which, as after a trial, only differences by more than this factor count."""
 _MOST = 100.0  # times the median, or the median this speed: beyond it, a report is nonsense
 
 
@@ -72,7 +75,7 @@ class Speeds:
             # What is in the first report may have been compiling.
             one = self._decoded.setdefault(worker.identity, _Decoded(steps, decode_s, now_s))
             one.add(steps, decode_s, now_s)
-            if one.seconds:
+            if one.seconds >= _LEAST_S:
                 if not worker.tokens_per_s:  # it has tried itself out and now gets requests
                     self._heard = len(self._workers)
                 worker.tokens_per_s, worker.measured_s = one.steps / one.seconds, one.at_s
@@ -89,5 +92,7 @@ class Speeds:
         median = statistics.median(measured) if measured else 0.0
         for one in live.values():
             ratio = one.tokens_per_s / median if one.tokens_per_s > 0 else 1.0
-            equal = 1 / _NOISE < ratio < _NOISE
+            decoded = self._decoded.get(one.identity)
+            noise = _ROUGH if decoded is None or decoded.steps < _FEW_STEPS else _NOISE
+            equal = 1 / noise < ratio < noise
             one.speed = 1.0 if equal else min(max(ratio, 1 / _MOST), _MOST)

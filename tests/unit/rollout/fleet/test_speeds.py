@@ -55,6 +55,20 @@ def test_a_figure_follows_a_worker_that_becomes_faster():
     run(main)
 
 
+def test_what_few_or_short_steps_say_counts_only_where_it_differs_much():
+    async def main():
+        fleet, dispatcher, stubs = await with_rates(**SEVEN)
+        for name, decode_s in (("busy", 0.24), ("tiny", 0.04), ("slow", 0.8)):
+            stubs[name] = await holding(fleet, name)
+            await beat(fleet, name, 8, 2.0)
+            await beat(fleet, name, 16, 2.0 + decode_s)
+        speeds = {name: fleet.workers[name].speed for name in ("busy", "tiny", "slow")}
+        assert speeds == pytest.approx({"busy": 1, "tiny": 1, "slow": 0.1})  # 33, -, 10 of 100
+        await dispatcher.close()
+
+    run(main)
+
+
 def test_a_slow_worker_gets_no_group_that_would_end_after_all_others():
     async def main():
         _, dispatcher, stubs = await with_rates(**SEVEN, slow=10.0)
