@@ -213,7 +213,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path, undisturbed):
     )
     log = tmp_path / "survivor.log"
     join = ("--controller", f"127.0.0.1:{port}", "--name", "survivor")
-    with process(log, "serve", CONFIG, *where, *join, cwd=ROOT) as worker:
+    with process(log, "serve", *where, *join, cwd=ROOT) as worker:
         # Step 4 is recorded and trained, its snapshot has no checkpoint and step 2's has one.
         killed = train(*where, kill_at="snapshot-written:2")
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
