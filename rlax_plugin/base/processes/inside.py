@@ -6,9 +6,13 @@ import json
 import os
 import resource
 import select
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from rlax_plugin.base.errors import ConfigError, RlaxError
 
 _PIECE = 1 << 16  # bytes that are read at once
 
@@ -56,6 +60,33 @@ class Lines:
         data = memoryview(json.dumps(message, default=str).encode() + b"\n")
         while data:
             data = data[os.write(self._answers, data) :]
+
+
+def answer_once(work: Callable[[dict[str, Any], Lines], object]) -> NoReturn:
+    """Does the work that one line asks for, says how it ended, and ends the process.
+
+    Args:
+      work: gets the content of the line, and may say more on the way. Its errors are answers.
+    """
+
+    def leave_with_parent() -> None:
+        while lines.next():  # until whoever asked has ended, however it did
+            pass
+        os._exit(1)
+
+    lines = Lines()
+    asked = json.loads(lines.next())
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    try:
+        work(asked, lines)
+    except ConfigError as error:
+        lines.say({"key": error.key, "value": error.value, "reason": error.reason})
+    except (RlaxError, OSError) as error:
+        lines.say({"error": str(error)})
+    else:
+        lines.say({"done": True})
+    sys.stdout.flush()
+    os._exit(0)  # threads of libraries may wait for nothing
 
 
 def memory_with(more_bytes: int) -> int:

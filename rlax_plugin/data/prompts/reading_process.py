@@ -10,15 +10,11 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import os
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.base.errors import ConfigError, RlaxError
-from rlax_plugin.base.processes.inside import Lines
+from rlax_plugin.base.processes.inside import Lines, answer_once
 from rlax_plugin.base.tokens.rendering import RenderLimits
 from rlax_plugin.base.tokens.tokenizer import Tokenizer
 from rlax_plugin.data.prompts.rows_to_table import prepare
@@ -31,13 +27,7 @@ def _class(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _leave_with(lines: Lines) -> None:
-    while lines.next():  # until whoever asked has ended, however it did
-        pass
-    os._exit(1)
-
-
-def _run(asked: dict[str, Any], lines: Lines) -> dict[str, Any]:
+def _run(asked: dict[str, Any], lines: Lines) -> None:
     told_s = 0.0
 
     def tell(split: str, rows: int) -> None:
@@ -48,34 +38,19 @@ def _run(asked: dict[str, Any], lines: Lines) -> dict[str, Any]:
             lines.say({"split": split, "rows": rows})
 
     tokenizer = asked["tokenizer"]
-    try:
-        source = _class(asked["source"])(
-            _class(asked["config_class"]).model_validate_json(json.dumps(asked["config"])),
-            Tokenizer.load(
-                tokenizer["directory"],
-                tokenizer["key"],
-                tokenizer["arguments"],
-                RenderLimits(**asked["template_limits"]),
-            ),
-            max_tokens=asked["max_tokens"],
-        )
-        gc.freeze()  # what was imported lives on: collections need not look at it
-        prepare(source, Path(asked["directory"]), asked["identity"], tell)
-    except ConfigError as error:
-        return {"key": error.key, "value": error.value, "reason": error.reason}
-    except (RlaxError, OSError) as error:
-        return {"error": str(error)}
-    return {"done": True}
-
-
-def main() -> None:
-    lines = Lines()
-    asked = json.loads(lines.next())
-    threading.Thread(target=_leave_with, args=(lines,), daemon=True).start()
-    lines.say(_run(asked, lines))
-    sys.stdout.flush()
-    os._exit(0)  # threads of libraries may wait for nothing
+    source = _class(asked["source"])(
+        _class(asked["config_class"]).model_validate_json(json.dumps(asked["config"])),
+        Tokenizer.load(
+            tokenizer["directory"],
+            tokenizer["key"],
+            tokenizer["arguments"],
+            RenderLimits(**asked["template_limits"]),
+        ),
+        max_tokens=asked["max_tokens"],
+    )
+    gc.freeze()  # what was imported lives on: collections need not look at it
+    prepare(source, Path(asked["directory"]), asked["identity"], tell)
 
 
 if __name__ == "__main__":
-    main()
+    answer_once(_run)

@@ -15,6 +15,7 @@ from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.base.tokens.defects import defect
 from rlax_plugin.base.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.config import INT32_MAX, RlaxSection
+from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollout.batching.jobs import rejection
@@ -221,7 +222,7 @@ class RolloutService(rpc.RolloutServicer):
         if not -1 <= request.oldest <= INT32_MAX:
             reason = f"oldest version {request.oldest}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
-        if type(self._engine).give_up is not RolloutEngine.give_up:
+        if has(self._engine, RolloutEngine, "give_up"):
             self._on_wanted(request.oldest)
         found = self._engine.give_up(unwanted, request.oldest)
         for call in self._calls:

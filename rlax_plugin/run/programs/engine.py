@@ -12,6 +12,7 @@ from rlax_plugin.base.errors import PluginError
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rollout.worker.endpoint import NAME
@@ -56,7 +57,7 @@ def _check_scores(engine: RolloutEngine, name: str) -> None:
     if not isinstance(declared, Capabilities):
         kind = type(declared).__name__
         raise PluginError(f"rollout engine {name}: capabilities is {kind}, expected Capabilities")
-    if declared.scores != (type(engine).score is not RolloutEngine.score):
+    if declared.scores != has(engine, RolloutEngine, "score"):
         # Its canaries would not be verified, or that would fail.
         what = "a method score and Capabilities.scores, or neither"
         raise PluginError(f"rollout engine {name}: expected {what}")
