@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -49,10 +48,10 @@ def convert(
         model = converter.examine_model(Path(source), dtype, scan_layers)
         console.print(f"{source}: {model.description}")
         _check_space(out, model.nbytes)
-        compare = _verification(model, verify_python, trainer)
+        compare = None if verify_python is None else model.verification(verify_python)
         with new_directory("--out", out) as directory:
             _write(model, directory, Path(out).absolute(), console)
-            compared = compare(directory)
+            compared = () if compare is None else compare(directory)
         for said in compared:
             console.print(said)
         for note in model.notes:
@@ -74,17 +73,6 @@ def _converter(name: str) -> Trainer:
     if not trainer.converts_models:
         raise ConfigError("--trainer", name, "does not declare converts_models")
     return trainer
-
-
-def _verification(
-    model: ConvertibleModel, python: str | None, trainer: str
-) -> Callable[[Path], Sequence[str]]:
-    """Returns a function that verifies a written model; see ``ConvertibleModel``."""
-    if python is None:
-        return lambda directory: ()
-    if not hasattr(model, "verification"):
-        raise ConfigError("--verify", python, f"trainer {trainer} cannot verify this model")
-    return model.verification(python)
 
 
 def _check_space(out: str, nbytes: int) -> None:
