@@ -143,6 +143,8 @@ def make(
     needs: Needs | None = None,
     clock: Clock | None = None,
     note: Callable[[str], None] = lambda line: None,
+    by_speed: bool = True,
+    continues: bool = True,
     **deadlines: float,
 ) -> tuple[Fleet, Dispatcher, list[str]]:
 
@@ -157,7 +159,7 @@ def make(
     )
     fleet.newest.number = 9
     reissued, losses = Reissued(refresh), Losses()
-    dispatcher = Dispatcher(fleet, settings, reissued)
+    dispatcher = Dispatcher(fleet, settings, reissued, by_speed=by_speed, continues=continues)
     dispatcher.again = reissued.again  # for the tests
     fleet.listeners += [losses, dispatcher]
     return fleet, dispatcher, losses.lost

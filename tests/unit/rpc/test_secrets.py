@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -15,7 +16,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.rpc.security.certificate import new_identity
 from rlax_plugin.rpc.security.key_ring import on_ring, token_path
 from rlax_plugin.rpc.security.private_files import write_private_json
-from rlax_plugin.rpc.security.run_secrets import known_secrets, run_secrets
+from rlax_plugin.rpc.security.run_secrets import known_secrets, run_secrets, token_file
 from rlax_plugin.rpc.security.secret import MissingSecretError, Secret, new_token, read_secret
 
 FILES = ("secrets.json", "worker-token.json")
@@ -40,6 +41,19 @@ def test_the_files_are_for_their_user_alone_whatever_the_umask(umask: None, tmp_
         assert path is not None and mode(path) == 0o600 and mode(path.parent) == 0o700
         assert path == token_path("localhost:9")
     assert not path.exists()
+
+
+@pytest.mark.parametrize("role", ["host", "client"])
+def test_a_token_that_others_may_have_read_is_replaced_by_the_next_start(
+    role: Literal["host", "client"], tmp_path: Path
+) -> None:
+    before = run_secrets(tmp_path)
+    token = before.share(role)
+    assert run_secrets(tmp_path) == before
+    token_file(tmp_path, role).chmod(0o644)
+    after = run_secrets(tmp_path)
+    assert after.share(role) != token and after.worker == before.worker
+    assert run_secrets(tmp_path) == after == known_secrets(tmp_path)
 
 
 def test_secrets_are_made_once_and_differ_from_run_to_run(tmp_path: Path) -> None:

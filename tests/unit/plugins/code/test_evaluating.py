@@ -25,9 +25,11 @@ EXECUTE = {
     "pickle without an import": ("assert pickle.loads(f(3)) == 5", "pickle"),
     "from pickle": ("from pickle import loads as l\nassert l(f(3)) == 5", "pickle"),
     "dill": ("def check(f):\n    import dill\n    assert dill.loads(f(3)) == 5", "dill"),
+    "an attribute that the code names": ("import os\ngetattr(os, f(3))(0)", "getattr of os"),
     "in a constant": ("eval('eval(f(3))')", "eval"),
 }
 HARMLESS = {
+    "an attribute by its name": "import os\nassert getattr(os, 'sep') == f(3)",
     "a method": "model = Model()\nmodel.eval()\nassert model.exec(3) == model.compile(3)",
     "an argument": "def check(eval):\n    assert eval(3) == 5\ncheck(f)",
     "the tested function": "def check(candidate):\n    assert candidate('1 + 2') == 3",

@@ -186,6 +186,8 @@ def test_tests_that_cannot_be_used_leave_the_sample_unscored(share: PythonTests)
         ([f"{DOUBLE[0]}\nclass A: pass\ndouble([A()])"], "plain data only, not A"),
         ([f"{DOUBLE[0]}\nimport re\ndouble(re.compile('a'))"], "plain data only, not Pattern"),
         ([f"{DOUBLE[0]}\nassert double(map(int, '12')) == 1"], "plain data only, not map"),
+        ([f"{DOUBLE[0]}\nassert double(iter([1])) == 1"], "plain data only, not list_iterator"),
+        ([f"{DOUBLE[0]}\nassert double(reversed([1])) == 1"], "only, not list_reverseiterator"),
         (["assert double(2) == 5\nimport no_such_module"], "used: ModuleNotFoundError: No mod"),
         ([], "has no tests in column 'tests', and the reference"),
         ([1, 2], "has no tests"),
@@ -284,6 +286,9 @@ def test_columns_of_other_data_sets() -> None:
     asked = replace(make_prompt("root"), metadata=columns)
     assert reward(asked, "    return math.sqrt(x)\n").total == 1.0
     assert reward(asked, "    return x\n").total == 0.0
+    lacking = {**columns, "test": columns["test"].replace("    ", "    import no_such_module; ")}
+    with pytest.raises(ValueError, match="ModuleNotFoundError: No module named 'no_such_module'"):
+        reward(replace(asked, metadata=lacking), "    return math.sqrt(x)\n")
     with pytest.raises(ValueError, match="no text in column 'given'; columns: function, given"):
         reward(replace(asked, metadata={**columns, "given": None}), "")
     with pytest.raises(ValueError, match="'function' is not the name of a function"):

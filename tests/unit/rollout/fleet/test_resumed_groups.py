@@ -40,6 +40,21 @@ def reporting(*reports: tuple[int, ...], then: Script = GONE) -> Script:
     return script
 
 
+def test_where_samples_do_not_continue_unfinished_tokens_are_no_part_of_the_next_attempt():
+    async def main():
+        fleet, dispatcher, _ = make(continues=False)
+        await join(fleet, "bad", reporting((1, 0), (4, 3)))
+        ticket = dispatcher.submit(request(0))
+        good = await join(fleet, "good", answer)
+        answered, samples, _ = await ticket
+        assert answered.attempt == 2 and [s.workers for s in samples] == [("good",)] * 2
+        (message,) = good.requests
+        assert not request_from_proto(message).resume and dispatcher.tokens_resumed == 0
+        await dispatcher.close()
+
+    run(main)
+
+
 def test_what_was_generated_travels_along_to_the_next_worker():
     async def main():
         asked: list[Request] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dispatching import request, run
+from dispatching import make, request, run
 from mixed_fleets import Holding, beat, holding, measured, mixed, settle
 
 from rlax_plugin.rollout.fleet.dispatch import Dispatcher
@@ -50,6 +50,24 @@ def test_a_figure_follows_a_worker_that_becomes_faster():
         worker.figures = {"steps_total": 53.0, "decode_s_total": 2.0}
         speeds.heard(worker, 500.0)
         assert worker.tokens_per_s == pytest.approx(50)
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_run_that_gives_no_work_by_speed_counts_all_workers_as_equal():
+    """A deterministic run tries no engine, so a worker that was slow once would stay so."""
+
+    async def main():
+        fleet, dispatcher, _ = make(refresh=lambda request: request, by_speed=False)
+        fleet.newest.number = 5
+        stubs = {name: await holding(fleet, name) for name in ("a", "slow")}
+        await measured(fleet, a=100.0, slow=10.0)
+        assert {worker.speed for worker in fleet.workers.values()} == {1.0}
+        for number in range(8):
+            dispatcher.submit(request(number, samples=1))
+        await settle()
+        assert len(stubs["slow"].groups) == 4
         await dispatcher.close()
 
     run(main)

@@ -106,6 +106,14 @@ def test_a_killed_host_0_is_named(run):
     assert "host 1" not in said
 
 
+def test_a_host_that_is_told_to_end_before_it_can_catch_the_signal_is_lost(run):
+    status, lost, took_s, said = run(
+        ABORTS_LATER, WAIT, then=lambda s: s[1].terminate() or s[1].pid
+    )
+    assert (status, lost) == (1, True) and took_s < AT_MOST_S
+    assert "host 1 was lost" in said and "SIGTERM" in said and "host 0" not in said
+
+
 def test_a_host_that_cannot_start_is_named_with_its_message(run):
     fails = "import sys; print('error: host 0 has another config'); sys.exit(2)"
     status, lost, _, said = run(WAIT, fails)

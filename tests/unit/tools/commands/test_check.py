@@ -101,6 +101,13 @@ def test_what_is_allowed_and_perhaps_not_meant(override: str, key: str, text: st
     assert list(found) == [key] and text in found[key]
 
 
+def test_a_converted_model_without_a_name_counts_as_pretrained(tmp_path: Path) -> None:
+    (tmp_path / "items").mkdir()
+    (tmp_path / "items/_METADATA").touch()
+    found = doubted("--fast", DEMO, f"load_parameters_path={tmp_path}/items")
+    assert "which is short for the answers of a pretrained model" in str(found)
+
+
 @pytest.mark.parametrize(
     ("part", "options"),
     {
