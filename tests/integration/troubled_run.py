@@ -99,7 +99,16 @@ class Troubled:
 
     def quiet(self) -> None:
         """Returns once nothing is wrong any more."""
-        self.until(lambda: not self.found(), "a run without troubles")
+        found = list[Finding]()
+
+        def is_quiet() -> bool:
+            found[:] = self.found()
+            return not found
+
+        try:
+            self.until(is_quiet, "a run without troubles")
+        except pytest.fail.Exception as error:
+            pytest.fail(f"the doctor still says {[one.what for one in found]}: {error}")
 
     def log_of(self, name: str) -> str:
         """The output of a worker that this test has started."""

@@ -16,6 +16,8 @@ from rlax_plugin.rollout.fleet.worker import Worker
 
 _HALF_LIFE_S = 5.0
 """Seconds after which a report counts half: a throttled host must be noticed within a batch."""
+_FORGOTTEN_S = 8.0
+"""Idle seconds after which only new reports count, such as a trial's: one step may have hung."""
 _NOISE = 1.25
 """Workers whose speeds differ by less than this factor from the median count as equal.
 
@@ -43,7 +45,8 @@ class _Decoded:
             steps = seconds = 0.0
         elif not (steps and seconds):  # it was idle
             return
-        faded = 0.5 ** ((now_s - self.at_s) / _HALF_LIFE_S)
+        idle_s = now_s - self.at_s
+        faded = 0.5 ** (idle_s / _HALF_LIFE_S) if idle_s < _FORGOTTEN_S else 0.0
         self.steps, self.seconds = self.steps * faded + steps, self.seconds * faded + seconds
         self.total_steps, self.total_s, self.at_s = total_steps, total_s, now_s
 
@@ -79,6 +82,8 @@ class Speeds:
                 if not worker.tokens_per_s:  # it has tried itself out and now gets requests
                     self._heard = len(self._workers)
                 worker.tokens_per_s, worker.measured_s = one.steps / one.seconds, one.at_s
+            elif one.seconds:  # a trial that was too short to say that the worker is still slow
+                worker.tokens_per_s = 0.0
         self._heard += 1
         if due := self._heard >= len(self._workers):
             self._compare()

@@ -17,7 +17,7 @@ from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.protocols import RolloutEngine
 
-IDLE_S = 30.0
+IDLE_S = 10.0
 """Seconds without a decode step after which an engine is tried again."""
 
 _TOKENS = 8

@@ -55,6 +55,26 @@ def test_a_figure_follows_a_worker_that_becomes_faster():
     run(main)
 
 
+@pytest.mark.parametrize("trial_s", [0.04, 0.08])
+def test_a_worker_whose_engine_hung_for_a_while_is_not_slow_for_ever(trial_s):
+    """It gets no groups any more, so that only the trials of its idle engine can show it."""
+
+    async def main():
+        fleet, dispatcher, stubs = await with_rates(a=100, b=100, c=100)
+        worker, speeds = fleet.workers["c"], Speeds(fleet.workers)
+        steps, seconds, seen = 10, 10.0, []
+        for now_s, more_s in [(0.0, 1.0), (60.0, 59.0), (95.0, trial_s)]:
+            steps, seconds = steps + 8, seconds + more_s
+            worker.figures = {"steps_total": float(steps), "decode_s_total": seconds}
+            for _ in fleet.workers:
+                speeds.heard(worker, now_s)
+            seen.append(worker.speed)
+        assert seen == [1.0, 0.01, 1.0]  # the first report is what the others are compared with
+        await dispatcher.close()
+
+    run(main)
+
+
 def test_a_run_that_gives_no_work_by_speed_counts_all_workers_as_equal():
     """A deterministic run tries no engine, so a worker that was slow once would stay so."""
 
