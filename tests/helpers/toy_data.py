@@ -1,26 +1,13 @@
-"""Prompt sources ``toy_jsonl``, ``toy_hf`` and ``toy_tfds``: those without ``toy_``, for trainers
-whose model has no tokenizer: they have one of their own."""
+"""Prompt source ``toy_jsonl``: ``jsonl`` with a tokenizer of its own, since toy models have none."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
-from rlax_datasets import (
-    HuggingFaceConfig,
-    HuggingFaceSource,
-    JsonlConfig,
-    JsonlSource,
-    TfdsConfig,
-    TfdsSource,
-)
+from rlax_datasets import JsonlConfig, JsonlSource
 
 from rlax_plugin.api import BuildContext, Extension, PathText, ResolvedConfig, hookimpl
-
-
-def _with_tokenizer(config: Any, context: BuildContext) -> BuildContext:
-    model = {"tokenizer_path": config.tokenizer, "tokenizer_type": "huggingface"}
-    return replace(context, config=ResolvedConfig(context.section, model))
 
 
 class ToyJsonlConfig(JsonlConfig):
@@ -30,39 +17,11 @@ class ToyJsonlConfig(JsonlConfig):
 class ToyJsonl(JsonlSource):
     @classmethod
     def build(cls, config: ToyJsonlConfig, context: BuildContext) -> Self:
-        return super().build(config, _with_tokenizer(config, context))
-
-
-class ToyHfConfig(HuggingFaceConfig):
-    tokenizer: PathText
-
-
-class ToyHf(HuggingFaceSource):
-    @classmethod
-    def build(cls, config: ToyHfConfig, context: BuildContext) -> Self:
-        return super().build(config, _with_tokenizer(config, context))
-
-
-class ToyTfdsConfig(TfdsConfig):
-    tokenizer: PathText
-
-
-class ToyTfds(TfdsSource):
-    @classmethod
-    def build(cls, config: ToyTfdsConfig, context: BuildContext) -> Self:
-        return super().build(config, _with_tokenizer(config, context))
-
-
-SOURCES: dict[str, tuple[type[Any], type[Any]]] = {
-    "toy_jsonl": (ToyJsonlConfig, ToyJsonl),
-    "toy_hf": (ToyHfConfig, ToyHf),
-    "toy_tfds": (ToyTfdsConfig, ToyTfds),
-}
+        model = {"tokenizer_path": config.tokenizer, "tokenizer_type": "huggingface"}
+        context = replace(context, config=ResolvedConfig(context.section, model))
+        return super().build(config, context)
 
 
 @hookimpl
 def rlax_register_prompt_source() -> dict[str, Extension]:
-    return {
-        name: Extension(config_class, source.build, needs_model=True)
-        for name, (config_class, source) in SOURCES.items()
-    }
+    return {"toy_jsonl": Extension(ToyJsonlConfig, ToyJsonl.build, needs_model=True)}
