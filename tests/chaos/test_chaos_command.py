@@ -28,7 +28,10 @@ DETERMINISTIC = (
     "max_calls: 2}",
     "rlax.episodes={max_turns: 3, max_tokens: 30}",
 )
+# Its environment raises, hangs and ends its process at random, besides.
 CONTINUED = (
+    "rlax.environment={name: fickle, seed: 1, share: 0.03}",
+    "rlax.deadlines={lease_s: 3, drain_s: 5, reward_s: 1.5, episode_s: 1.5}",
     "rlax.rollouts.on_new_weights=continue",
     "rlax.rollouts.progress_s=0.1",
     "rlax.batches={rows: 16, sequences_per_row: 4, tokens: 60}",
