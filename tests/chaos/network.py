@@ -60,11 +60,10 @@ class Pace:
 
 
 class Connection:
-    """A connection through the proxy; ``passed`` counts the passed bytes of each end."""
+    """A connection through the proxy."""
 
     def __init__(self, seed: str, conditions: Conditions):
         self.conditions = conditions
-        self.passed: dict[End, int] = {"caller": 0, "target": 0}
         self.task: Any = asyncio.current_task()
         self._seed, self._lost = seed, False
         self._ends: dict[End, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
@@ -133,7 +132,6 @@ class Connection:
             if not self._lost:
                 writer.write(chunk) if chunk else writer.write_eof()
                 await writer.drain()
-                self.passed[end] += len(chunk)
 
 
 class Proxy:
@@ -234,31 +232,18 @@ class ThreadedProxy:
 
 @contextmanager
 def threaded(
-    target: str,
-    conditions: Conditions = FINE,
-    seed: int = 0,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    before: Coroutine[Any, Any, None] | None = None,
+    target: str, *, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[ThreadedProxy]:
-    """Runs a proxy until the end of the block.
-
-    Args:
-      target, conditions, seed, host, port: see ``Proxy``.
-      before: runs in the proxy's thread before it listens.
-    """
+    """Runs a proxy until the end of the block; for the arguments see ``Proxy``."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
     thread.start()
-    proxy = Proxy(target, conditions, host=host, port=port, seed=seed)
+    proxy = Proxy(target, host=host, port=port)
 
     def wait(coroutine: Coroutine[Any, Any, Any]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, loop).result(_LIMIT_S)
 
     try:
-        if before is not None:
-            wait(before)
         wait(proxy.__aenter__())
         try:
             yield ThreadedProxy(proxy, loop)

@@ -26,11 +26,6 @@ def test_a_seed_decides_the_blows() -> None:
     assert {(one.moment, one.event) for one in calm} == {("training", "metrics-written")}
 
 
-def test_every_moment_is_one_of_the_code() -> None:
-    points = [point for found in EVENTS.values() for point in found]
-    assert len(set(points)) == len(points) == 20
-
-
 def test_events_are_counted_from_now_on(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "log")
     assert log.take() == [] and not log.wait(STEP, 1, 0.05, lambda: True)

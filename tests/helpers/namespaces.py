@@ -145,11 +145,6 @@ class Machine:
                     found.append(one)
         return found
 
-    async def enter_network(self) -> None:
-        """Moves the thread of the event loop to the machine's network, for its next sockets."""
-        with open(f"/run/netns/{self.name}") as space:
-            os.setns(space.fileno(), os.CLONE_NEWNET)
-
     def seen(self, path: Path) -> Path:
         """The path by which this process sees a file of the machine."""
         return Path(f"/proc/{self._first.pid}/root{path}")

@@ -7,35 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-from chaos import network
-from chaos.network import FINE, Conditions, ThreadedProxy
-from namespaces import Machine
+from chaos.network import ThreadedProxy, threaded
 
 _PROGRAM = str(Path(__file__).with_name("proxied_worker.py"))
-
-
-@contextmanager
-def threaded(
-    target: str,
-    conditions: Conditions = FINE,
-    seed: int = 0,
-    *,
-    machine: Machine | None = None,
-    port: int = 0,
-) -> Iterator[ThreadedProxy]:
-    """A proxy, until the end of the block.
-
-    Args:
-      machine: the one that it is on, at that machine's address; None: this one, on loopback.
-    """
-    if machine is None:
-        at: dict[str, Any] = {}
-    else:
-        at = {"host": machine.address, "before": machine.enter_network()}
-    with network.threaded(target, conditions, seed, port=port, **at) as proxy:
-        yield proxy
 
 
 class FarWorker:
@@ -61,28 +36,21 @@ class FarWorker:
 
 
 @contextmanager
-def far_worker(
-    directory: Path,
-    controller: str,
-    token_file: Path,
-    *options: str,
-    conditions: Conditions = FINE,
-    seed: int = 0,
-) -> Iterator[FarWorker]:
+def far_worker(directory: Path, controller: str, token_file: Path) -> Iterator[FarWorker]:
     """Starts a worker named ``far`` with its output in ``far.log``.
 
     Args:
       controller: its address, to which only the proxy connects.
     """
     with ExitStack() as stack:
-        calling = stack.enter_context(threaded(controller, conditions, seed))
-        called = stack.enter_context(threaded("127.0.0.1:1", conditions, seed + 1))
+        calling = stack.enter_context(threaded(controller))
+        called = stack.enter_context(threaded("127.0.0.1:1"))
         far = FarWorker(calling, called, directory / "far.address")
         serve = ("serve", "--controller", calling.address, "--token-file", str(token_file))
         command = [sys.executable, _PROGRAM, called.address, str(directory / "far.address")]
         with (directory / "far.log").open("w") as out:
             far.process = subprocess.Popen(
-                [*command, *serve, "--name", "far", *options], cwd=directory, stdout=out, stderr=out
+                [*command, *serve, "--name", "far"], cwd=directory, stdout=out, stderr=out
             )
         try:
             yield far
