@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from worker_harness import (
@@ -57,25 +58,6 @@ def test_a_draining_worker_hands_over_every_token_it_has_reported():
     run(main)
 
 
-def test_a_drain_does_not_wait_for_a_worker_that_reports_nothing():
-    async def main():
-        settings = section(on_new_weights="continue", progress_s=0.1)
-        async with trainer(settings) as one:
-            await one.publish(0)
-            mute = Worker("a", Counting(100_000, every=100_000), settings, one.address)
-            await until(lambda: one.held("a") == 0)
-            ticket = one.dispatcher.submit(group(0))
-            await until(lambda: mute.engine.asked)
-            await mute.leave()
-            quick = Worker("b", Counting(4), settings, one.address)
-            asked, samples, _ = await ticket
-            assert asked.resume == () and asked.attempt == 2
-            assert [len(s.tokens) for s in samples] == [4, 4] and mute.engine.cancelled == 1
-            await quick.leave()
-
-    run(main)
-
-
 @pytest.mark.parametrize("mode", ["finish", "discard"])
 def test_without_continue_a_drain_finishes_what_was_begun(mode):
     async def main():
@@ -96,17 +78,25 @@ def test_without_continue_a_drain_finishes_what_was_begun(mode):
     run(main)
 
 
-def test_a_draining_worker_does_not_register_again():
+def test_draining_worker_does_not_register_again():
     async def main():
-        settings = section()
+        settings, unknown = section(), 0
         async with trainer(settings) as one:
             leaving = member(settings, one.address)
             await leaving.register()
             leaving.draining = True
-            beats = asyncio.ensure_future(leaving.heartbeat())
-            await until(lambda: one.fleet.workers["w"].draining)
+            hear = one.fleet.Heartbeat
+
+            async def heard(request: Any, context: Any) -> Any:
+                nonlocal unknown
+                reply = await hear(request, context)
+                unknown += not reply.known
+                return reply
+
+            one.fleet.Heartbeat = heard
             one.fleet.lose(one.fleet.workers["w"], "a hiccup")
-            await asyncio.sleep(4 * settings.deadlines.heartbeat_s)
+            beats = asyncio.ensure_future(leaving.heartbeat())
+            await until(lambda: unknown >= 2)
             assert one.fleet.workers == {} and not beats.done()
             beats.cancel()
             await leaving.leave()

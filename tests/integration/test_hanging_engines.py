@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from waiting import eventually
 from worker_harness import (
     Counting,
     Worker,
@@ -61,34 +60,6 @@ def test_groups_of_an_engine_that_hangs_go_to_another_worker_by_name_of_the_dead
             await until(lambda: hung.engine.cancelled == 1)  # its call was ended
             for worker in (hung, slow):
                 await worker.leave()
-
-    run(main)
-
-
-def test_groups_wait_for_weights_as_long_as_these_are_loaded():
-    class SlowToLoad(Hanging):
-        async def load(self, version: Any) -> Loaded:
-            if version.version:
-                await asyncio.sleep(1.0)  # several times group_s
-            return await super().load(version)
-
-    async def main():
-        settings = section({"group_s": 0.3})
-        async with trainer(settings) as one:
-            await one.publish(0)
-            worker = Worker("w", SlowToLoad(5), settings, one.address)
-            await until(lambda: one.held("w") == 0)
-            await one.publish(1)
-
-            async def generate(requests: Any, on_reply: Any) -> None:
-                await eventually(lambda: worker.engine.version >= 1)
-                await Hanging.generate(worker.engine, requests, on_reply)
-
-            worker.engine.generate = generate
-            asked, samples, _ = await one.dispatcher.submit(group(0, min_version=1))
-            assert asked.attempt == 1 and one.again == []
-            assert set(samples[0].versions.tolist()) == {1}
-            await worker.leave()
 
     run(main)
 

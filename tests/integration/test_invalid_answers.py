@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import re
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from runs import TWO_WORKERS, Run, plugins
 from worker_harness import (
     LIMIT_S,
     STOP,
@@ -27,11 +23,9 @@ from worker_harness import (
 )
 
 from rlax_plugin.base.errors import WorkerError
-from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Attempt, Request, Sampled, SamplingParams
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollout.fleet.fleet import MAX_NONSENSE
-from rlax_plugin.tools.commands.audit import audit
 
 
 class Lying(Counting):
@@ -103,65 +97,6 @@ def test_a_prompt_outside_of_the_vocabulary_is_rejected_everywhere():
             await worker.leave()
 
     run(main)
-
-
-def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> Run:
-    """A run of two workers, the second of which lies."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    return Run(
-        tmp_path,
-        "steps=1000",
-        TWO_WORKERS,
-        plugins("lying_engine"),
-        f"rlax.rollouts.engine={{name: lying, lie: {lie}, once: {tmp_path / 'both'}}}",
-        "rlax.rollouts.engine.token_s=0.005",
-        "rlax.staleness.max_staleness=3",
-        "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
-        "rlax.objective.old_policy=proximal",
-        "rlax.evaluation.problems=0",
-        "rlax.trainer.train_s=0.1",
-        "rlax.launcher.max_restarts=0",
-    )
-
-
-def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
-    training = lying(tmp_path, monkeypatch, "tokens")
-
-    def says(worker: str, text: str) -> bool:
-        log = training.dir / f"logs/{worker}.log"
-        return log.exists() and text in log.read_text()
-
-    # Alone it would get the same group again and again, and that would end the run.
-    training.until(lambda: says("local-0", "serving version"), "an honest worker")
-    (tmp_path / "both").touch()
-    training.until(lambda: says("local-1", "worker local-1 failed"), "its last lie")
-    training.process.send_signal(signal.SIGINT)
-    status, out = training.end()
-    assert status == 130, out
-    told = "has token id 1000000000, which must be from 0 to "
-    assert re.search(
-        rf"local-1 is quarantined: 3 of its replies were invalid, .* {told}", " ".join(out.split())
-    )
-    assert out.count("worker local-1 lost: ") == MAX_NONSENSE
-    assert audit(RunFiles(training.dir)).violation is None
-
-
-def test_a_run_takes_no_side_channels_but_those_of_its_engine(tmp_path, monkeypatch):
-    training = lying(tmp_path, monkeypatch, "side")
-    log = training.dir / "logs/local-1.log"
-    ended = lambda: log.exists() and "cannot generate for this run" in log.read_text()  # noqa: E731
-    training.until(ended, "its rejection")
-    training.until(training.steps, "a step without it")
-    training.process.send_signal(signal.SIGINT)
-    status, out = training.end()
-    assert status == 130, out
-    told = (
-        "worker local-1 was rejected: its samples have the side channel 'wide0' (int8[65536] over "
-        "sampled) and 59 more, and the run takes only truncated_logprobs: the Extension of its "
-        "rlax.rollouts.engine declares them (side)"
-    )
-    assert told in " ".join(out.split()), out
-    assert {name for row in training.trained() for name in row["workers"]} == {"local-0"}
 
 
 class Holding(Counting):

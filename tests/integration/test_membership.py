@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dispatching import declared
 from worker_harness import (
     Counting,
     Worker,
@@ -16,8 +15,7 @@ from worker_harness import (
     until,
 )
 
-from rlax_plugin.base.errors import ConfigError, WorkerError
-from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.base.errors import ConfigError
 
 
 def test_a_name_belongs_to_the_process_that_was_heard_last():
@@ -58,46 +56,6 @@ def test_a_restarted_worker_waits_until_its_predecessor_counts_as_lost():
                 await killed.heartbeat()
             assert one.fleet.workers["w"].process == "another" and len(one.lost) == 1
             beats.cancel()
-
-    run(main)
-
-
-def test_a_pause_of_the_trainer_gives_no_name_away():
-    """What the holder sent meanwhile may be read behind another one's registration."""
-
-    async def main():
-        settings = section()
-        async with trainer(settings) as one:
-            holder = member(settings, one.address)
-            await holder.register()
-            one.fleet.workers["w"].last_seen -= 10 * settings.deadlines.lost_s
-            request = pb.RegisterRequest(
-                worker="w",
-                address="127.0.0.1:1",
-                capabilities=declared(8),
-                config_hash="abc",
-                process="another",
-            )
-            reply = await one.fleet.Register(request, None)
-            assert reply.name_taken and not reply.accepted
-            assert (await holder.report()).known and one.lost == []
-
-    run(main)
-
-
-def test_a_process_that_was_rejected_does_not_deregister_its_namesake():
-    async def main():
-        settings = section()
-        async with trainer(settings) as one:
-            good = member(settings, one.address)
-            stranger = member(settings, one.address, config_hash="xyz")
-            await good.register()
-            with pytest.raises(WorkerError, match="another config"):
-                await stranger.register()
-            await stranger.leave()
-            assert one.held("w") == -1 and one.lost == []
-            await good.leave()
-            assert one.lost == ["w: left"]
 
     run(main)
 

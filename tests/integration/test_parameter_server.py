@@ -16,7 +16,7 @@ from parameter_servers import (
 )
 from waiting import eventually
 
-from rlax_plugin.base.errors import DeadlineError, WeightsError
+from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnreadableError
 from rlax_plugin.testing.builders import make_version
 
 
@@ -50,40 +50,17 @@ def test_a_server_inside_a_trainer_has_no_publish():
     run(main())
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/etc", "/w", "/w/..", "/w/1/2", "w/1", ""],
-)
-def test_only_what_lies_in_the_runs_directory_is_published_and_deleted(path):
+def test_only_what_lies_in_the_runs_directory_is_published_and_deleted():
     async def main():
         store = Deleted()
         async with serving(store, keep=1) as (service, address), client_of(address) as client:
             await client.publish(version(0))
-            with pytest.raises(WeightsError, match="takes only what is directly in /w"):
-                await client.publish(make_version(1, path))
+            for path in ("/etc", "/w", "/w/..", "/w/1/2", "w/1", ""):
+                with pytest.raises(WeightsError, match="takes only what is directly in /w"):
+                    await client.publish(make_version(1, path))
             await client.publish(version(1))
             await store.wait_for(1)
             assert store.paths == ["/w/0"] and service.latest == version(1)
-
-    run(main())
-
-
-def test_retired_versions_are_deleted_and_leased_ones_are_not():
-    async def main():
-        store = Deleted()
-        async with serving(store, keep=2) as (service, address), client_of(address) as client:
-            await service.publish(version(0))
-            async with client.acquire(0) as held, client.acquire() as also_held:
-                assert held == also_held == version(0)
-                for number in range(1, 5):
-                    await service.publish(version(number))
-                assert await store.wait_for(2) == ["/w/1", "/w/2"]
-                async with client.acquire() as newest:
-                    assert newest == version(4)
-            assert await store.wait_for(3) == ["/w/1", "/w/2", "/w/0"]
-            with pytest.raises(WeightsError, match="requested version 0; available: 3, 4"):
-                async with client.acquire(0):
-                    pass
 
     run(main())
 
@@ -165,7 +142,7 @@ def test_watchers_see_versions_in_order_from_where_they_stand():
 def test_no_call_waits_without_a_deadline():
     async def main():
         async with client_of("127.0.0.1:1") as client:  # rejected
-            with pytest.raises(WeightsError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
+            with pytest.raises(WeightsUnreadableError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
                 await client.latest()
         silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]

@@ -8,7 +8,6 @@ from typing import Any
 import doors
 import grpc
 import pytest
-from dispatching import declared
 from worker_harness import (
     CONTINUE,
     LIMIT_S,
@@ -24,14 +23,9 @@ from worker_harness import (
     until,
 )
 
-from rlax_plugin.base.errors import (
-    WeightsError,
-    WeightsMismatchError,
-    WorkerError,
-)
+from rlax_plugin.base.errors import WeightsError, WeightsMismatchError
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rollout.fleet.fleet_service import FleetService
-from rlax_plugin.rollout.worker.member import PROCESS
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.transport.pieces import request_messages
@@ -147,35 +141,6 @@ def test_nothing_is_generated_between_a_mismatch_and_the_leases_release():
     run(main)
 
 
-def test_what_is_read_after_a_quarantine_is_not_accepted():
-    async def main():
-        settings = section()
-        async with trainer(settings) as one:
-            await one.publish(0)
-            worker = Worker("w", Counting(5, every=5), settings, one.address)
-            await until(lambda: one.held("w") == 0)
-            member = one.fleet.workers["w"]
-            generate = member.stub.Generate
-
-            async def late(*args: Any, **kwargs: Any) -> Any:
-                async for reply in generate(*args, **kwargs):
-                    request = pb.DeregisterRequest(
-                        worker="w", quarantine="a canary died", process=PROCESS
-                    )
-                    await one.fleet.Deregister(request, None)
-                    yield reply
-
-            member.stub.Generate = late
-            ticket = one.dispatcher.submit(group(0))
-            await until(lambda: one.again)
-            assert one.again == [(0, 2, "quarantined: a canary died")] and not ticket.done()
-            # The process itself has not heard of it yet; it asks to be registered and gives up.
-            with pytest.raises(WorkerError, match="quarantined: a canary died"):
-                await worker.life
-
-    run(main)
-
-
 def test_a_quarantine_is_told_until_it_is_heard():
     async def main():
         settings = section()
@@ -199,33 +164,5 @@ def test_a_quarantine_is_told_until_it_is_heard():
             bad.quarantine = "a canary died"
             await bad.leave()
             assert heard == ["a canary died"] * 3 and one.quarantined == [("w", "a canary died")]
-
-    run(main)
-
-
-def test_a_quarantined_process_stays_out_and_one_started_anew_may_join():
-    async def main():
-        settings = section()
-        async with trainer(settings) as one:
-            await one.publish(0)
-            bad = Worker("w", Counting(5), settings, one.address)
-            bad.engine.faults[0] = WeightsMismatchError("not what was published")
-            with pytest.raises(WeightsMismatchError):
-                await bad.life
-            same = Worker("w", Counting(5), settings, one.address)  # the same process, this one
-            with pytest.raises(WorkerError, match="quarantined: not what was published"):
-                await same.life
-            assert one.fleet.workers == {}
-            request = pb.RegisterRequest(
-                worker="w",
-                address="127.0.0.1:1",
-                capabilities=declared(8),
-                config_hash="abc",
-                version=0,
-                process="p",
-            )
-            reply = await one.fleet.Register(request, None)
-            assert reply.accepted and one.held("w") == -1  # it is yet to prove itself
-            assert one.fleet.identities.quarantined == {"w": "not what was published"}
 
     run(main)

@@ -32,27 +32,10 @@ from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.weights.local_copies import local_copies
 
 
-def lists(*files: tuple[str, int]) -> list[pb.File]:
-    return [pb.File(name=n, size=s) for n, s in files]
-
-
-@pytest.mark.parametrize(
-    ("files", "reason"),
-    [
-        (lists(("../escaped", 1)), "no plain relative path"),
-        (lists(("/tmp/escaped", 1)), "no plain relative path"),
-        (lists(("a/../../escaped", 1)), "no plain relative path"),
-        (lists(("body", 3_000_000)), "its tensors allow"),
-        ([pb.File(name="body", size=1 << 62)], "its tensors allow"),
-        ([], "has no files"),
-    ],
-)
-def test_a_worker_writes_nothing_that_a_server_may_not_list(
-    tmp_path: Path, files: list[pb.File], reason: str
-) -> None:
+def test_a_worker_writes_nothing_that_a_server_may_not_list(tmp_path: Path) -> None:
     class Lists(Sends):
         async def Files(self, request: Any, context: Any) -> pb.FilesReply:
-            return pb.FilesReply(files=files)
+            return pb.FilesReply(files=[pb.File(name="../escaped", size=1)])
 
     async def main() -> None:
         with local_copies(settings(tmp_path)) as copies:
@@ -60,7 +43,7 @@ def test_a_worker_writes_nothing_that_a_server_may_not_list(
             async with serves(tmp_path, kind=Lists) as (service, address):
                 await service.publish(version(0, part(tmp_path, "0", body=b"x")))
                 before = sorted(tmp_path.rglob("*"))
-                with pytest.raises(WeightsUnreadableError, match=reason):
+                with pytest.raises(WeightsUnreadableError, match="no plain relative path"):
                     await copy(copies, address)
                 assert service.asked == [] and sorted(tmp_path.rglob("*")) == before
 

@@ -1,17 +1,11 @@
-"""Workers that receive their weights from the parameter server, in this process and in a run."""
+"""Workers that receive their weights from the parameter server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import command_line
-import processes
 import pytest
-from processes import python_path
-from runs import DEADLINE_S, HELPERS, Run, digests, free_port, held
 from toy_versions import publish, scripted
 from worker_harness import Worker, run, section, trainer, until
 
@@ -21,9 +15,9 @@ from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.parameter_server import ParameterServer
 
 
-def streaming(root: Path, **deadlines: float) -> RlaxSection:
+def streaming(root: Path) -> RlaxSection:
     weights = Weights(transfer="stream", stream_dir=str(root / "copies"))
-    return section(deadlines).model_copy(update={"weights": weights})
+    return section().model_copy(update={"weights": weights})
 
 
 def copies(root: Path) -> list[Path]:
@@ -100,54 +94,3 @@ def test_damage_on_the_way_is_repaired_and_damage_at_the_source_quarantines(
             assert not list((tmp_path / "copies").iterdir())
 
     run(main)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-    Run.end_all()
-
-
-@pytest.mark.long
-def test_samples_do_not_depend_on_how_the_weights_came(
-    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A deterministic run whose workers stream and read, beside one whose workers read."""
-
-    def trained(name: str, *transfers: str) -> tuple[dict[int, set[str]], list[Any], set[str]]:
-        here = tmp_path / name
-        here.mkdir()
-        port, ready = free_port(), here / "ready"
-        made = Run(
-            here,
-            *("steps=4", "rlax.deterministic=true", "rlax.launcher={name: static}"),
-            *("rlax.evaluation.problems=0", f"rlax.network.port={port}"),
-            *held({1: ready}),
-        )
-        workers, logs = [], [here / f"w{number}.log" for number in range(len(transfers))]
-        for number, transfer in enumerate(transfers):
-            elsewhere = here / f"machine{number}"
-            elsewhere.mkdir()
-            joins = ("serve", "--controller", f"127.0.0.1:{port}", "--name", f"w{number}")
-            local = (f"rlax.weights.transfer={transfer}", "rlax.weights.stream_dir=copies")
-            process = processes.process(logs[number], *joins, *local, cwd=elsewhere)
-            workers.append(stack.enter_context(process))
-        told = "serving version 0"
-        made.until(lambda: all(told in log.read_text() for log in logs), "loading by all workers")
-        ready.touch()
-        status, out = made.end()
-        assert status == 0, out
-        assert [worker.wait(DEADLINE_S) for worker in workers] == [0] * len(workers)
-        rows = made.trained()
-        samples = [(row["group"], row["sample"], row["tokens"], row["logprobs"]) for row in rows]
-        assert command_line.rlax("audit", str(made.dir)).exit_code == 0
-        return digests(made.dir), samples, {name for row in rows for name in row["workers"]}
-
-    monkeypatch.setenv("PYTHONPATH", python_path(HELPERS))
-    versions, samples, workers = trained("mixed", "stream", "path")
-    assert workers == {"w0", "w1"}
-    assert trained("read", "path")[:2] == (versions, samples)
-    assert max(versions) == 4 and len(samples) == 64
-    copied = list((tmp_path / "mixed").glob("machine*/*"))
-    assert copied == [tmp_path / "mixed/machine0/copies"] and not list(copied[0].iterdir())

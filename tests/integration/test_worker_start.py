@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from worker_harness import Counting, Worker, run, section, trainer, until
 
-from rlax_plugin.base.errors import DeadlineError, WorkerError
+from rlax_plugin.base.errors import DeadlineError
 
 
 class Compiling(Counting):
@@ -14,13 +14,10 @@ class Compiling(Counting):
     def __init__(self):
         super().__init__(5)
         self.compiled, self.began = asyncio.Event(), asyncio.Event()
-        self.fault = None
 
     async def prepare(self):
         self.began.set()
         await self.compiled.wait()
-        if self.fault is not None:
-            raise self.fault
 
 
 def test_a_worker_registers_when_its_engine_is_prepared():
@@ -36,20 +33,6 @@ def test_a_worker_registers_when_its_engine_is_prepared():
             await until(lambda: one.held("w") == 0)
             await worker.leave()
             assert one.lost == ["w: left"]
-
-    run(main)
-
-
-def test_a_worker_whose_engine_fails_before_it_is_prepared_never_registers():
-    async def main():
-        settings = section()
-        async with trainer(settings) as one:
-            worker = Worker("w", Compiling(), settings, one.address)
-            worker.engine.fault = WorkerError("rollout engine: no device")
-            worker.engine.compiled.set()
-            with pytest.raises(WorkerError, match="no device"):
-                await worker.life
-            assert one.fleet.identities.names == set()
 
     run(main)
 
