@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,11 @@ async def _controller(directory: Path) -> None:
     callers = secrets.callers()
     server, address = listen("127.0.0.1", 0, Door(callers, secrets.identity), "port")
     parameters = ParameterServer(
-        _Noting(directory), keep=KEEP, lease_s=LEASE_S, record=(directory / "record").write_text
+        _Noting(directory),
+        keep=KEEP,
+        lease_s=LEASE_S,
+        record=(directory / "record").write_text,
+        published_in=str(directory / "weights"),  # as if the trainer were another process
     )
     parameters.add_to(server)
     fleet = Fleet(
@@ -99,30 +103,6 @@ async def _controller(directory: Path) -> None:
     await fleet.close()
     await parameters.close()
     await server.stop(None)
-
-
-async def _parameter_server(directory: Path) -> None:
-    from rlax_plugin.rpc.transport.doors import Door
-    from rlax_plugin.weights.parameter_server import serve_parameter_server
-
-    secrets = run_secrets(directory)
-    serving = asyncio.ensure_future(
-        serve_parameter_server(
-            "127.0.0.1",
-            0,
-            Door(secrets.callers(), secrets.identity),
-            _Noting(directory),
-            KEEP,
-            LEASE_S,
-            lambda address: print(address, flush=True),
-            published_in=str(directory / "weights"),
-            index=directory / "index.json",
-        )
-    )
-    ended = asyncio.ensure_future(_until_stdin_ends())
-    await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
 
 
 class _Weights:
@@ -213,10 +193,6 @@ class Attacked:
         )
 
 
-Start = Callable[[str], Attacked]
-"""Gives the server of a name."""
-
-
 @contextmanager
 def running(name: str, directory: Path) -> Iterator[Attacked]:
     """A server until the end of the block, where it must end by itself."""
@@ -252,5 +228,5 @@ if __name__ == "__main__":
     from rlax_plugin.base.text.logs import log_to
 
     log_to(sys.stderr)
-    lives = {"controller": _controller, "parameters": _parameter_server, "worker": _worker}
+    lives = {"controller": _controller, "worker": _worker}
     asyncio.run(lives[sys.argv[1]](Path(sys.argv[2])))

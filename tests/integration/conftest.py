@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Iterator
 
-import attacked_servers
 import pytest
-from attacked_servers import Attacked, Start
 from finished_run import FinishedRun
 from runs import Run
 
@@ -35,18 +32,3 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """It is made once for all processes of pytest-xdist."""
     own = tmp_path_factory.getbasetemp()
     return FinishedRun(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts each of ``attacked_servers`` when it is wanted first."""
-    with contextlib.ExitStack() as stack:
-        started: dict[str, Attacked] = {}
-
-        def server(name: str) -> Attacked:
-            if name not in started:
-                directory = tmp_path_factory.mktemp(name) / "run"
-                started[name] = stack.enter_context(attacked_servers.running(name, directory))
-            return started[name]
-
-        yield server

@@ -3,8 +3,11 @@
 import asyncio
 import json
 
+import doors
+import grpc
 import pytest
 from parameter_servers import (
+    LIMIT_S,
     CountsRenewals,
     Deleted,
     Steady,
@@ -17,7 +20,11 @@ from parameter_servers import (
 from waiting import eventually
 
 from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnreadableError
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.testing.builders import make_version
+from rlax_plugin.weights.leased_versions import MOST_LEASES_OF_ONE
 
 
 def test_latest_is_what_was_published_with_every_field():
@@ -151,5 +158,33 @@ def test_no_call_waits_without_a_deadline():
                 async with client.acquire():
                     pass
         silent.close()
+
+    run(main())
+
+
+def test_leases_of_a_reader_and_watches_are_limited(monkeypatch):
+    monkeypatch.setattr("rlax_plugin.weights.parameter_server.MOST_WATCHES", 1)
+    request, watching = pb.AcquireRequest(version=0, holder="greedy"), pb.WatchRequest(after=-1)
+
+    async def main():
+        async with (
+            serving(Deleted()) as (service, address),
+            client_of(address) as other,
+            connect(address, doors.SECRETS.of_worker) as connection,
+        ):
+            await service.publish(version(0))
+            stub = rpc.ParameterServerStub(connection)
+            for _ in range(MOST_LEASES_OF_ONE):
+                await stub.Acquire(request, timeout=LIMIT_S)
+            with pytest.raises(grpc.aio.AioRpcError, match="greedy holds 100 leases"):
+                await stub.Acquire(request, timeout=LIMIT_S)
+            async with other.acquire(0) as held:
+                assert held == version(0)
+            watch = stub.Watch(watching, timeout=LIMIT_S)
+            assert (await watch.read()).version == 0
+            with pytest.raises(grpc.aio.AioRpcError, match="1 watches are open"):
+                await stub.Watch(watching, timeout=LIMIT_S).read()
+            watch.cancel()
+            assert (await anext(other.watch())).version == 0
 
     run(main())
