@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from runs import Run
+from command_line import rlax
+from runs import CONFIG, Run
 
 HERE = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.skipif(len(HERE) < 2, reason="one core cannot be divided")
@@ -37,10 +38,11 @@ def test_the_trainer_has_cores_of_its_own_and_a_restarted_worker_keeps_to_the_ot
     assert cores(second) == set(HERE[1:])
 
 
-def test_a_trainer_that_would_take_all_cores_is_an_error_before_anything_starts(tmp_path):
-    run = Run(tmp_path, f"rlax.launcher.trainer_threads={len(HERE)}")
-    status, said = run.end()
-    assert status == 2
-    wanted = f"at most {len(HERE) - 1}, so that one of the {len(HERE)} cores is left for workers"
-    assert f"rlax.launcher.trainer_threads = {len(HERE)}: {wanted}" in said
-    assert not (run.dir / "logs").exists()
+def test_a_trainer_that_would_take_all_cores_is_an_error_before_anything_starts(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = rlax("train", CONFIG, f"rlax.launcher.trainer_threads={len(HERE)}")
+    assert done.exit_code == 2
+    assert f"at most {len(HERE) - 1}, so that one of the {len(HERE)} cores is left" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,76 +1,18 @@
-"""Processes that outlive their trainer, and workers that must not be trusted."""
+"""A worker whose weights are wrong, in a whole run of real processes."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import sqlite3
-from contextlib import ExitStack, closing
+from contextlib import closing
 
-from runs import CONFIG, DEADLINE_S, HELPERS, TWO_WORKERS, Run, free_port, held, plugins, process
-from waiting import wait_until
+from runs import HELPERS, TWO_WORKERS, Run, held, plugins
 
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state import journal
 from rlax_plugin.tools.commands.audit import audit
-
-_SERVING = r"serving version (\d+)"
-
-
-def test_a_static_worker_outlives_a_killed_trainer(tmp_path):
-    """So does a parameter server of its own; tests/maxtext/test_killed_runs.py has none."""
-    apart = str(free_port())
-    overrides = (
-        "rlax.launcher={name: static}",
-        "rlax.trainer.train_s=0.05",
-        f"rlax.network.port={(port := free_port())}",
-        f"rlax.weights.parameter_server=127.0.0.1:{apart}",
-    )
-    with ExitStack() as processes:
-        listen = ("parameter-server", CONFIG, *overrides, "--port", apart)
-        processes.enter_context(process(tmp_path, "server", *listen))
-        server = tmp_path / "server.log"
-        wait_until(lambda: "listens on" in server.read_text(), "the server", limit_s=DEADLINE_S)
-        join = ("--controller", f"127.0.0.1:{port}", "--name", "survivor")
-        worker = processes.enter_context(process(tmp_path, "survivor", "serve", *overrides, *join))
-        run = Run(tmp_path, *overrides, "steps=1000")
-        run.until(lambda: len(run.steps()) >= 8, "eight steps")
-        run.process.send_signal(signal.SIGKILL)
-        run.process.communicate(timeout=DEADLINE_S)
-        assert worker.poll() is None
-        last = len(run.steps()) + 6
-        run = Run(tmp_path, *overrides, f"steps={last}")
-        status, out = run.end()
-        assert status == 0, out
-        assert worker.wait(DEADLINE_S) == 0  # the very same process served both trainers
-    before, after = (tmp_path / "survivor.log").read_text().split("another trainer process")
-    first, versions = ([int(n) for n in re.findall(_SERVING, part)] for part in (before, after))
-    # In lockstep it loads every version that groups wait for; recorded batches need none generated.
-    assert first == list(range(len(first))) and len(first) >= 8
-    assert versions == sorted(set(versions)) and versions[0] >= 5 and versions[-1] == last
-    assert [m["step"] for m in run.steps()] == list(range(1, last + 1))
-    generated = run.trained()
-    assert len(generated) == 16 * last and all(r["workers"] == ["survivor"] for r in generated)
-    assert all(set(r["versions"]) == {r["step"] - 1} for r in generated)
-
-
-def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
-    engine = "{name: faulty, weight_fault: swapped_tensors, fault_at_version: 0}"
-    run = Run(
-        tmp_path,
-        TWO_WORKERS,
-        plugins("faulty_parts"),
-        f"rlax.rollouts.engine={engine}",
-        "rlax.launcher.max_restarts=0",
-    )
-    status, out = run.end()
-    assert status == 1
-    assert "ended 1 times in a row, the last time with status 1" in out
-    assert re.search(r"error: version 0: .* has fingerprint .* was published", out), out
-
 
 def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(tmp_path, monkeypatch):
     """One way to find them, in a whole run; all faults are tried at the engine."""

@@ -90,13 +90,11 @@ def test_nothing_but_the_kept_config_has_a_secret(
         (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(config(share)))
         again = f"hf_access_token={planted.HF_TOKEN}"
         rlax("train", f"{name}.yml", again, f"run_name={name}", "steps=2", status=status)
-        rlax("doctor", f"runs/{name}", "--bundle", f"{name}.tar.gz", status=None)
-        rlax("status", f"runs/{name}", status=None)
-    rlax("report", "runs/some", "--out", "report.html")
+    rlax("doctor", "runs/some", "--bundle", "some.tar.gz", status=None)
+    rlax("status", "runs/all", status=None)
     rlax("report", "runs/some", "runs/all", "--out", "compare.html")
     # The run goes on with another token, and with no other rewards.
     again = ("train", "some.yml", "run_name=some", "steps=3", "hf_access_token=another-7q9z")
-    rlax(*again)
     rlax(*again, f"rlax.rewards=[{{name: even, api_key: {planted.HF_TOKEN}}}]", status=2)
     rlax("eval", "runs/some", "rlax.evaluation.problems=2", again[-1])
     printed["sent to workers"] = to_bytes(resolve(tmp_path / "some.yml")).decode()

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -175,33 +173,6 @@ def test_processes_of_a_run_inherit_nothing_of_the_trainer(watched: Watched) -> 
 
 @pytest.mark.slow
 def test_no_process_of_a_run_imports_from_its_working_directory(watched: Watched) -> None:
-    assert not watched.trap.exists(), watched.trap.read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        "eval runs/testing --problems 2 --json",
-        "score runs/testing/config.yml completions.jsonl --json",
-        "prompts runs/testing/config.yml --count 2 --json",
-        "check-plugin rlax_plugin.testing",
-    ],
-)
-def test_commands_import_nothing_from_their_working_directory(
-    watched: Watched, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", python_path(HELPERS))
-    asked = {"prompt": "1?", "reference": "1", "metadata": {"tests": ["assert True"]}}
-    write_lines(watched.place / "completions.jsonl", [asked | {"completion": "1"}])
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "rlax_plugin", *command.split()],
-        cwd=watched.place,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr
     assert not watched.trap.exists(), watched.trap.read_text()
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from browser import browser, executable, open_page
+from command_line import rlax
 from finished_run import FinishedRun
 from playwright.sync_api import Browser, Page, expect
-from runs import DEADLINE_S, Records
+from runs import Records
 
 from rlax_plugin.base.types import Rejected, TrainBatch
 from rlax_plugin.run.state import journal, samples
 from rlax_plugin.testing.builders import make_episode, make_group, make_prompt, make_sampled
-from rlax_plugin.tools.commands.report.write import write_comparison, write_report
+from rlax_plugin.tools.commands.report.write import write_report
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium on PATH; .ci/browser installs one"
@@ -32,9 +31,8 @@ def chromium():
 def run(finished_run: FinishedRun, tmp_path_factory) -> Records:
     """A finished run, with its ``report.html``."""
     finished = finished_run.copied_to(tmp_path_factory.mktemp("report"))
-    command = [sys.executable, "-m", "rlax_plugin", "report", str(finished.dir)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert (done.returncode, done.stdout.strip()) == (0, f"{finished.dir}/report.html"), done.stderr
+    done = rlax("report", str(finished.dir))
+    assert (done.exit_code, done.stdout.strip()) == (0, f"{finished.dir}/report.html"), done.stderr
     return finished
 
 
@@ -196,20 +194,6 @@ def test_all_charts_over_steps_move_to_another_x_axis(page, run):
     assert titles["samples"] == "samples scored"
     samples = page.evaluate("moved(20, 'samples', 0)")
     assert samples == sum(m["rollout/samples"] for m in steps) == len(run.samples())
-
-
-def test_two_runs_are_overlaid(chromium, run, tmp_path):
-    path = write_comparison([str(run.dir)] * 2, str(tmp_path / "compare.html"))
-    page, problems = open_page(chromium, path, dark=True)
-    steps = page.locator("#side-by-side tr", has=page.locator("th:text-is('steps')"))
-    assert steps.locator("td").all_inner_texts() == ["20", "20"]
-    expect(page.locator("#config")).to_contain_text("nothing")
-    colours = page.evaluate(
-        "document.getElementById('chart-reward').data.map((trace) => trace.line.color)"
-    )
-    assert len(colours) == 2 and len(set(colours)) == 2
-    page.context.close()
-    assert problems == []
 
 
 def test_what_prompts_and_completions_say_is_only_text(chromium, tmp_path):
