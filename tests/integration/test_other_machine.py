@@ -5,8 +5,6 @@ They are processes of this machine, on an address that is not loopback.
 
 from __future__ import annotations
 
-import asyncio
-import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -17,17 +15,12 @@ import processes
 import pytest
 from certificates import made
 from command_line import rlax
-from runs import CONFIG, DEADLINE_S, Run, free_port
-from waiting import wait_until
+from runs import DEADLINE_S, Run, free_port
 
-from rlax_plugin.base.errors import WeightsError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.rpc.security.authority import CA, SERVER
-from rlax_plugin.rpc.security.run_secrets import rotate
-from rlax_plugin.rpc.security.secret import Access, read_secret
 from rlax_plugin.rpc.transport.own_address import own_address
 from rlax_plugin.tools.commands.audit import audit
-from rlax_plugin.weights.client import ParameterServerClient
 
 OWN = own_address("192.0.2.1:80")  # sends nothing there
 
@@ -107,38 +100,3 @@ def test_workers_join_with_a_copied_token_file_and_follow_a_rotation(
     assert "rlax.network.tls has changed: it is used from now on" in told
     assert "shows a token that is not taken here" in told and f"from ipv4:{OWN}:" in told
     assert (tmp_path / "certs" / SERVER).exists() and audit(RunFiles(run.dir)).clean
-
-
-def test_a_separate_parameter_server_has_the_same_certificate_and_follows_a_rotation(
-    tmp_path: Path,
-) -> None:
-    tls = made(tmp_path / "certs", OWN)
-    files = f"{{certificate: {tls.certificate}, key: {tls.key}, ca: {tls.ca}}}"
-    arguments = ("parameter-server", CONFIG, "--host", "0.0.0.0", "--advertised-host", OWN)
-    log, run = tmp_path / "server.log", tmp_path / "runs/testing"
-
-    async def answers(address: str, secret: Access) -> bool:
-        client = ParameterServerClient(address, secret, 60.0)
-        try:
-            return await client.latest() is None
-        except WeightsError as error:
-            assert "shows a token that is not taken here" in str(error)
-            return False
-        finally:
-            await client.close()
-
-    keys = (f"rlax.network.tls={files}", "rlax.deadlines.heartbeat_s=0.2")
-    with processes.process(log, *arguments, *keys, cwd=tmp_path):
-        address = wait_until(
-            lambda: re.findall(r"listens on (\S+)\s", log.read_text()),
-            "the server",
-            limit_s=DEADLINE_S,
-        )[0]
-        assert address.startswith(f"{OWN}:")
-        old = read_secret(run / "worker-token.json", "k")
-        assert asyncio.run(answers(address, old))
-        new = rotate(run, 0.0).of_worker
-        assert new.authority == old.authority != ""
-        wait_until(lambda: asyncio.run(answers(address, new)), "the new token")
-        assert not asyncio.run(answers(address, old))
-    assert "the worker token was rotated" in log.read_text()
