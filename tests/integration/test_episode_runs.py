@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from histories import bits
 from processes import finished, python_path
-from runs import CONFIG, DEADLINE_S, HELPERS, Run
+from runs import CONFIG, DEADLINE_S, HELPERS
 
 from rlax_plugin.base.files.packing import unpack
 from rlax_plugin.base.files.run_files import RunFiles
@@ -137,18 +136,6 @@ def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
     assert report.figures.turns_discarded == 0
 
 
-def test_every_episode_has_its_turns(undisturbed: RunFiles) -> None:
-    groups = scored_groups(undisturbed)
-    episodes = [episode for group in groups.values() for episode in group.episodes]
-    assert {len(e.trajectories[0].turns) for e in episodes} == {3}
-    for episode in episodes:
-        _, *later = episode.trajectories[0].turns
-        assert [t.given.tolist() for t in later] == [[2, 3], [2, 3]]  # "01": there is no value
-        assert len(episode.texts) == 5 and episode.texts[1::2] == ("01", "01")
-    seeds = [s.seed for group in groups.values() for s in group.sampled]
-    assert len(set(seeds)) == len(seeds)
-
-
 def test_a_trainer_killed_between_turns_goes_on_with_those_it_has(
     tmp_path: Path, undisturbed: RunFiles
 ) -> None:
@@ -172,23 +159,3 @@ def test_a_trainer_killed_between_turns_goes_on_with_those_it_has(
         assert bits(turns_of(groups[key.group])[place]) == bits(turn)  # type: ignore[index]
     open_ = {key.group for key, _ in recorded}
     assert not open_ & {e.group for e in all_events(files) if isinstance(e, ev.Reissued)}
-
-
-def test_a_worker_killed_between_turns_costs_only_its_open_turns(
-    tmp_path: Path, undisturbed: RunFiles
-) -> None:
-    # So slow that the run is far from its end, however late this process looks.
-    run = Run(tmp_path, *SETTINGS, *CALCULATOR, "rlax.rollouts.engine.latency_s=0.75")
-    recorded = run.until(lambda: recorded_turns(tmp_path), "a first turn")
-    (worker,) = run.until(run.workers, "its worker")
-    worker.send_signal(signal.SIGKILL)
-    psutil.wait_procs([worker], 60)
-    status, out = run.end()
-    assert status == 0, out
-    assert "worker local-0 lost" in out
-    files = files_of(tmp_path)
-    assert_same_run(files, undisturbed)
-    groups = scored_groups(files)
-    for key, turn in recorded:
-        place = key.sample, key.trajectory, key.turn
-        assert bits(turns_of(groups[key.group])[place]) == bits(turn)  # type: ignore[index]

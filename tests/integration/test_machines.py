@@ -97,22 +97,6 @@ def spread(machines: list[Machine], directory: Path, *overrides: str) -> Iterato
         yield Spread(Records(trainer.seen(trainer.home)), process, directory)
 
 
-def test_a_run_over_three_machines_ends_like_one_on_one(tmp_path: Path) -> None:
-    need_machines()
-    with (
-        network(3, tmp_path) as machines,
-        spread(machines, tmp_path, "rlax.rollouts.engine.token_s=0.01") as run,
-    ):
-        status = run.process.wait(LIMIT_S)
-        assert status == 0, run.said("trainer")
-        assert run.step() == 10 and run.records.summary()["steps"] == 10
-        assert run.generated_by("worker-0") and run.generated_by("worker-1")
-        assert f"serves on {machines[1].address}:" in run.said("worker-0")
-        run.audit()
-        # Nothing of the run is on this machine, where nothing listens for it.
-        assert not (machines[0].home / "runs").exists()
-
-
 def test_a_worker_that_is_cut_off_is_replaced_and_comes_back(tmp_path: Path) -> None:
     need_machines()
     patience = ("rlax.deadlines={heartbeats_lost: 10, heartbeat_s: 0.3, rpc_s: 20}",)

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -56,19 +55,15 @@ PACKED = (
 
 # Kills one after the other, each of what goes on from the last one: a point, and the time at which
 # that process reaches it.
-CHAINS = (
-    (
-        *("commit-ended:5", "weights-listed:1", "metrics-cut:1", "recovered:1", "step-trained:1"),
-        *("pilots-scored:3", "weights-published:2", "run-finished:1"),
-    ),
-    (
-        *("config-written:1", "samples-written:2", "segment-written:1", "snapshot-begun:1"),
-        *("signals-written:1", "checkpoint-written:1", "weights-written:2", "metrics-written:1"),
-    ),
-    (
-        *("evaluation-begun:1", "evaluation-written:1", "ledger-written:9", "commit-begun:1"),
-        *("snapshot-written:1", "metrics-copied:1", "weights-retired:1", "summary-written:1"),
-    ),
+SHORT = ("samples-written:2", "segment-written:1", "checkpoint-written:1", "metrics-written:1")
+CI = (
+    *("commit-ended:5", "weights-listed:1", "metrics-cut:1", "recovered:1", "step-trained:1"),
+    *("pilots-scored:3", "weights-published:2", "run-finished:1"),
+)
+LONG = (
+    *("config-written:1", "evaluation-begun:1", "evaluation-written:1", "ledger-written:9"),
+    *("commit-begun:1", "snapshot-begun:1", "snapshot-written:1", "signals-written:1"),
+    *("weights-written:2", "metrics-copied:1", "weights-retired:1", "summary-written:1"),
 )
 
 
@@ -152,7 +147,7 @@ def undisturbed_packed(tmp_path_factory) -> RunFiles:
 
 def test_the_chains_of_kills_have_every_point():
     of_hosts = {FaultPoint.OWN_CHUNKS_WRITTEN, FaultPoint.FOLLOWER_CHUNKS_WRITTEN}  # MaxText's
-    killed = {kill.partition(":")[0] for chain in CHAINS for kill in chain}
+    killed = {kill.partition(":")[0] for kill in SHORT + CI + LONG}
     of_episodes = {FaultPoint.TURN_SAMPLED}  # test_chaos_command.py kills there
     of_troubles = {FaultPoint.STORE_SLOWED, FaultPoint.STORE_FAILED, FaultPoint.STORE_HUNG}
     assert killed == set(FaultPoint) - of_hosts - of_episodes - of_troubles
@@ -162,8 +157,9 @@ def test_the_chains_of_kills_have_every_point():
 @pytest.mark.parametrize(
     ("chain", "packed"),
     [
-        pytest.param(chain, packed, marks=() if packed else pytest.mark.ci, id=chain[0])
-        for chain, packed in zip(CHAINS, (False, True, False), strict=True)
+        pytest.param(SHORT, True, id="packed"),
+        pytest.param(CI, False, marks=pytest.mark.ci, id="ci"),
+        pytest.param(LONG, False, marks=pytest.mark.long, id="long"),
     ],
 )
 def test_a_trainer_killed_again_and_again_ends_as_if_it_had_not_been(
@@ -247,45 +243,3 @@ def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undistu
     assert running_values(files) == running_values(undisturbed)
     assert prompt_order(files) == prompt_order(undisturbed)
     assert audit(files).violation is None
-
-
-@pytest.mark.ci
-def test_finished_groups_are_kept_and_only_open_ones_are_generated_again(tmp_path):
-    # Some groups are finished and wait for their step, others are not finished yet, when a step
-    # ends: unless the machine stalls.
-    slow = (
-        "rlax.deterministic=false",
-        "rlax.staleness.max_staleness=3",
-        "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
-        "rlax.objective.old_policy=proximal",
-        "rlax.trainer.train_s=0.4",
-        "rlax.rollouts.engine.latency_s=1.0",
-        "rlax.rollouts.slots=32",
-        "rlax.evaluation.problems=0",
-        "steps=6",
-    )
-    for attempt in range(3):
-        directory = tmp_path / f"{attempt}"
-        directory.mkdir()
-        killed = train(directory, *slow, kill_at="step-trained:4")
-        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
-        files = RunFiles(directory / "runs/testing")
-        with sqlite3.connect(directory / "runs/testing/ledger.sqlite") as db:
-            state = dict(db.execute("SELECT group_id, state FROM groups"))
-        finished = {group for group, is_in in state.items() if is_in == "accepted"}
-        being_generated = {group for group, is_in in state.items() if is_in == "issued"}
-        if finished and being_generated:
-            break
-    assert finished and being_generated
-    again = train(directory, *slow)
-    assert again.returncode == 0, again.stdout + again.stderr
-    events = [event for segment, _ in journal.read(files) for event in segment.events]
-    resumed = next(i for i, event in enumerate(events) if isinstance(event, ev.Resumed))
-    after = events[resumed:]
-    assert {e.group for e in after if isinstance(e, ev.Reissued)} == being_generated
-    generated_after = {e.group for e in after if isinstance(e, ev.Generated)}
-    assert being_generated <= generated_after and not finished & generated_after
-    trained_after = {g for e in after if isinstance(e, ev.Trained) for g in e.groups}
-    assert finished <= trained_after
-    report = audit(files)
-    assert report.violation is None, report.violation
