@@ -64,6 +64,12 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
     assert again.returncode == 0, again.stderr
     assert steps(new) == [1, 2, 3, 4] and len(digests(new)[0]) == 1
 
+    shutil.copytree(old, here / "runs/other")
+    status, said = read(
+        capfd, "train", CONFIG, *SETTINGS, FASTER, "run_name=new", "--from", "runs/other@2"
+    )
+    assert status == 2 and f"new started from {old}@2: continue it without" in said
+
     assert read(capfd, "audit", "runs/new")[0] == 0
     status, said = read(capfd, "replay", "runs/new")
     assert status == 0 and "identical: 5 versions" in said
@@ -78,13 +84,16 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
     assert status == 2 and f"--from = '{old}@2': no longer exists" in said
 
 
-def test_a_changed_learning_rate_is_rejected_with_a_command_that_works(here: Path) -> None:
+def test_a_changed_learning_rate_is_rejected_with_a_command_that_works(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (here / "runs/testing-2").mkdir()
-    rejected = rlax(here, "train", CONFIG, *PARENT, FASTER, "steps=1")
-    assert rejected.returncode == 2
-    assert "choose another run_name or remove that directory" in rejected.stderr
-    command = re.search(r"^  \S*rlax (train .*)$", rejected.stderr, re.MULTILINE)
-    assert command is not None, rejected.stderr
+    monkeypatch.chdir(here)
+    done = CliRunner().invoke(app, ["train", CONFIG, *PARENT, FASTER, "steps=1"])
+    assert done.exit_code == 2
+    assert "choose another run_name or remove that directory" in done.stderr
+    command = re.search(r"^  \S*rlax (train .*)$", done.stderr, re.MULTILINE)
+    assert command is not None, done.stderr
     done = rlax(here, *shlex.split(command[1]))
     assert done.returncode == 0, done.stderr
     versions = digests(here / "runs/testing")

@@ -48,9 +48,10 @@ def test_a_run_executes_its_copies(tmp_path: Path, monkeypatch) -> None:
     assert record.keys() == {"own/r.py", "f.py"}
     assert yaml.safe_load((run / "config.yml").read_text())["rlax"]["functions"] == record
 
+    monkeypatch.chdir(tmp_path)
     rewards.write_text(REWARDS.replace("1.0 / ", "2.0 / "))
-    edited = train()
-    assert edited.returncode == 2
+    edited = rlax("train", "c.yml")
+    assert edited.exit_code == 2
     said = " ".join(edited.stderr.split())
     assert "rlax.rewards.0.function = 'own/r.py:short': own/r.py was changed since this" in said
     assert "line 2 is the first that differs" in said and "another run_name" in said
@@ -67,13 +68,12 @@ def test_a_run_executes_its_copies(tmp_path: Path, monkeypatch) -> None:
         assert 0 < step["reward_part/short"] <= 1 and abs(step["reward/mean"] - total) < 1e-6
 
     # Commands that read records import nothing; score executes the run's copy.
-    monkeypatch.chdir(tmp_path)
     assert rlax("audit", "runs/testing").exit_code == 0
     (tmp_path / "one.jsonl").write_text('{"completion": "123", "prompt": "9", "reference": ""}\n')
     scored = rlax("score", "runs/testing/config.yml", "one.jsonl", "--json")
     assert scored.exit_code == 0, scored.stderr
     assert json.loads(scored.stdout)["samples"][0]["parts"] == [0.25, 1.0]
 
-    gone = finished("train", "c.yml", "run_name=new", cwd=tmp_path, timeout_s=DEADLINE_S)
-    assert gone.returncode == 2 and not (tmp_path / "runs" / "new").exists()
+    gone = rlax("train", "c.yml", "run_name=new")
+    assert gone.exit_code == 2 and not (tmp_path / "runs" / "new").exists()
     assert "rlax.rewards.0.function = 'own/r.py:short': there is no file" in gone.stderr

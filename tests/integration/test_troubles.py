@@ -64,7 +64,7 @@ def test_a_frozen_worker(run: Troubled) -> None:
         assert finding.try_ == f"kill -CONT {worker.pid} continues it"
         assert "rlax.deadlines.heartbeats_lost x heartbeat_s = 3 s" in finding.ends
         run.goes_on()  # with the other worker
-        run.until(lambda: time.monotonic() > began_s + 20, "a while")
+        run.until(lambda: time.monotonic() > began_s + 10, "a while")
         assert [one.what for one in run.found()] == [finding.what]
     finally:
         worker.resume()
@@ -98,7 +98,7 @@ def test_a_frozen_trainer(run: Troubled) -> None:
     try:
         finding = named(run, "the trainer is frozen", f"trainer (pid {trainer.pid}) is stopped by")
         assert finding.try_ == f"kill -CONT {trainer.pid} continues it"
-        while time.monotonic() < began_s + 15:
+        while time.monotonic() < began_s + 8:
             time.sleep(0.5)
         assert [one.what for one in run.found()] == [finding.what]
     finally:

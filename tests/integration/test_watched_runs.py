@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import processes
 import pytest
+from command_line import rlax
 from runs import DEADLINE_S, HELPERS, TWO_WORKERS, Run, kill_group, plugins
 from waiting import wait_until
 
@@ -128,12 +128,12 @@ def test_a_frozen_trainer_is_no_run_that_goes_on(watched: Run) -> None:
     try:
         stopped = f"the trainer (pid {watched.process.pid}) is stopped"
         wait_until(lambda: seen_here(watched.dir).problem.startswith(stopped), "the stop")
-        status = processes.finished("status", str(watched.dir), "--once", cwd=watched.dir)
-        assert status.returncode == 1 and stopped in status.stdout
+        status = rlax("status", str(watched.dir), "--once")
+        assert status.exit_code == 1 and stopped in " ".join(status.stdout.split())
         assert "bottleneck" not in status.stdout
-        as_json = processes.finished("status", str(watched.dir), "--json", cwd=watched.dir)
+        as_json = rlax("status", str(watched.dir), "--json")
         document = json.loads(as_json.stdout)
-        assert as_json.returncode == 1 and document["bottleneck"] == "" and not document["ended"]
+        assert as_json.exit_code == 1 and document["bottleneck"] == "" and not document["ended"]
     finally:
         watched.process.send_signal(signal.SIGCONT)
     step = seen(watched).step
@@ -141,18 +141,17 @@ def test_a_frozen_trainer_is_no_run_that_goes_on(watched: Run) -> None:
 
 
 def test_a_killed_trainer_leaves_a_post_mortem(watched: Run) -> None:
-    as_json = processes.finished("status", str(watched.dir), "--json", cwd=watched.dir)
+    as_json = rlax("status", str(watched.dir), "--json")
     document = json.loads(as_json.stdout)
-    assert as_json.returncode == 0 and document["status"]["controller"]["steps"] == STEPS
+    assert as_json.exit_code == 0 and document["status"]["controller"]["steps"] == STEPS
     (trainer,) = [mark for mark in marks(watched.dir) if mark.role == "trainer"]
     os.kill(trainer.pid, signal.SIGKILL)
     wait_until(lambda: not lives(trainer), "the end")
     bundle: Path = watched.dir / "evidence.tar.gz"
-    arguments = ("doctor", str(watched.dir), "--bundle", str(bundle))
-    result = processes.finished(*arguments, cwd=watched.dir)
-    assert result.returncode == 1, result.stderr
-    assert "has ended without a word: it was killed" in result.stdout
-    assert "try: the same rlax train command continues the run" in result.stdout
-    assert f"{watched.dir}/logs/trainer.log" in result.stdout and bundle.exists()
-    ended = processes.finished("status", str(watched.dir), cwd=watched.dir)
-    assert ended.returncode == 1 and "the process of the trainer was killed" in ended.stdout
+    done = rlax("doctor", str(watched.dir), "--bundle", str(bundle))
+    said = " ".join(done.stdout.split())
+    assert done.exit_code == 1 and "has ended without a word: it was killed" in said, done.stderr
+    assert "the same rlax train command continues the run" in said and bundle.exists()
+    ended = rlax("status", str(watched.dir))
+    said = " ".join(ended.stdout.split())
+    assert ended.exit_code == 1 and "the process of the trainer was killed" in said
