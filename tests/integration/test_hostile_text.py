@@ -5,21 +5,16 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
 import re
-import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import rlax
 from processes import python_path
-from runs import DEADLINE_S, Run
-from typer.testing import CliRunner
+from runs import Run
 
-from rlax_plugin.tools.cli import app
 
 PLUGIN = r"""
 import itertools, random, sys
@@ -112,15 +107,6 @@ def nasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def rlax(*arguments: str) -> tuple[int, str]:
-    """A command's status, and what it printed, standard error included."""
-    command = [sys.executable, "-m", "rlax_plugin", *arguments]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=DEADLINE_S
-    )
-    return done.returncode, done.stdout.decode()  # which raises if it is not UTF-8
-
-
 def strings(document: Any) -> list[str]:
     """All strings of a JSON document, keys included."""
     if isinstance(document, str):
@@ -137,19 +123,11 @@ def mischief(texts: list[str]) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty, capsys):
-    run = Run(nasty, *SETTINGS, "steps=1000")
-    run.until(lambda: len(run.steps()) >= 3, "three steps")
-    os.kill(run.process.pid, signal.SIGKILL)
-    printed = [run.process.communicate(timeout=DEADLINE_S)[0]]
-    last = max(8, len(run.steps()) + 5)
-    first = (run.dir / "samples/00000/00000001.parquet").read_bytes()
-    run = Run(nasty, *SETTINGS, f"steps={last}")
+def test_a_run_with_hostile_text_trains_and_reports(nasty, capsys):
+    run = Run(nasty, *SETTINGS, "steps=8")
     status, out = run.end()
-    assert status == 0, out
-    assert run.summary()["complete"] and "resuming after step" in out
-    assert (run.dir / "samples/00000/00000001.parquet").read_bytes() == first
-    printed.append(out)
+    assert status == 0 and run.summary()["complete"], out
+    printed = [out]
 
     # The records: what was said is legible, in every column, and an error is short.
     rows = run.samples()
@@ -176,14 +154,11 @@ def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty, cap
     assert "Traceback" in logs["rewards.log"] and len(logs["rewards.log"]) < 1_000_000
 
     # What the commands show of them.
-    for command in (("audit", "--json"), ("report",), ("eval", "--problems", "8")):
-        status, out = rlax(*command[:1], str(run.dir), *command[1:])
-        assert status == 0, out
-        printed.append(out)
-    audited = CliRunner().invoke(app, ["audit", str(run.dir)])
-    assert audited.exit_code == 0, audited.output
-    said = audited.output + "".join(capsys.readouterr())
-    assert said and mischief([*printed, said]) == []
+    for command in ("audit", "report"):
+        done = rlax(command, str(run.dir))
+        assert done.exit_code == 0, done.output
+        printed += [done.output, "".join(capsys.readouterr())]
+    assert mischief(printed) == []
     page = (run.dir / "report.html").read_bytes().decode()
     assert mischief([page]) == []
     blobs = re.findall(r'<script type="text/plain" id="data-([\w-]+)">([^<]*)</script>', page)

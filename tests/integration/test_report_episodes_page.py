@@ -26,7 +26,7 @@ STEPS = 2
 
 def write(files: RunFiles) -> None:
     """Two steps with the same prompt: an episode of one turn, and a cut one of three."""
-    prompt = make_prompt("12")
+    prompt = make_prompt(EVIL)
     for step in range(1, STEPS + 1):
         first = Turn(np.array([9], np.int32), make_sampled(3))
         second = Turn(np.array([7, 7], np.int32), make_sampled(2, finish="length"))
@@ -93,7 +93,8 @@ def test_given_and_sampled_texts_are_told_apart(page):
     expect(tokens).to_contain_text("trajectory 2")
     expect(page.locator("#rollout-kind")).to_have_text("Episode of 3 turns")
     expect(page.locator("#rollout-given")).to_be_visible()
-    # Texts that try to be more are texts.
+    # Texts that try to be more are texts, the prompt's too.
+    expect(page.locator("#rollout-prompt")).to_have_text(SHOWN)
     assert page.locator("img").count() == 0 and page.title() != "taken"
 
 

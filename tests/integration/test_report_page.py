@@ -11,10 +11,7 @@ from finished_run import FinishedRun
 from playwright.sync_api import Browser, Page, expect
 from runs import Records
 
-from rlax_plugin.base.types import Rejected, TrainBatch
-from rlax_plugin.run.state import journal, samples
-from rlax_plugin.testing.builders import make_episode, make_group, make_prompt, make_sampled
-from rlax_plugin.tools.commands.report.write import write_report
+from rlax_plugin.run.state import samples
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium on PATH; .ci/browser installs one"
@@ -194,34 +191,3 @@ def test_all_charts_over_steps_move_to_another_x_axis(page, run):
     assert titles["samples"] == "samples scored"
     samples = page.evaluate("moved(20, 'samples', 0)")
     assert samples == sum(m["rollout/samples"] for m in steps) == len(run.samples())
-
-
-def test_what_prompts_and_completions_say_is_only_text(chromium, tmp_path):
-    """A run without anything but samples, whose texts try to be more than texts."""
-    evil = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
-    prompt = make_prompt(evil, id="evil")
-    groups = []
-    for number in (0, 1):
-        made = (make_sampled(workers=(evil,)) for _ in range(2))
-        episodes = tuple(
-            make_episode(sampled, index=index, prompt=prompt, text=f"{evil}{index}")
-            for index, sampled in enumerate(made)
-        )
-        groups.append(make_group(id=number, prompt=prompt, episodes=episodes))
-    recorded = (
-        samples.of_batch(TrainBatch(1, (groups[0],), (np.zeros(2),))),
-        samples.to_table([Rejected(groups[1], evil)]),
-    )
-    for step, table in enumerate(recorded, start=1):
-        path = tmp_path / journal.samples_name(step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(samples.to_parquet(step, table))
-    page, problems = open_page(chromium, write_report(str(tmp_path)))
-    assert page.title() == tmp_path.name
-    assert page.locator("img").count() == 0
-    assert column(page, 4)[0] == evil
-    page.locator("#rows tr").first.click()
-    expect(page.locator("#rollout-prompt")).to_have_text(evil)
-    assert "journal/ does not exist" in texts(page, "#missing li")
-    page.context.close()
-    assert problems == []

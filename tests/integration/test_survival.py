@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,12 +17,6 @@ from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.tools.commands.audit import audit
 
 SLOW = "rlax.trainer.train_s=0.1"
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    Run.end_all()
 
 
 def assert_whole(run: Run, steps: int) -> None:
