@@ -60,6 +60,7 @@ _BAD_CONFIG = 2  # exit status of ``rlax train``
 _INTERRUPTED = 130
 _LAST = 2000  # characters of the trainer's output in a finding
 _LOOK_S = 0.02
+_PATIENCE_S = 60.0  # for the event of a blow, and for the next step
 _THERE_S = 30.0  # for a process that is started again to be there
 _WITHIN_S = 600.0  # for a run to end after its last blow
 
@@ -124,18 +125,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=1, help="runs, with consecutive seeds")
     parser.add_argument("--kills", type=int, default=8, help="blows of a run")
     parser.add_argument("--parameter-server", action="store_true", help="run one as a process")
-    parser.add_argument("--spare-trainer", action="store_true", help="never hit the trainer")
     parser.add_argument("--fault", action="append", choices=get_args(Fault), default=[])
-    parser.add_argument("--patience-s", type=float, default=60.0, help="wait for an event")
     parser.add_argument("--out", type=Path, help="folder for the output of the processes")
     choices = parser.parse_intermixed_args(words)
     settings = Settings(
         config=choices.config,
         overrides=tuple(choices.overrides),
         kills=choices.kills,
-        patience_s=choices.patience_s,
         own_server=choices.parameter_server,
-        trainer=not choices.spare_trainer,
         faults=tuple(dict.fromkeys(choices.fault)),
         out=choices.out or Path(tempfile.mkdtemp(prefix="rlax-chaos-")),
     )
@@ -159,7 +156,7 @@ def main(words: Sequence[str]) -> int:
 
 def _verdicts(settings: Settings, seeds: Sequence[int]) -> Iterator[Verdict]:
     section = resolve(settings.config, settings.overrides).section
-    moments, expected = events_of(section, trainer=settings.trainer), None
+    moments, expected = events_of(section), None
     calm = f"chaos-undisturbed-{seeds[0]}" if section.deterministic else ""
     for name in (*(f"chaos-{seed}" for seed in seeds), *filter(None, [calm])):
         check(settings, name)
@@ -186,15 +183,9 @@ def _undisturbed(settings: Settings, name: str, signals: Signals) -> dict[int, s
     return {version: min(found) for version, found in digests(made.files).items()}
 
 
-def events_of(section: RlaxSection, *, trainer: bool = True) -> dict[str, list[FaultPoint]]:
-    """Returns the moments that runs of the config have, with the events that stand for them.
-
-    Args:
-      trainer: False if the trainer is never hit.
-    """
+def events_of(section: RlaxSection) -> dict[str, list[FaultPoint]]:
+    """Returns the moments that runs of the config have, with the events that stand for them."""
     absent = set[str]()
-    if not trainer:
-        absent.add("at a restore")
     if not section.several_turns:
         absent.add("between turns")
     if not section.curation.screening.pilots:
@@ -229,7 +220,7 @@ def _disturbed(
                 if run.status is not None and run.status >= 0:
                     verdict.fallen.append(Fallen(blow))  # nothing more can be reached
                     continue
-                verdict.fallen.append(_strike(made, log, blow, settings.patience_s))
+                verdict.fallen.append(_strike(made, log, blow))
                 print(f"  seed {seed}: {verdict.fallen[-1]}", flush=True)
             status = run.wait(_WITHIN_S)
         finally:
@@ -255,7 +246,7 @@ def _close(made: Prepared, signals: Signals) -> list[str]:
         signals.ending = False
 
 
-def _strike(made: Prepared, log: EventLog, blow: Blow, patience_s: float) -> Fallen:
+def _strike(made: Prepared, log: EventLog, blow: Blow) -> Fallen:
     """Waits for the event of a blow, lets it fall, and waits until the run has recovered."""
     fallen, run = Fallen(blow), made.run
 
@@ -270,7 +261,7 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, patience_s: float) -> Fal
         if not any([run.strike(mark, signal.SIGKILL) for mark in run.living("trainer")]):
             return fallen
         log.take()
-    if not log.wait(blow.event, blow.times, patience_s, goes_on):
+    if not log.wait(blow.event, blow.times, _PATIENCE_S, goes_on):
         return fallen
     began_s = time.monotonic()
     if blow.target in made.troubles:
@@ -278,7 +269,7 @@ def _strike(made: Prepared, log: EventLog, blow: Blow, patience_s: float) -> Fal
     else:
         fallen.who = _hit(run, blow, goes_on)
     log.take()
-    if fallen.who and log.wait(STEP_ENDED, 1, patience_s, goes_on):
+    if fallen.who and log.wait(STEP_ENDED, 1, _PATIENCE_S, goes_on):
         fallen.recovered_s = time.monotonic() - began_s
     return fallen
 

@@ -31,9 +31,7 @@ class Settings:
     Attributes:
       config, overrides: of the run.
       kills: number of blows of each seed.
-      patience_s: seconds to wait for the event of a blow.
       own_server: True to run the parameter server as a process of its own.
-      trainer: False if the trainer is never hit.
       faults: kinds of faults besides those of processes.
       out: folder for the logs.
     """
@@ -41,9 +39,7 @@ class Settings:
     config: str
     overrides: tuple[str, ...]
     kills: int
-    patience_s: float
     own_server: bool
-    trainer: bool
     faults: tuple[Fault, ...]
     out: Path
 
@@ -65,9 +61,7 @@ class Prepared:
 
 def targets(settings: Settings) -> list[Target]:
     """Returns what the blows of a run may hit; what is listed twice is hit twice as often."""
-    hit: list[Target] = ["worker", "worker", "rewards"]
-    if settings.trainer:
-        hit.extend(("trainer", "trainer"))
+    hit: list[Target] = ["worker", "worker", "rewards", "trainer", "trainer"]
     if settings.own_server:
         hit.append("parameter server")
     for fault in settings.faults:
