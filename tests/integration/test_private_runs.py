@@ -117,7 +117,7 @@ def watched() -> Iterator[Watched]:
             if os.geteuid() == 0:
                 own = (run.dir, place / "state", place / "weights", place / "cache", place / "tmp")
                 seen.update(readable_by_stranger(*own)["read"])
-            time.sleep(0.05)
+            time.sleep(0.2)  # a look takes most of a core
             return run.process.poll() is not None
 
         wait_until(watched_to_its_end, "the run's end", limit_s=DEADLINE_S)
