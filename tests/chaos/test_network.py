@@ -1,4 +1,4 @@
-"""The proxy between processes: its faults are those that it is told to have, or a run shows nothing."""
+"""The proxy between processes has the faults that it is told to have, or a run shows nothing."""
 
 from __future__ import annotations
 

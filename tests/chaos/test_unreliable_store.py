@@ -63,7 +63,8 @@ def test_calls_hang_until_the_file_is_gone(
     calls[next(name for name in calls if name != hanging)]()
     thread = threading.Thread(target=calls[hanging], daemon=True)
     thread.start()
-    wait_until(lambda: events.exists() and events.read_text() == "store-hung\n", "a call that hangs")
+    hung = lambda: events.exists() and events.read_text() == "store-hung\n"  # noqa: E731
+    wait_until(hung, "a call that hangs")
     assert thread.is_alive()
     (tmp_path / "switch").unlink()
     thread.join(60)

@@ -1,4 +1,7 @@
-"""``rlax train --from``: a run that starts from the weights of another one."""
+"""``rlax train --from``: a run that starts from the weights of another one.
+
+A run goes on in a process that has nothing of the one before; commands that read are in this one.
+"""
 
 from __future__ import annotations
 

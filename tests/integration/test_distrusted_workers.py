@@ -1,4 +1,4 @@
-"""A worker whose weights are wrong, in a whole run of real processes."""
+"""A worker whose weights are wrong, in a run: a quarantine is of the process that has them."""
 
 from __future__ import annotations
 

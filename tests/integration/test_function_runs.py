@@ -1,4 +1,7 @@
-"""A run whose reward and filter are functions: edited, deleted and killed between its processes."""
+"""A run whose reward and filter are functions: edited, deleted and killed between its processes.
+
+Only a new process imports the functions again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run whose output nobody reads, whose terminal is closed, and that is ended while it imports."""
+"""A run whose output nobody reads, whose terminal is closed, and that is ended while it imports.
+
+A terminal and its signals belong to a process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that arrive in the middle of samples, in whole runs of real processes."""
+"""Weights that arrive in the middle of samples, in a run whose worker processes are killed."""
 
 from __future__ import annotations
 

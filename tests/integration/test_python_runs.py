@@ -1,4 +1,4 @@
-"""Runs that ``rlax_plugin.train`` starts, with the toy policy."""
+"""Runs that ``rlax_plugin.train`` starts: processes, which it watches and which end with it."""
 
 from __future__ import annotations
 

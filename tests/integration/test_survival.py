@@ -1,4 +1,7 @@
-"""Two trainers on one run, and a run whose directory is taken from it while it trains."""
+"""Two trainer processes on one run, and one whose directory is taken from it while it trains.
+
+A lease is of a process: only real ones can be killed, frozen and continued.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run seen from outside: its status here and over gRPC, and the doctor at two troubles."""
+"""A run seen from outside: its status here and over gRPC, and the doctor at two troubles.
+
+The processes are real, because the doctor looks at processes: stopped, killed, and their stacks.
+"""
 
 from __future__ import annotations
 
