@@ -1,6 +1,7 @@
 """The commands of docs/curation.md: measuring prompts, curating them, and training on the result.
 
-The measurement is a process that is killed on its way: its table must be that of an undisturbed one.
+The measurement is a process that is killed on its way: its table must be that of an undisturbed
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Secrets of a config and of the environment: nothing that a run writes, sends or prints has any.
 
-The run's ``config.yml`` is the exception, see docs/security.md. Each command is a process of its own,
-which must learn by itself what is a secret.
+The run's ``config.yml`` is the exception, see docs/security.md. Each command is a process of its
+own, which must learn by itself what is a secret.
 """
 
 from __future__ import annotations
