@@ -24,7 +24,7 @@ from streamed_parts import (
 )
 from waiting import eventually
 
-from rlax_plugin.base.errors import WeightsUnreadableError
+from rlax_plugin.base.errors import DeadlineError, WeightsUnreadableError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.weights.local_copies import local_copies
 from rlax_plugin.weights.verification import Reading
@@ -137,6 +137,25 @@ def test_bytes_that_stay_wrong_are_no_reason_to_distrust_the_worker(tmp_path: Pa
                 placed = await copy(copies, address)
                 assert content(placed.parts[0])["body"] == BODY
                 assert service.asked[-1] == ("body", 2 * MIB)
+
+    run(main())
+
+
+def test_server_that_stays_away_ends_the_download_at_weights_s(tmp_path: Path) -> None:
+    published = version(7, part(tmp_path, "7"))
+
+    async def main() -> None:
+        with local_copies(settings(tmp_path, weights_s=1.5)) as copies:
+            assert copies is not None
+            async with AsyncExitStack() as stack:
+                async with served(tmp_path, published) as (service, address):
+                    service.most = 1
+                    client, one = await stack.enter_async_context(held(address))
+                    copying = asyncio.ensure_future(copies.copy(client, one, Reading()))
+                    await eventually(lambda: received(tmp_path) == MIB)
+                said = r"streaming version 7 \(1 MiB of 5 MiB .* UNAVAILABLE.*deadlines.weights_s"
+                with pytest.raises(DeadlineError, match=said):
+                    await copying
 
     run(main())
 
