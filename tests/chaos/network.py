@@ -231,9 +231,7 @@ class ThreadedProxy:
 
 
 @contextmanager
-def threaded(
-    target: str, *, host: str = "127.0.0.1", port: int = 0
-) -> Iterator[ThreadedProxy]:
+def threaded(target: str, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[ThreadedProxy]:
     """Runs a proxy until the end of the block; for the arguments see ``Proxy``."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)

@@ -1,4 +1,4 @@
-"""Prompt source ``toy_jsonl``: ``jsonl`` with a tokenizer of its own, since toy models have none."""
+"""Prompt source ``toy_jsonl``: ``jsonl`` with a tokenizer of its own, as toy models have none."""
 
 from __future__ import annotations
 

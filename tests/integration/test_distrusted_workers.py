@@ -14,6 +14,7 @@ from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state import journal
 from rlax_plugin.tools.commands.audit import audit
 
+
 def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(tmp_path, monkeypatch):
     """One way to find them, in a whole run; all faults are tried at the engine."""
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)

@@ -15,7 +15,6 @@ from command_line import rlax
 from processes import python_path
 from runs import Run
 
-
 PLUGIN = r"""
 import itertools, random, sys
 from dataclasses import replace

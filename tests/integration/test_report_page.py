@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 from browser import browser, executable, open_page
@@ -10,8 +9,6 @@ from command_line import rlax
 from finished_run import FinishedRun
 from playwright.sync_api import Browser, Page, expect
 from runs import Records
-
-from rlax_plugin.run.state import samples
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium on PATH; .ci/browser installs one"
