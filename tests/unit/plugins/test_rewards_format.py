@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import rlax_rewards
 from plugin_parts import built
-from reward_pools import episode, episodes, prompt, sampled, section, totals, with_pool
+from reward_pools import episode, prompt, sampled
 from rlax_rewards import LengthConfig
 from sections import section_with
 from test_rewards_text import MEGABYTE, asked
@@ -20,7 +20,6 @@ from rlax_plugin.config import RewardChoice
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 PATTERN = r"(?s)<think>.*</think>\s*<answer>.*</answer>"
 RIGHT = "<think>\nwhy\n</think>\n<answer>42</answer>"
-ENDLESS = r"(x|xx)+"
 
 
 def score(completion: str, **options: object) -> float:
@@ -48,19 +47,10 @@ def test_format(completion, options, reward):
     assert score(completion, pattern=PATTERN, **options) == reward
 
 
-def test_a_pattern_that_backtracks_without_end_does_not_match(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    chosen = {"name": "format", "pattern": ENDLESS, "timeout_s": 0.2}
-
-    async def work(pool):
-        given = episodes("xx", "x" * 60 + "y", "y")
-        first, endless, last = await pool.score(prompt(), given)
-        assert totals([first, endless, last]) == [1.0, 0.0, 0.0]
-        assert pool.replaced == 0  # the process lives on
-
-    with_pool(section(plugins=[], rewards=[chosen]), work)
-    log = next(tmp_path.rglob("rewards.log")).read_text()
-    assert log.count("took longer than timeout_s = 0.2 s") == 1
+def test_a_pattern_that_backtracks_without_end_does_not_match(capsys):
+    reward = built(rlax_rewards, "reward", "format", pattern=r"(x|xx)+", timeout_s=0.2)
+    assert [reward(asked(""), text) for text in ("xx", "x" * 60 + "y", "y")] == [1.0, 0.0, 0.0]
+    assert capsys.readouterr().err.count("took longer than timeout_s = 0.2 s") == 1
 
 
 def test_a_broken_pattern_is_found_with_its_place():

@@ -66,18 +66,6 @@ def decode_cyclic(s: str):
     takes as input string encoded with encode_cyclic function. Returns decoded string.
     """
 '''
-_SHIFT = '''def encode_shift(s: str):
-    """
-    returns encoded string by shifting every character by 5 in the alphabet.
-    """
-    return "".join([chr(((ord(ch) + 5 - ord("a")) % 26) + ord("a")) for ch in s])
-
-
-def decode_shift(s: str):
-    """
-    takes as input string encoded with encode_shift function. Returns decoded string.
-    """
-'''
 _NODES = """class Node:
     def __init__(self, value, rest=None):
         self.value, self.rest = value, rest
@@ -109,18 +97,6 @@ TASKS = {
         "def double(x):\n    return x * 2\n",
     ),
     "map": Task(["assert all(map(even, [2, 4, 6]))"], "def even(x): return x % 2 == 0"),
-    "any": Task(["assert not any(map(even, [1, 3]))"], "def even(x): return x % 2 == 0"),
-    "zip": Task(
-        ["for got, right in zip(map(twice, [1, 2]), [2, 4]):\n    assert got == right"],
-        "def twice(x): return 2 * x",
-    ),
-    "next": Task(["assert next(map(twice, [3]), 6) == 6"], "def twice(x): return 2 * x"),
-    "filter": Task(["assert all(x > 2 for x in filter(big, [1, 3]))"], "def big(x): return x > 2"),
-    "starmap": Task(
-        ["import itertools\nassert all(itertools.starmap(same, [(1, 1), (2, 2)]))"],
-        "def same(a, b): return a == b",
-    ),
-    "repeat": Task(["assert all(x == 1 for x in iter(one, 0))"], "a = [0, 1]\none = a.pop"),
     "async": Task(
         [
             "import asyncio\n"
@@ -146,12 +122,6 @@ TASKS = {
         "    return encode_cyclic(encode_cyclic(s))\n",
         _CYCLIC,
         "decode_cyclic",
-    ),
-    "shift": Task(
-        _decoding("encode_shift"),
-        "    for _ in range(25):\n        s = encode_shift(s)\n    return s\n",
-        _SHIFT,
-        "decode_shift",
     ),
     "close": Task(["assert math.isclose(half(3), 1.5)"], "import math\ndef half(x): return x / 2"),
     "near": Task(["assert abs(half(3) - 1.5) < 1e-6"], "def half(x): return x / 2"),
@@ -228,4 +198,4 @@ TASKS = {
         "def root(x):\n    if x < 0: raise Negative\n    return round(x ** 0.5)",
     ),
 }
-"""Every task of the table of hacks, and each is solved by its own solution."""
+"""The tasks of the hacks, each with a solution of its own."""

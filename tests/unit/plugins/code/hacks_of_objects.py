@@ -17,27 +17,15 @@ _ALL = (
 
 EXCEPTIONS = {
     "StopIteration in all(map)": ("map", _STOP.format("even")),
-    "StopIteration in not any(map)": ("any", _STOP.format("even")),
-    "StopIteration in zip(map)": ("zip", _STOP.format("twice")),
-    "StopIteration in next with a default": ("next", _STOP.format("twice")),
-    "StopIteration in filter": ("filter", _STOP.format("big") + "# so no item is left"),
-    "StopIteration in starmap": ("starmap", _STOP.format("same")),
-    "StopIteration in iter with a sentinel": ("repeat", _STOP.format("one")),
     "StopAsyncIteration in async for": ("async", "def twice(x): raise StopAsyncIteration"),
     "a subclass of StopIteration": (
         "map",
         "class Stop(StopIteration): pass\ndef even(x): raise Stop",
     ),
-    "a class that is named StopIteration": (
-        "map",
-        "class StopIteration(Exception): pass\ndef even(x): raise StopIteration",
-    ),
     "StopIteration by hand on the channel": (
         "map",
         'import os\nos.write(3, b\'{"error": "StopIteration"}\\n\' * 4)\neven = 1',
     ),
-    "StopIteration of next of an empty iterator": ("map", "even = lambda x: next(iter(()))"),
-    "GeneratorExit": ("map", "def even(x): raise GeneratorExit"),
     "StopIteration while it is iterated over": (
         "sorted",
         "class S:\n    def __iter__(s): raise StopIteration\nsome = lambda n: S()",
@@ -46,9 +34,6 @@ EXCEPTIONS = {
         "kinds",
         "class S(list):\n    def __len__(s): raise StopIteration\nsome = lambda n: S()",
     ),
-    "AssertionError": ("double", "def double(x): raise AssertionError"),
-    "SystemExit in a call": ("double", "def double(x): raise SystemExit(0)"),
-    "KeyboardInterrupt": ("double", "def double(x): raise KeyboardInterrupt"),
     "SkipTest": ("unittest", "import unittest\ndef double(x): raise unittest.SkipTest('no')"),
     "unittest's success": (
         "unittest",
@@ -60,24 +45,15 @@ EXCEPTIONS = {
         "def double(x): raise type('E', (BaseException,), {'__str__': lambda s: 1/0})()",
     ),
     "the other exception of the test": ("raises", "def root(x): raise KeyError"),
-    "exception for the asked one only": ("raises", "def root(x): raise ValueError"),
     "a warning": ("warnings", "import warnings\ndef double(x): warnings.warn('x'); return 5"),
 }
 
 VALUES = {
     "an object that equals everything": ("double", _ALL.format("") + "double = lambda x: All()"),
-    "an int that equals everything": (
-        "double",
-        _ALL.format("(int)") + "double = lambda x: All(9)",
-    ),
     "a float that is near everything": (
         "near",
         _ALL.format("(float)") + "half = lambda x: All(9)",
     ),
-    "an object that is near everything": ("near", _ALL.format("") + "half = lambda x: All()"),
-    "not a number": ("near", "half = lambda x: float('nan')"),
-    "a float without end": ("near", "half = lambda x: float('inf')"),
-    "a complex number": ("near", "half = lambda x: 1j"),
     "a text that equals everything": (
         "double",
         _ALL.format("(str)") + "double = lambda x: All('z')",
@@ -86,28 +62,9 @@ VALUES = {
         "sorted",
         _ALL.format("(list)") + "some = lambda n: All([9])",
     ),
-    "a list that lies about its length": (
-        "kinds",
-        "class L(list):\n    __len__ = lambda s: 3\nsome = lambda n: L([6])",
-    ),
-    "a list of objects that equal everything": (
-        "sorted",
-        _ALL.format("") + "some = lambda n: [All() for _ in range(n)]",
-    ),
-    "a tuple of what is left of itself": (
-        "double",
-        _ALL.format("(tuple)") + "double = lambda x: All((All(), All()))",
-    ),
     "a dict whose keys equal everything": (
         "double",
         _ALL.format("") + "double = lambda x: {All(): All()}",
-    ),
-    "a class instead of an object": ("double", _ALL.format("(type)") + "double = All"),
-    "a metaclass that says what a class is": (
-        "kinds",
-        "class M(type):\n    __instancecheck__ = lambda *_: True\n"
-        "class L(metaclass=M):\n    __class__ = list\n    __len__ = lambda s: 3\n"
-        "    __iter__ = lambda s: iter([6])\nsome = lambda n: L()",
     ),
     "an object that claims to be a list": (
         "kinds",
@@ -132,15 +89,7 @@ VALUES = {
     ),
     "a generator without end": ("sorted", "def some(n):\n    while True: yield n"),
     "a coroutine": ("double", "async def double(x): return x"),
-    "a generator": ("double", "def double(x): yield x"),
-    "the argument itself": ("double", "double = lambda x: x"),
-    "None": ("double", "double = lambda x: None"),
-    "true for everything": ("double", "double = lambda x: True"),
     "a number of 400,000 digits": ("double", "double = lambda x: 10 ** 400_000"),
-    "a decimal of huge exponent": (
-        "near",
-        "from decimal import Decimal\nhalf = lambda x: Decimal('1e-999999')",
-    ),
     "a date that equals everything": (
         "date",
         "import datetime\nclass D(datetime.date):\n    __eq__ = lambda s, o: True\n"
@@ -159,7 +108,6 @@ VALUES = {
         '        os.write(3, b\'{"value": ["l", [["i", "1"], ["i", "2"]]]}\\n\' * 9)\n'
         "        return 3\nsome = lambda n: I()",
     ),
-    "an attribute of the proxy": ("text", "class T: _code = _number = 0\nhello = lambda x: T()"),
     "__del__ that answers": (
         "double",
         "import os\nclass D:\n"
@@ -170,85 +118,29 @@ VALUES = {
 
 NAMES = {
     "poly is redefined": ("poly", "    return 0\ndef poly(xs, x): return 0\n"),
-    "poly is redefined while it is called": (
-        "poly",
-        "    global poly\n    poly = lambda xs, x: 0\n    return 0\n",
-    ),
-    "the code of poly is replaced": (
-        "poly",
-        "    return 0\npoly.__code__ = (lambda xs, x: 0).__code__\n",
-    ),
-    "poly is a class": (
-        "poly",
-        "    return 0\nclass poly(float):\n    def __new__(cls, xs, x): return 0.0\n",
-    ),
-    "math is a class of the code": (
-        "poly",
-        "    return 1e9\nclass math:\n    fabs = pow = staticmethod(lambda *_: 0)\n",
-    ),
     "fabs of math is replaced": ("poly", "    math.fabs = lambda x: 0\n    return 1e9\n"),
-    "an object that poly evaluates to nothing": (
-        "poly",
-        "    class Z(float):\n        __rpow__ = __pow__ = __float__ = lambda *_: 0.0\n"
-        "    return Z(1e9)\n",
-    ),
     "the check is redefined": ("poly", "    return 1e9\ndef check(f): pass\n"),
-    "encode_cyclic is redefined": (
-        "cyclic",
-        "    return s\ndef encode_cyclic(s): return s\n",
-    ),
-    "encode_cyclic is a dict": (
-        "cyclic",
-        "    return s\nclass E(dict):\n    __call__ = lambda s, x: x\nencode_cyclic = E()\n",
-    ),
     "encode_cyclic keeps the text": (
         "cyclic",
         "    return kept[-1]\nkept = []\n"
         "def encode_cyclic(s):\n    kept.append(s)\n    return ''\n",
     ),
-    "encode_shift is redefined": ("shift", "    return s\ndef encode_shift(s): return s\n"),
-    "encode_shift is deleted": ("shift", "    return s\ndel encode_shift\nencode_shift = str\n"),
-    "encode_shift is found in the frames": (
-        "shift",
-        "    import sys\n    return sys._getframe(1).f_locals.get('text', s)\n",
-    ),
     "math is a class where the test imports nothing": (
         "close",
         "half = lambda x: 0\nclass math:\n    isclose = staticmethod(lambda *_: True)",
-    ),
-    "math is an object where the test imports nothing": (
-        "close",
-        "half = lambda x: 0\nclass M:\n    __getattr__ = lambda s, n: lambda *_: True\nmath = M()",
     ),
     "isclose is replaced in math": (
         "close",
         "import math\nmath.isclose = lambda *_: True\nhalf = lambda x: 0",
     ),
-    "math is replaced in sys.modules": (
-        "close",
-        "import sys, types\nsys.modules['math'] = math = types.SimpleNamespace(isclose=id)\n"
-        "half = lambda x: 0",
-    ),
-    "datetime is a class of the code": (
-        "date",
-        "class datetime:\n    date = staticmethod(lambda *_: 1)\nafter = lambda day: 1",
-    ),
-    "abs is redefined": ("near", "half = lambda x: 0\nabs = lambda x: 0"),
     "len, sum and isinstance are redefined": (
         "kinds",
         "some = lambda n: 0\nlen = lambda x: 3\nsum = lambda x: 6\nisinstance = lambda *_: True",
     ),
-    "sorted and set are redefined": (
-        "sorted",
-        "some = lambda n: 0\nsorted = lambda x: [1, 2, 3]\nset = lambda x: {1, 2}",
-    ),
-    "str is redefined": ("text", "hello = lambda x: 0\nstr = lambda x: 'hello a'"),
-    "all is redefined": ("map", "even = lambda x: False\nall = lambda x: True"),
     "__builtins__ is replaced": (
         "kinds",
         "some = lambda n: 0\n__builtins__ = {'len': lambda x: 3, 'isinstance': lambda *_: True}",
     ),
-    "__name__ and __file__ are replaced": ("double", "__name__ = '__main__'\n__file__ = 'tests'"),
     "the code defines the tests' class": (
         "unittest",
         "double = lambda x: 5\nclass T: pass\nclass result:\n    wasSuccessful = lambda: True",

@@ -12,33 +12,12 @@ HONEST: dict[str, tuple[str, str, str]] = {
         "    all: ClassVar[list[Point]] = []\n    tags: list[str] = field(default_factory=list)\n"
         "    def length(self) -> int: return self.x ** 2 + self.y ** 2\n",
     ),
-    "a generator": (
-        "assert list(upto(3)) == [0, 1, 2] and sum(upto(4)) == 6 and 2 in upto(3)",
-        "",
-        "def upto(n):\n    i = 0\n    while i < n:\n        yield i\n        i += 1\n",
-    ),
     "an iterator that ends with StopIteration": (
         "assert list(Count(3)) == [0, 1, 2] and [x for x in Count(1)] == [0]",
         "",
         "class Count:\n    def __init__(self, n): self.i, self.n = -1, n\n"
         "    def __iter__(self): return self\n    def __next__(self):\n        self.i += 1\n"
         "        if self.i == self.n: raise StopIteration\n        return self.i\n",
-    ),
-    "helper functions, classes, imports, caches": (
-        "assert fib(30) == 832040 and words('b a b') == {'a': 1, 'b': 2}",
-        "",
-        "import functools\nfrom collections import Counter\n"
-        "class Cache:\n    memo = {}\n    @staticmethod\n    def key(n): return n\n"
-        "@functools.lru_cache(None)\ndef fib(n):\n"
-        "    return n if Cache.key(n) < 2 else fib(n - 1) + fib(n - 2)\n"
-        "def words(text):\n    def split(t): return t.split()\n    return Counter(split(text))\n",
-    ),
-    "exceptions of its own": (
-        "try:\n    take([])\nexcept IndexError as error:\n    assert str(error) == 'empty'\n"
-        "else:\n    raise AssertionError\nassert take([1]) == 1",
-        "",
-        "class Empty(IndexError): pass\n"
-        "def take(x):\n    if not x: raise Empty('empty')\n    return x[0]\n",
     ),
     "decimals, fractions and times": (
         "from decimal import Decimal\nfrom fractions import Fraction\nimport datetime as d\n"
@@ -64,16 +43,6 @@ HONEST: dict[str, tuple[str, str, str]] = {
         "def low_high(x): return Pair(min(x), max(x))\n"
         "class Pair:\n    def __new__(cls, *a): return R(*a)\n"
         "class Colour(enum.IntEnum):\n    RED = 2\ndef colour(): return Colour.RED\n",
-    ),
-    "asyncio and threads inside": (
-        "assert gathered([1, 2]) == [2, 4] and threaded([1, 2]) == [2, 4]",
-        "",
-        "import asyncio\nfrom concurrent.futures import ThreadPoolExecutor\n"
-        "async def twice(x):\n    await asyncio.sleep(0)\n    return 2 * x\n"
-        "def gathered(xs):\n    async def main(): return await asyncio.gather(*map(twice, xs))\n"
-        "    return list(asyncio.run(main()))\n"
-        "def threaded(xs):\n    with ThreadPoolExecutor(2) as pool:\n"
-        "        return list(pool.map(lambda x: 2 * x, xs))\n",
     ),
     "a function of the prefix as argument": (
         "assert apply(twice, 3) == 6 and twice(2) == 4",
@@ -111,20 +80,10 @@ HONEST: dict[str, tuple[str, str, str]] = {
         "\n\ndef poly(xs, x):\n    return sum(c * x ** i for i, c in enumerate(xs))\n"
         "def find(x):\n    return x\n",
     ),
-    "a function that changes its argument and returns it": (
-        "assert push([1], 2) == [1, 2]",
-        "",
-        "def push(xs, x):\n    xs.append(x)\n    return xs\n",
-    ),
     "an import that the tests forgot": (
         "assert math.isclose(area(1), math.pi) and operator.eq(area(0), 0)",
         "",
         "import math\nimport operator\ndef area(r): return math.pi * r ** 2\n",
-    ),
-    "a function that is named as a module": (
-        "assert bisect([1, 3], 2) == 1",
-        "",
-        "def bisect(xs, x): return sum(one < x for one in xs)\n",
     ),
     "a global object": (
         "assert double.f(2) == 4 and double.NAME == 'x'",

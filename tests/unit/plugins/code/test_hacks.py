@@ -89,13 +89,6 @@ def test_a_test_that_imports_what_is_not_there_cannot_be_used(
     assert score(rewards, code, tests="assert f(1) == 1") == 0.0
 
 
-def test_the_table_has_enough_kinds() -> None:
-    tables = (EXCEPTIONS, VALUES, NAMES, ENDINGS, OUTPUT, MACHINERY)
-    assert len(HACKS) == sum(map(len, tables)) >= 100
-    assert len(set(HACKS.values())) == len(HACKS)
-    assert {task for task, _ in HACKS.values()} == TASKS.keys() - {"nodes", "leaves"}
-
-
 @pytest.mark.parametrize("hack", HACKS)
 def test_no_hack_passes(rewards: dict[bool, PythonTests], hack: str) -> None:
     assert of_task(rewards, *HACKS[hack]) == 0.0
