@@ -40,20 +40,6 @@ def test_the_jetstream_engine_keeps_the_contract(mode: str) -> None:
     )
 
 
-def test_an_engine_that_generates_by_slot_is_found() -> None:
-    class BySlot(Slots):
-        def _generated(self, slot):
-            generated = super()._generated(slot)
-            generated.tokens[:] += slot
-            return generated
-
-    with pytest.raises(ContractError, match="make the random key from the request's seed"):
-        check_engine(
-            lambda: scripted_slots.make_engine(BySlot()),
-            [scripted_slots.version(3), scripted_slots.version(4)],
-        )
-
-
 def test_an_engine_without_abilities_keeps_the_contract_and_says_so(tmp_path: Path) -> None:
     class Plain(RolloutEngine):
         def __init__(self) -> None:

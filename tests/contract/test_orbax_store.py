@@ -92,12 +92,6 @@ def test_large_shards_are_cut_into_even_chunks(tmp_path):
     same(store.load(str(tmp_path / "0"), arrays), arrays)
 
 
-def test_little_host_memory_suffices(tmp_path):
-    store = OrbaxStore(in_flight_bytes=1)
-    store.save(str(tmp_path / "0"), weights())
-    same(store.load(str(tmp_path / "0"), weights()), weights())
-
-
 def test_other_names_shapes_and_dtypes_are_rejected(store, tmp_path):
     path, arrays = str(tmp_path / "0"), weights()
     store.save(path, arrays)
@@ -195,11 +189,3 @@ def test_threads_may_share_a_store(store, tmp_path):
     for thread in threads:
         thread.join(60)
     assert not failures and len(list(tmp_path.iterdir())) == 20
-
-
-def test_deadlines_hold(tmp_path):
-    store = OrbaxStore(deadline_s=1e-9)
-    with pytest.raises(DeadlineError, match=r"rlax\.deadlines\.weights_s"):
-        # So large that it cannot be written before the store begins to wait for it.
-        store.save(str(tmp_path / "0"), {"w": np.ones(1 << 28, np.uint8)})
-    assert list(tmp_path.iterdir()) == []

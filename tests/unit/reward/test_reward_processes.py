@@ -11,28 +11,35 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from late_rewards import late_at_once
+from late_rewards import HeldClock, late_at_once, noted
+from reward_pools import (
+    LIMIT_S,
+    episode,
+    episodes,
+    prompt,
+    reason,
+    section,
+    there,
+    totals,
+    with_pool,
+    write_plugin,
+)
 from waiting import eventually, wait_until
 
-from rlax_plugin.base.errors import RlaxError
-from rlax_plugin.base.types import Episode, Prompt, Score, Unscored
+from rlax_plugin.base.errors import PluginError, RlaxError
+from rlax_plugin.base.types import Score, Unscored
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.reward.messages import episode_to, line, prompt_to, score_from, shared
 from rlax_plugin.reward.pool import RewardPool
+from rlax_plugin.reward.process import Failures, form_of, scores_of
 
-LIMIT_S = 240.0
 PLUGIN = r"""
 import os, socket, stat, subprocess, sys, threading, time
-from rlax_plugin.api import Extension, NoOptions, hookimpl
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -69,6 +76,13 @@ def judge(prompt, completion):
             os._exit(3)
     elif what == "hang":
         hang(completion)
+    elif what == "raise":
+        print("noise on standard output")
+        raise KeyError(how)
+    elif what == "wait":
+        open("waiting", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.01)
     elif what == "die":
         os._exit(3)
     elif what == "segfault":
@@ -100,56 +114,16 @@ def rlax_register_reward():
 
 
 @pytest.fixture(autouse=True)
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "wild_reward.py").write_text(PLUGIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def _plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_plugin(tmp_path, monkeypatch, PLUGIN)
 
 
-def section(**changes) -> RlaxSection:
-    given = {
-        "plugins": ["wild_reward"],
-        "prompt_source": {"name": "x"},
-        "rewards": [{"name": "tame"}, {"name": "wild"}],
-        "deadlines": {"reward_s": 120.0, "startup_s": 120.0},
-    }
-    return RlaxSection.model_validate(given | changes)
+def rewards(**changes: object) -> RlaxSection:
+    return section("tame", "wild", **changes)
 
 
-def with_pool(
-    work: Callable[[RewardPool], Awaitable[None]],
-    notes: list[str] | None = None,
-    options: Mapping[str, Any] = MappingProxyType({}),
-    **changes,
-) -> None:
-    async def main() -> None:
-        note = [].append if notes is None else notes.append
-        pool = RewardPool(section(**changes), Path(), note=note, **options)
-        try:
-            await pool.start()
-            await work(pool)
-        finally:
-            await pool.close()
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
-
-
-Scores = list[Score | Unscored]
-
-
-async def scored(pool: RewardPool, *texts: str, prompt: str = "p") -> Scores:
-    episodes = [Episode(i, (), text) for i, text in enumerate(texts)]
-    return await pool.score(Prompt(prompt, np.ones(1, np.int32), "1", "one"), episodes)
-
-
-def rewards(scores: Scores) -> list[float | None]:
-    return [s.total if isinstance(s, Score) else None for s in scores]
-
-
-def reason(score: Score | Unscored) -> str:
-    assert isinstance(score, Unscored), score
-    return score.reason
+async def scored(pool: RewardPool, *texts: str, of: str = "p") -> list[Score | Unscored]:
+    return await pool.score(prompt(of), episodes(*texts))
 
 
 def own_processes() -> list[psutil.Process]:
@@ -161,15 +135,6 @@ def own_processes() -> list[psutil.Process]:
         return False
 
     return [child for child in psutil.Process().children() if is_one(child)]
-
-
-def end_of(condition: Callable[[], bool], what: str) -> None:
-    wait_until(condition, what)
-
-
-async def soon(condition: Callable[[], bool], what: str) -> None:
-    """``end_of`` on a thread: the pool ends what a process has started on the event loop."""
-    await asyncio.to_thread(end_of, condition, what)
 
 
 def started() -> list[int]:
@@ -188,15 +153,15 @@ def none_alive(pids: list[int]) -> bool:
 
 def test_what_a_reward_starts_ends_with_it():
     async def work(pool: RewardPool) -> None:
-        assert rewards(await scored(pool, "start hang")) == [None]
+        assert totals(await scored(pool, "start hang")) == [None]
         assert len(started()) == 4
-        await soon(lambda: none_alive(started()), "the end of what hung")
-        assert rewards(await scored(pool, "start")) == [1.5]
+        await eventually(lambda: none_alive(started()), "the end of what hung")
+        assert totals(await scored(pool, "start")) == [1.5]
         assert not none_alive(started()[4:])
 
-    with_pool(work, options={"clocks": late_at_once(Path("hanging"))})
+    with_pool(rewards(), work, clocks=late_at_once(Path("hanging")))
     assert len(started()) == 8
-    end_of(lambda: none_alive(started()), "the end of all that was started")
+    wait_until(lambda: none_alive(started()), "the end of all that was started")
 
 
 def test_what_a_reward_starts_ends_with_it_however_it_ends():
@@ -204,37 +169,37 @@ def test_what_a_reward_starts_ends_with_it_however_it_ends():
         (only,) = await scored(pool, "start die")
         assert "exit code 3" in reason(only)
         in_group = [pid for i, pid in enumerate(started()) if i % 4 != 2]
-        await soon(lambda: none_alive(in_group), "the end of its group")
+        await eventually(lambda: none_alive(in_group), "the end of its group")
 
     try:
-        with_pool(work)
+        with_pool(rewards(), work)
     finally:  # a session of its own, left by a process that is gone: nobody can find it
         for pid in started()[2::4]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_nothing_outlives_a_trainer_that_is_killed(directory):
+def test_nothing_outlives_a_trainer_that_is_killed():
     script = (
         "import asyncio, sys; sys.path[:0] = sys.argv[1:]\n"
-        "from test_reward_processes import scored, with_pool\n"
-        "with_pool(lambda pool: scored(pool, 'start hang'))\n"
+        "from test_reward_processes import rewards, scored, with_pool\n"
+        "with_pool(rewards(), lambda pool: scored(pool, 'start hang'))\n"
     )
     tests = Path(__file__).parents[2]
     paths = [str(Path(__file__).parent), str(tests / "helpers"), str(tests.parent)]
     trainer = subprocess.Popen([sys.executable, "-c", script, *paths])
     try:
-        end_of(lambda: Path("started").exists() and len(started()) == 4, "a reward that hangs")
+        wait_until(lambda: Path("started").exists() and len(started()) == 4, "a reward that hangs")
     finally:
         trainer.kill()
         trainer.wait(120)
-    end_of(lambda: none_alive(started()), "the end of the reward process and its own")
+    wait_until(lambda: none_alive(started()), "the end of the reward process and its own")
 
 
 def test_jobs_travel_where_no_other_process_listens_and_standard_input_is_empty():
     async def work(pool: RewardPool) -> None:
-        assert rewards(await scored(pool, "stdin", "open", "good")) == [0.5, 0.5, 1.5]
+        assert totals(await scored(pool, "stdin", "open", "good")) == [0.5, 0.5, 1.5]
 
-    with_pool(work)
+    with_pool(rewards(), work)
 
 
 def test_an_answer_that_is_none_is_the_error_of_its_sample():
@@ -242,11 +207,11 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
 
     async def work(pool: RewardPool) -> None:
         found = await scored(pool, "good", f"forge {forged}", "good")
-        assert rewards(found) == [1.5, None, 1.5]
+        assert totals(found) == [1.5, None, 1.5]
         said = reason(found[1])
         assert "rlax.rewards.1 (wild) sent something that is not an answer" in said
 
-    with_pool(work)
+    with_pool(rewards(), work)
 
 
 @pytest.mark.parametrize(
@@ -280,61 +245,65 @@ def test_an_idle_process_that_dies_costs_no_sample():
     notes: list[str] = []
 
     async def work(pool: RewardPool) -> None:
-        assert rewards(await scored(pool, "good")) == [1.5]
+        assert totals(await scored(pool, "good")) == [1.5]
         for noticed in (False, True):
             (process,) = own_processes()
             process.kill()
             if noticed:
                 await eventually(lambda: pool.replaced == 2)
-            assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
+            assert totals(await scored(pool, "good", "good")) == [1.5, 1.5]
         assert pool.replaced == 2
 
-    with_pool(work, notes)
+    with_pool(rewards(), work, notes.append)
     assert "SIGKILL" in notes[0] and "an idle reward process was ended by SIGKILL" in notes[1]
 
 
 def test_a_process_that_an_earlier_job_ends_costs_no_sample_of_a_later_one():
     async def work(pool: RewardPool) -> None:
-        assert rewards(await scored(pool, "later 1.0")) == [1.5]
+        assert totals(await scored(pool, "later 0.3")) == [1.5]
         while pool.replaced == 0:
-            assert rewards(await scored(pool, "good")) == [1.5]
-        assert rewards(await scored(pool, "good")) == [1.5]
+            assert totals(await scored(pool, "good")) == [1.5]
+        assert totals(await scored(pool, "good")) == [1.5]
 
-    with_pool(work)
+    with_pool(rewards(), work)
 
 
 def test_a_job_that_is_cancelled_costs_the_next_one_nothing():
     async def work(pool: RewardPool) -> None:
         hanging = asyncio.ensure_future(scored(pool, "hang"))
-        await soon(Path("hanging").exists, "the job's start")
+        await there(Path("hanging"))
         hanging.cancel()
-        assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
+        assert totals(await scored(pool, "good", "good")) == [1.5, 1.5]
         assert pool.replaced == 0
 
-    with_pool(work)  # under reward_s of 120 s, which the test would not outlast twice
+    with_pool(rewards(), work)  # under reward_s of 120 s, which the test would not outlast twice
 
 
-def test_an_end_and_a_deadline_name_the_reward_and_its_key():
+def test_only_what_goes_wrong_is_lost_and_its_reason_names_the_reward_and_its_key():
     notes: list[str] = []
 
     async def work(pool: RewardPool) -> None:
-        found = await scored(pool, "good", "die", "segfault", "hang", "good")
-        assert rewards(found) == [1.5, None, None, None, 1.5]
-        died, crashed, hung = map(reason, found[1:4])
+        found = await scored(pool, "good", "die", "segfault", "hang", "raise it", "good")
+        assert totals(found) == [1.5, None, None, None, None, 1.5]
+        died, crashed, hung, raised = map(reason, found[1:5])
         assert died == "the reward process of rlax.rewards.1 (wild) ended with exit code 3"
         assert "rlax.rewards.1 (wild) was ended by SIGSEGV" in crashed
-        assert hung.startswith("rlax.rewards.1 (wild)") and "rlax.deadlines.reward_s" in hung
+        assert hung.startswith("rlax.rewards.1 (wild) (slowest answer so far: ")
+        assert hung.endswith("longer than 120 s (set rlax.deadlines.reward_s to wait longer)")
+        assert "KeyError: 'it'" in raised
 
-    with_pool(work, notes, {"clocks": late_at_once(Path("hanging"))})
+    with_pool(rewards(), work, notes.append, clocks=late_at_once(Path("hanging")))
     assert "rlax.rewards.1 (wild) ended with exit code 3, on prompt p" in notes[0]
     assert "rewards.log" in notes[0]
+    log = Path("logs/rewards.log").read_text()
+    assert "noise" in log and "Traceback" in log and "KeyError: 'it'" in log
 
 
 def test_rewards_that_only_end_their_process_end_the_run():
     notes: list[str] = []
 
     async def work(pool: RewardPool) -> None:
-        groups = (scored(pool, *["die"] * 4, prompt=f"p{i}") for i in range(4))
+        groups = (scored(pool, *["die"] * 4, of=f"p{i}") for i in range(4))
         with pytest.raises(RlaxError) as error:
             await asyncio.gather(*groups)
         said = str(error.value)
@@ -343,40 +312,36 @@ def test_rewards_that_only_end_their_process_end_the_run():
         assert re.search("[45] times in a row", said) and "rewards.log" in said
         assert pool.replaced in (4, 5, 6)  # another may have died meanwhile
 
-    with_pool(work, notes, {"most_in_vain": (2, 40)}, reward_processes=2)
+    with_pool(rewards(reward_processes=2), work, notes.append, most_in_vain=(2, 40))
     assert [note.partition(" so far")[0][-1] for note in notes] == ["1", "2", "4"]
 
 
 def test_one_round_of_processes_that_end_together_does_not_end_the_run():
     async def work(pool: RewardPool) -> None:
-        groups = (scored(pool, "die", prompt=f"p{i}") for i in range(3))
-        assert [rewards(found) for found in await asyncio.gather(*groups)] == [[None]] * 3
+        groups = (scored(pool, "die", of=f"p{i}") for i in range(3))
+        assert [totals(found) for found in await asyncio.gather(*groups)] == [[None]] * 3
         assert 3 <= pool.replaced < 9
-        assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
+        assert totals(await scored(pool, "good", of="other")) == [1.5]
 
-    with_pool(work, options={"most_in_vain": (3, 40)}, reward_processes=3)
+    with_pool(rewards(reward_processes=3), work, most_in_vain=(3, 40))
 
 
 def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run():
     async def work(pool: RewardPool) -> None:
-        assert rewards(await scored(pool, *["die"] * 3)) == [None] * 3
+        assert totals(await scored(pool, *["die"] * 3)) == [None] * 3
         assert pool.replaced >= 2
-        assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
+        assert totals(await scored(pool, "good", of="other")) == [1.5]
 
-    with_pool(work, options={"most_in_vain": (2, 40)})
+    with_pool(rewards(), work, most_in_vain=(2, 40))
 
 
 def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() -> None:
     """The connection is then reset, and does not end."""
     ours, theirs = socket.socketpair()
-    hello = {"section": section().model_dump(mode="json"), "run_dir": "", "key": "rlax.rewards"}
+    hello = {"section": rewards().model_dump(mode="json"), "run_dir": "", "key": "rlax.rewards"}
     hello["functions"] = {}
-    prompt = Prompt("p", np.ones(1, np.int32), "", "")
-    job = {
-        "job": 1,
-        "prompt": prompt_to(prompt),
-        "episodes": [episode_to(Episode(0, ()), prompt, False)],
-    }
+    asked = [episode_to(episode(""), prompt(), False)]
+    job = {"job": 1, "prompt": prompt_to(prompt()), "episodes": asked}
     with ours, theirs, shared() as memory:
         descriptors = theirs.fileno(), memory.fileno()
         process = subprocess.Popen(
@@ -391,3 +356,74 @@ def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() ->
         ours.sendall(line(job))
         assert select.select([ours], [], [], LIMIT_S)[0]
     assert process.wait(LIMIT_S) == -signal.SIGKILL
+
+
+def test_tracebacks_are_logged_once_for_each_place_and_not_without_end(capsys):
+    def judge(prompt, completion):
+        exec(compile("\n" * int(completion) + "raise ValueError('boom')", "judge", "exec"))
+
+    async def call(form, arguments):
+        return form.method(*arguments)
+
+    failures = Failures()
+    for number in (1, 1, *range(40)):
+        scores = scores_of(
+            [form_of(judge)],
+            prompt(),
+            episodes(str(number)),
+            [[]],
+            call=call,
+            at=[].append,
+            failures=failures,
+        )
+        assert asyncio.run(scores)[0]["error"].startswith("the reward: ValueError: boom")
+    assert capsys.readouterr().err.count("a reward failed on prompt p:") == len(failures.shown)
+    assert len(failures.shown) == 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"plugins": ["rlax_nothing"]}, "rewards.log"),
+        ({"deadlines": {"startup_s": 0.01}}, "took longer than 0.01 s .*rlax.deadlines.startup_s"),
+    ],
+)
+def test_a_process_that_does_not_start_stops_the_start(changes, said):
+    async def work(pool: RewardPool) -> None:
+        pytest.fail("it must not start")
+
+    with pytest.raises(RlaxError, match="did not start") as error:
+        with_pool(rewards(**changes), work)
+    assert re.search(said, f"{error.value} {error.value.__cause__}")
+
+
+def test_an_answer_that_came_while_the_trainer_was_paused_is_read():
+    """A trainer process that is paused, as by a busy machine, blames no reward for it."""
+    clocks: list[HeldClock] = []
+
+    async def main() -> None:
+        pool, before = RewardPool(rewards(), Path(), clocks=noted(clocks)), own_sockets()
+        try:
+            await pool.start()
+            (answers,) = own_sockets() - before
+            found = asyncio.ensure_future(scored(pool, "wait"))
+            await there(Path("waiting"))
+            (clock,) = clocks
+            clock.expire()
+            Path("go").touch()
+            assert select.select([answers], [], [], 120)[0]
+            assert totals(await found) == [1.5] and pool.replaced == 0
+        finally:
+            await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def own_sockets() -> set[int]:
+    """Descriptors of this process's connections to processes that it has started."""
+    return {one.fd for one in psutil.Process().net_connections("unix")}
+
+
+def test_a_reward_that_has_no_form_is_named() -> None:
+    with pytest.raises(PluginError, match=r"rlax.rewards.0: a dict cannot be called, and has"):
+        form_of({}, name="rlax.rewards.0")

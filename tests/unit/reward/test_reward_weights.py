@@ -81,15 +81,6 @@ def test_a_scheduled_weight_is_that_of_the_step_and_its_last_value_outside_of_tr
     with_pool(weighted(*weights), work)
 
 
-def test_a_reward_that_is_only_recorded_pays_no_token():
-    async def work(pool):
-        (found,) = await pool.score(prompt(), [episode("abcd")])
-        assert isinstance(found, Score)
-        assert (found.total, found.parts, found.token_rewards) == (4.0, (3.0, 4.0, 4.0), ())
-
-    with_pool(weighted(0, 1, 0), work)
-
-
 def test_the_weight_is_no_option_and_1_unless_given():
     rewards = weighted(2, 1, 1).rewards
     assert [str(one) for one in rewards] == ["2 * paid", "size", "size"]

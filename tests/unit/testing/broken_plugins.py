@@ -28,43 +28,6 @@ def source_of(kind: str, part: str, *told: str) -> Broken:
     return Broken(_HEAD + dedent(part) + hook, (f"rlax_register_{kind}['broken']", *told))
 
 
-_STORE = """
-import json
-from pathlib import Path
-
-import numpy as np
-
-from rlax_plugin.api import WeightsError, WeightStore
-
-
-class Store(WeightStore):
-    def save(self, path, arrays):
-        folder = Path(path)
-        if folder.exists():
-            raise WeightsError("it exists")
-        %(save)s
-
-    def load(self, path, like):
-        try:
-            found = {p.stem: %(load)s for p in Path(path).glob("*.bin")}
-            for name, a in like.items():
-                found[name] = np.frombuffer(found[name], a.dtype).reshape(a.shape).copy()
-        except (OSError, LookupError, ValueError) as error:
-            raise WeightsError(str(error)) from error
-        if found.keys() != like.keys() or not found:
-            raise WeightsError("other names")
-        return found
-
-    def delete(self, path):
-        import shutil
-
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def build(context):
-    return Store()
-"""
-
 _SIGNAL = """
 import numpy as np
 
@@ -87,39 +50,6 @@ class Signal(BatchSignal):
 def build(context):
     return Signal()
 """
-
-_SOURCE = """
-import hashlib
-
-import numpy as np
-
-from rlax_plugin.api import Prompt, PromptSource
-
-
-class Source(PromptSource):
-    stop_ids = (1,)
-
-    def prompts(self, split):
-        texts = [f"{split}{i}" for i in range(3)]
-        return [self.prompt(text) for text in texts]
-
-    def prompt(self, text):
-        name = hashlib.sha256(text.encode()).hexdigest()
-        return Prompt(name, np.array(list(text.encode()), np.int32), text, "7")
-
-    def decode(self, tokens):
-        return "".join(chr(t) for t in tokens if t > 1)
-
-%s
-
-def build(context):
-    return Source()
-"""
-
-
-def _source(method: str, *told: str) -> Broken:
-    return source_of("prompt_source", _SOURCE % method, *told)
-
 
 _TRACKER = """
 class Tracker:
@@ -269,20 +199,6 @@ BROKEN: dict[str, Broken] = {
         "torch was imported",
         "score with numpy or plain Python",
     ),
-    "filter_of_bool": source_of(
-        "filter",
-        """
-        class Filter:
-            def reject(self, group):
-                return bool(group.rewards.min() == group.rewards.max())
-
-        def build(context):
-            return Filter()
-        """,
-        "it returned False",
-        "return None to accept a group",
-        "never a bool",
-    ),
     "filter_that_remembers": source_of(
         "filter",
         """
@@ -304,15 +220,35 @@ BROKEN: dict[str, Broken] = {
     ),
     "store_that_is_not_atomic": source_of(
         "weight_store",
-        _STORE
-        % {
-            "save": "folder.mkdir(parents=True)\n"
-            "        for name, array in arrays.items():\n"
-            "            if array.dtype.hasobject:\n"
-            "                raise WeightsError('objects')\n"
-            "            (folder / f'{name}.bin').write_bytes(array.tobytes())",
-            "load": "p.read_bytes()",
-        },
+        """
+        from pathlib import Path
+
+        import numpy as np
+
+        from rlax_plugin.api import WeightsError, WeightStore
+
+        class Store(WeightStore):
+            def save(self, path, arrays):
+                Path(path).mkdir(parents=True)
+                for name, array in arrays.items():
+                    if array.dtype.hasobject:
+                        raise WeightsError("objects")
+                    (Path(path) / f"{name}.bin").write_bytes(array.tobytes())
+
+            def load(self, path, like):
+                try:
+                    found = {p.stem: p.read_bytes() for p in Path(path).glob("*.bin")}
+                    for name, a in like.items():
+                        found[name] = np.frombuffer(found[name], a.dtype).reshape(a.shape).copy()
+                except (OSError, LookupError, ValueError) as error:
+                    raise WeightsError(str(error)) from error
+                if found.keys() != like.keys() or not found:
+                    raise WeightsError("other names")
+                return found
+
+        def build(context):
+            return Store()
+        """,
         "a save that fails raises, and leaves nothing",
         "load of a, b after it raised nothing",
         "rename it when all is there",
@@ -395,10 +331,19 @@ BROKEN: dict[str, Broken] = {
         # And decode keeps the stop token: all are told.
         "leave out stop_ids and padding in decode",
     ),
-    "source_that_encodes_floats": _source(
-        "    def encode(self, text):\n        return [float(t) for t in text.encode()]",
+    "source_that_encodes_floats": source_of(
+        "prompt_source",
+        """
+        from rlax_plugin.testing.task import Numbers, NumbersConfig
+
+        class Source(Numbers):
+            def encode(self, text):
+                return [float(token) for token in super().encode(text)]
+
+        def build(context):
+            return Source(NumbersConfig(count=3))
+        """,
         "encode gives the tokens of a prompt's text",
-        "'train0' gives [116.0, ",
         "a list of whole numbers",
     ),
     "trainer_that_reuses_buffers": source_of(

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_steps import Steps
-from faulty_parts import FaultyEngine, FaultyEngineConfig
 from toy_versions import publish
 from waiting import eventually
 
-from rlax_plugin.base.errors import WeightsError, WeightsMismatchError
 from rlax_plugin.base.tokens.defects import defect
 from rlax_plugin.base.tokens.stopping import end_of
 from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, WeightVersion
@@ -34,11 +32,6 @@ def engine(mode: str = "finish", more: Sequence[str] = (), clock: Any = None, **
     limit = "rlax.rollouts.max_new_tokens=64"
     section, _ = load_section(CONFIG, (limit, f"rlax.rollouts.on_new_weights={mode}", *more))
     return ScriptedEngine(ScriptedConfig(**options), NpzStore(), section, clock=clock)
-
-
-def faulty(**options: Any) -> FaultyEngine:
-    section, _ = load_section(CONFIG, ("rlax.rollouts.max_new_tokens=64",))
-    return FaultyEngine(FaultyEngineConfig(**options), NpzStore(), section)
 
 
 def request(group: int = 0, **changes: Any) -> Request:
@@ -145,52 +138,6 @@ def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int, to
     assert same(resumed.last(), whole)
 
 
-def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path) -> None:
-    """An engine is ended in the middle of a group; another goes on from its last report."""
-    old, new = publish(tmp_path, 0), publish(tmp_path, 1)
-    whole = generate(engine("continue"), old, request()).last()
-
-    async def interrupted() -> Sequence[Sampled]:
-        some = asyncio.Event()
-        groups = Groups(lambda samples: some.set() if len(groups.reports) == 3 else None)
-        steps = Steps(allowed=3)  # the fourth one ends after the third report, or never
-        first = engine("continue", ["rlax.rollouts.progress_s=1e-9"], steps, token_s=1)
-        await take_version(first, old)
-        running = asyncio.ensure_future(first.generate([request()], groups))
-        await asyncio.wait_for(some.wait(), 60)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert first.health()["active"] == 0
-        return groups.last()
-
-    found = asyncio.run(interrupted())
-    assert None in {s.finish for s in found}
-    lengths = [len(s.tokens) for s in found]
-    assert max(lengths) == 3
-    assert same(generate(engine("continue"), old, request(resume=tuple(found))).last(), whole)
-    mixed = generate(engine("continue"), new, request(resume=tuple(found))).last()
-    for sample, length, before in zip(mixed, lengths, whole, strict=True):
-        assert np.array_equal(sample.tokens[:length], before.tokens[:length])
-        rest = len(sample.tokens) - length
-        assert sample.versions.tolist() == [0] * length + [1] * rest
-
-
-def test_a_group_is_answered_once(tmp_path: Path) -> None:
-    """A report that is due when the last token is generated would be a second answer."""
-
-    async def run() -> Groups:
-        groups = Groups()
-        worker = engine("continue", ["rlax.rollouts.progress_s=1e-9"], token_s=0.001)
-        await take_version(worker, publish(tmp_path, 0))
-        await worker.generate([request()], groups)
-        return groups
-
-    *before, (_, last) = asyncio.run(run()).reports
-    assert len(before) >= max(len(s.tokens) for s in last) - 1
-    assert all(None in {s.finish for s in samples} for _, samples in before)
-    assert None not in {s.finish for s in last}
-
-
 def changed_after(
     steps: int,
     mode: str,
@@ -215,19 +162,6 @@ def changed_after(
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_discard_keeps_what_has_ended(tmp_path: Path) -> None:
-    old, new = publish(tmp_path, 0), publish(tmp_path, 1)
-    sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 9)))
-    wanted = request(sampling=sampling, seeds=tuple(range(16)))
-    purely_old, purely_new = (generate(engine(), v, wanted).last() for v in (old, new))
-    ended = [len(s.tokens) == 1 for s in purely_old]
-    assert 0 < sum(ended) < 16
-    found = changed_after(1, "discard", wanted, old, new)
-    expected = zip(ended, purely_old, purely_new, strict=True)
-    kept = [a if over else b for over, a, b in expected]
-    assert same(found, kept)
-
-
 @pytest.mark.parametrize("mode", ["finish", "continue", "discard"])
 def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str) -> None:
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
@@ -242,58 +176,6 @@ def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str) -> None
         for sample, before in zip(found, purely_old, strict=True):
             assert sample.versions.tolist() == [0] * 2 + [1] * 38
             assert np.array_equal(sample.tokens[:2], before.tokens[:2])
-
-
-# Fault -> the check that finds it, by its error and message.
-FOUND_BY = {
-    "flipped_bit": (WeightsError, "is damaged: .* crc32c"),
-    "truncated_file": (WeightsError, "is damaged: .* crc32c"),
-    "renamed_parameter": (WeightsError, "'bias' was published but is missing|'bias_renamed'"),
-    "swapped_tensors": (WeightsMismatchError, "'(scale|bias)' has fingerprint"),
-    "stale_version": (WeightsMismatchError, "'table' has fingerprint"),
-    "wrong_use": (WeightsMismatchError, "the canary's log-prob at position"),
-    "wrong_decoding": (WeightsMismatchError, "decoding behind the canary gives its token 0"),
-}
-
-
-@pytest.mark.parametrize("fault", FOUND_BY)
-def test_wrong_weights_are_found_before_they_are_used(tmp_path: Path, fault: str) -> None:
-    versions = [publish(tmp_path, v) for v in range(3)]
-    bytes_before = (tmp_path / "v1/weights.npz").read_bytes()
-    error, message = FOUND_BY[fault]
-
-    async def run() -> None:
-        worker = faulty(weight_fault=fault)
-        await take_version(worker, versions[0])
-        with pytest.raises(error, match=message) as caught:
-            await take_version(worker, versions[1])
-        assert type(caught.value) is error
-        assert worker.version == 0
-        groups = Groups()
-        await worker.generate([request()], groups)
-        found.extend(groups.last())
-        await take_version(worker, versions[2])  # of which the script says nothing
-        assert worker.version == 2
-
-    found: Sequence[Sampled] = []
-    asyncio.run(run())
-    assert same(found, generate(engine(), versions[0], request()).last())  # with the old ones
-    assert (tmp_path / "v1/weights.npz").read_bytes() == bytes_before  # other workers' too
-
-
-def test_a_canary_that_is_no_number_or_of_another_length_is_rejected(tmp_path: Path) -> None:
-    version = publish(tmp_path, 0)
-    assert version.canary is not None
-    logprobs = version.canary.logprobs
-    short = replace(version.canary, logprobs=logprobs[:-1])
-    with pytest.raises(WeightsError, match="4 log-probs for 6 tokens"):
-        asyncio.run(take_version(engine(), replace(version, canary=short)))
-    broken = replace(version.canary, logprobs=np.where(np.arange(5) == 3, np.nan, logprobs))
-    with pytest.raises(WeightsMismatchError, match="position 3"):
-        asyncio.run(take_version(engine(), replace(version, canary=broken)))
-    nearly = replace(version.canary, logprobs=logprobs + np.float32(5e-5))
-    asyncio.run(take_version(engine(), replace(version, canary=nearly)))
-    asyncio.run(take_version(engine(), replace(version, canary=None)))
 
 
 def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_path: Path) -> None:

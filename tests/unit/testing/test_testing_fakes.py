@@ -2,72 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 
 import numpy as np
 import pytest
 
 from rlax_plugin.base.errors import TrainingError
-from rlax_plugin.base.types import Canary, Score, Turn, Unscored
-from rlax_plugin.testing import (
-    FakeTrainerPort,
-    make_arrays,
-    make_batch,
-    make_episode,
-    make_group,
-    make_prompt,
-    make_sampled,
-)
+from rlax_plugin.base.types import Canary
+from rlax_plugin.testing import FakeTrainerPort
 from rlax_plugin.testing.fakes import CANARY_TOKENS
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
-
-
-def test_a_group_has_a_sample_for_every_reward() -> None:
-    group = make_group((1.0, None, 0.25), lengths=(1, 2, 3), version=4, id=7)
-    assert [episode.tokens for episode in group.episodes] == [1, 2, 3]
-    assert group.id == 7 and [episode.index for episode in group.episodes] == [0, 1, 2]
-    np.testing.assert_array_equal(group.rewards, [1.0, np.nan, 0.25])
-    assert group.scores == (Score(1.0, (1.0,)), Unscored("it raised"), Score(0.25, (0.25,)))
-    assert group.oldest_version == group.newest_version == 4
-    assert len({s.seed for s in group.sampled}) == 3
-    assert all(
-        turn.given is group.prompt.tokens
-        for episode in group.episodes
-        for trajectory in episode.trajectories
-        for turn in trajectory.turns
-    )
-
-
-def test_a_batch_centres_rewards_and_masks_what_failed() -> None:
-    batch = make_batch(5, [make_group((1.0, 0.0, None), lengths=(2, 3, 4), version=3)])
-    assert [a.tolist() for a in batch.advantages] == [[0.5, -0.5, 0.0]]
-    arrays = make_arrays(batch)
-    assert arrays["rl_mask"].sum(axis=1).tolist() == [2, 3, 0]
-    assert arrays["rl_advantages"].max(axis=1).tolist() == [0.5, 0.0, 0.0]
-    assert arrays["rl_staleness"].max() == 2
-
-
-def test_arrays_of_a_sample_fit_its_tokens() -> None:
-    sample = make_sampled(tokens=[9, 8], finish="length")
-    assert sample.tokens.tolist() == [9, 8] and sample.tokens.dtype == np.int32
-    assert sample.logprobs.shape == sample.versions.shape == (2,)
-
-
-def test_an_episode_has_the_turns_it_is_given() -> None:
-    prompt = make_prompt("12")
-    tool = Turn(np.array([50], np.int32), make_sampled(2, version=3, workers=("w1",)))
-    episode = make_episode(make_sampled(4, workers=("w0",)), tool, prompt=prompt, index=2)
-    (trajectory,) = episode.trajectories
-    assert trajectory.turns[0].given is prompt.tokens and trajectory.turns[1] is tool
-    assert (episode.index, episode.tokens, trajectory.length) == (2, 6, 2 + 4 + 1 + 2)
-    assert episode.workers == ("w0", "w1") and not episode.truncated
-    assert make_episode(make_sampled(finish="length")).truncated
-    assert make_episode(ended="cut").truncated
-    assert not make_episode(make_sampled(finish="length"), tool).truncated
-    group = make_group((1.0,))
-    whole = dataclasses.replace(group, episodes=(episode,))
-    assert (whole.oldest_version, whole.newest_version) == (0, 3)
 
 
 def published(step: int = 0) -> FakeTrainerPort:

@@ -7,10 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rlax_plugin.base.types import Prompt, SamplingParams, ScoredGroup, TrainBatch
-from rlax_plugin.testing import make_episode, make_group, make_sampled, policy
-from rlax_plugin.training.objective.advantages import of_groups
-from rlax_plugin.training.objective.batches import build_arrays
+from rlax_plugin.base.types import SamplingParams
+from rlax_plugin.testing import policy
 
 V = 64
 
@@ -27,18 +25,6 @@ def batch(seed: int, rows: int = 3, length: int = 7) -> dict[str, np.ndarray]:
     }
 
 
-def group(number: int, rng: np.random.Generator) -> ScoredGroup:
-    """Two samples of up to six tokens; one of them is rewarded."""
-    prompt = Prompt("p", rng.integers(2, V, 3, dtype=np.int32), "", "")
-    episodes = tuple(
-        make_episode(
-            make_sampled(tokens=rng.integers(1, V, length, dtype=np.int32)), index=i, prompt=prompt
-        )
-        for i, length in enumerate(rng.integers(1, 7, 2))
-    )
-    return make_group((0.0, 1.0), id=number, prompt=prompt, episodes=episodes)
-
-
 def test_log_probs_of_equal_logits_are_equal() -> None:
     weights = {name: np.zeros(shape) for name, shape in policy.SHAPES.items()}
     np.testing.assert_allclose(policy.log_probs(weights, np.array([5])), -math.log(V))
@@ -46,17 +32,6 @@ def test_log_probs_of_equal_logits_are_equal() -> None:
     found = policy.log_probs(weights, np.array([5]), temperature=2.0)[0]
     assert found[9] == pytest.approx(1 - math.log(63 + math.e))
     assert found[8] == pytest.approx(-math.log(63 + math.e))
-
-
-def test_a_row_has_the_same_bits_however_many_are_computed() -> None:
-    weights = policy.initial_weights(0)
-    previous = np.arange(V)
-    together = policy.log_probs(weights, previous, 0.7)
-    for token in previous:
-        np.testing.assert_array_equal(
-            policy.log_probs(weights, np.array([token]), 0.7)[0], together[token]
-        )
-    assert together.dtype == np.float32
 
 
 @pytest.mark.parametrize("per_token", [False, True])
@@ -84,28 +59,6 @@ def test_the_gradient_is_that_of_finite_differences(per_token: bool) -> None:
         assert slope == pytest.approx((gradient[name] * direction).sum(), rel=1e-6), name
     unseen = sorted(set(range(V)) - set(data["inputs"][trained].tolist()))
     assert not gradient["table"][unseen].any()
-
-
-def test_packed_samples_have_the_gradient_of_samples_in_rows_of_their_own() -> None:
-    weights = policy.initial_weights(0)
-    rng = np.random.default_rng(4)
-    groups = tuple(group(n, rng) for n in range(3))
-    batch = TrainBatch(1, groups, of_groups(lambda outcomes: outcomes.rewards_n, groups))
-    apart = build_arrays(batch, rows=6, length=16)
-    packed = build_arrays(batch, rows=3, length=16, sequences_per_row=3)
-    one, logprobs = policy.reinforce(weights, apart)
-    other, same = policy.reinforce(weights, packed)
-    assert packed["targets_segmentation"].max() > 1
-    np.testing.assert_array_equal(np.sort(logprobs), np.sort(same))
-    for name in policy.SHAPES:
-        np.testing.assert_allclose(one[name], other[name], atol=1e-6)
-
-
-def test_random_numbers_depend_on_seed_and_place_alone() -> None:
-    numbers = [policy.uniform(seed, place) for seed in range(50) for place in range(20)]
-    assert numbers == [policy.uniform(seed, place) for seed in range(50) for place in range(20)]
-    assert len(set(numbers)) == 1000 and 0.45 < np.mean(numbers) < 0.55
-    assert 0 <= policy.uniform(2**64 - 1, 10**6) < 1
 
 
 LOGPROBS = np.log(np.array([0.1, 0.4, 0.3, 0.2]))

@@ -19,14 +19,6 @@ try:
 except BlockingIOError:
     print(made)
 """
-FORK_BOMB = """
-import os
-while True:
-    try:
-        os.fork()
-    except OSError:
-        pass
-"""
 FILL = """
 held = []
 for _ in range(100):
@@ -54,25 +46,6 @@ def test_the_number_of_processes_is_limited(driver: Driver) -> None:
     assert len(driver.processes()) == 2
 
 
-def test_a_fork_bomb_ends_with_its_time(driver: Driver) -> None:
-    assert driver.run(FORK_BOMB, wall_s=3.0).why == "time"
-    assert len(driver.processes()) == 2
-    assert driver.run("print('serves')", wall_s=3.0).stdout == b"serves\n"
-
-
-def test_threads_count_as_processes(driver: Driver) -> None:
-    ended = driver.run(
-        "import threading, time\n"
-        "for number in range(30):\n"
-        "    try:\n"
-        "        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()\n"
-        "    except RuntimeError:\n"
-        "        break\n"
-        "print(number)"
-    )
-    assert ended.stdout == b"15\n", ended
-
-
 def test_one_process_that_fills_the_memory_gets_a_memory_error(driver: Driver) -> None:
     ended = driver.run(FILL)
     assert (ended.why, ended.code, ended.stdout) == ("exited", 1, b"")
@@ -87,7 +60,7 @@ def test_processes_that_fill_the_memory_together_are_killed(driver: Driver) -> N
 
 
 def test_an_endless_loop_ends(driver: Driver) -> None:
-    ended = driver.run("print('begun', flush=True)\nwhile True: pass", wall_s=3.0)
+    ended = driver.run("print('begun', flush=True)\nwhile True: pass", wall_s=1.5)
     assert (ended.why, ended.stdout) == ("time", b"begun\n")
     ended = driver.run("while True: pass", cpu_s=1, wall_s=60)
     assert (ended.why, ended.code) == ("time", -signal.SIGXCPU), ended
