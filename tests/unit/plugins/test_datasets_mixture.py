@@ -16,7 +16,6 @@ from small_tokenizers import CHATML, byte_level
 from rlax_plugin.api import BuildContext, ConfigError, PromptTable
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
-from rlax_plugin.config.validation import validate
 from rlax_plugin.data.prompts.checking import first_of
 from rlax_plugin.ports.manager import Manager
 
@@ -204,14 +203,6 @@ def test_entries_of_several_tasks_are_domains_and_carry_what_their_scorer_needs(
             assert prompt.metadata["metadata"]["source_dataset"] == name
     assert all("numbers" in p.metadata["metadata"] for p in table[::3])
     assert tables(gym(tasks=tasks, size=20, seed=8))["train"].digest != table.digest
-
-
-def test_lists_are_taken_as_configs_have_them() -> None:
-    options = {"tasks": {"leg_counting": {}}, "stop_strings": ["\n"], "metadata": ["metadata"]}
-    found = validate(ReasoningGymConfig, options, "rlax.prompt_source")
-    assert found.stop_strings == ("\n",) and found.metadata == ("metadata",)
-    again = ReasoningGymConfig.model_validate_json(json.dumps(found.model_dump(mode="json")))
-    assert again == found
 
 
 def test_held_out_entries_are_of_all_tasks_and_templates_work() -> None:

@@ -138,45 +138,6 @@ def test_what_a_client_may_cancel_is_generated_in_shorter_calls():
     play(scenario, interrupt_steps=20)
 
 
-def test_running_samples_finish_on_the_old_weights():
-    async def scenario(engine, slots):
-        await take_version(engine, version(1))
-        slots.gate.clear()
-        slots.decoding.clear()
-        running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=20)))
-        await until(slots.decoding)
-        swap = asyncio.ensure_future(take_version(engine, version(2)))
-        late = asyncio.ensure_future(generated(engine, request(1, [3])))
-        await eventually(lambda: engine.paused)
-        assert engine.version == 1
-        slots.gate.set()
-        old, _, new = await asyncio.gather(running, swap, late)
-        assert {int(v) for s in old[0] for v in s.versions} == {1}
-        assert {int(v) for v in new[1][0].versions} == {2}
-        assert [entry[2] for entry in slots.inserts()] == [1, 2]  # the weights in use
-        assert engine.version == 2
-
-    play(scenario)
-
-
-def test_cancelled_generation_frees_its_slots():
-    async def scenario(engine, slots):
-        await take_version(engine, version(0))
-        slots.gate.clear()
-        slots.decoding.clear()
-        lost = asyncio.ensure_future(generated(engine, request(0, [1, 2, 3, 4], new=50)))
-        gated = asyncio.ensure_future(generated(engine, request(2, [9], min_version=9)))
-        await until(slots.decoding)
-        lost.cancel()
-        gated.cancel()
-        await asyncio.gather(lost, gated, return_exceptions=True)
-        slots.gate.set()
-        assert len((await generated(engine, request(1, [1, 2, 3, 4])))[1]) == 4
-        await eventually(lambda: not (engine.health()["active"] or engine.health()["waiting"]))
-
-    play(scenario)
-
-
 def test_a_failing_engine_fails_everything_that_waits():
     async def scenario(engine, slots):
         await take_version(engine, version(0))
@@ -309,17 +270,6 @@ def test_jetstream_requests_run_on_the_same_scheduler():
         assert "encode" in str(text.return_channel.error)
         assert "0 prompt tokens" in str(empty.return_channel.error)
         assert "max_tokens = 51: must be from 1 to 50" in str(long.return_channel.error)
-
-    play(scenario)
-
-
-def test_jetstream_requests_are_turned_away_when_too_many_wait():
-    async def scenario(engine, slots):
-        waiting = asyncio.ensure_future(generated(engine, request(0, range(16), min_version=1)))
-        await asyncio.sleep(0)
-        with pytest.raises(queue.Full):
-            JetStreamDriver(engine).place_request_on_prefill_queue(Active([1]))
-        waiting.cancel()
 
     play(scenario)
 

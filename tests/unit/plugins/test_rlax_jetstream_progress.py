@@ -78,23 +78,6 @@ def test_every_group_gets_on_while_a_swap_waits():
     )
 
 
-def test_a_hung_engine_tells_the_same_of_every_group():
-    async def scenario(engine, slots):
-        await take_version(engine, version(1))
-        slots.gate.clear()
-        slots.decoding.clear()
-        groups = [request(0, [1, 2, 3], new=20), request(1, [4, 5]), request(2, [6], min_version=2)]
-        hung = asyncio.ensure_future(generated(engine, *groups))
-        await until(slots.decoding)
-        found = engine.progress()
-        assert found.keys() == {attempt(0), attempt(1), attempt(2)}
-        await asyncio.sleep(0.05)
-        assert engine.progress() == found
-        hung.cancel()
-
-    play(scenario)
-
-
 def test_what_other_programs_ask_is_no_group_of_a_run():
     async def scenario(engine, slots):
         await take_version(engine, version(0))
