@@ -101,12 +101,6 @@ def test_losing_the_race_to_prepare_uses_the_winners_data(tmp_path, monkeypatch)
     assert [p.name for p in builder.data_path.parent.iterdir()] == ["1.0.0"]  # nothing left over
 
 
-def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
-        dataset.prepared(SMALL, tmp_path / "file")
-
-
 # Prompts.
 
 

@@ -23,20 +23,7 @@ def judge(**options) -> JudgeConfig:
     return validate(JudgeConfig, given | options, "rlax.rewards.0")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "api_key",
-        "token",
-        "Authorization",
-        "X-API-Key",
-        "key",
-        "key_env",
-        "key_file",
-        "key_header",
-        "key_prefix",
-    ],
-)
+@pytest.mark.parametrize("name", ["api_key", "X-API-Key", "key_env", "key_file", "key_prefix"])
 @pytest.mark.parametrize("secret", [SECRET, PLAIN])
 def test_a_key_in_place_of_an_option_is_refused_and_not_repeated(name, secret):
     _is_refused({name: secret})
@@ -47,12 +34,10 @@ def test_a_key_in_place_of_an_option_is_refused_and_not_repeated(name, secret):
 @pytest.mark.parametrize(
     "url",
     [
-        f"http://me:{SECRET}@host/",
         f"http://{PLAIN}@host/",
         "http://host/?api_key=short",
         f"https://host/a?v={SECRET}",
         f"https://host/a?v={PLAIN}",
-        f"https://host/{SECRET}/y",
     ],
 )
 def test_a_key_in_an_address_is_refused_and_not_repeated(url):
@@ -95,16 +80,7 @@ def test_names_of_variables_and_files_that_are_no_keys_are_taken():
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "ftp://host/",
-        "host:80",
-        "http://",
-        "http://h:99999/",
-        "http://h/#a",
-        "http://h/ b",
-        "http://h/\x1b[m",
-    ],
+    "url", ["ftp://host/", "host:80", "http://", "http://h:99999/", "http://h/#a", "http://h/\x1b[m"]
 )
 def test_an_address_must_be_one(url):
     with pytest.raises(ConfigError, match=r"rlax\.rewards\.0\.url.*must be a URL"):
@@ -124,15 +100,7 @@ def test_a_key_comes_from_a_variable_or_a_file(tmp_path, monkeypatch, given):
 
 @pytest.mark.parametrize(
     "content, why",
-    [
-        (b"", "is empty"),
-        (b" \n", "is empty"),
-        (b"a b", "one key"),
-        (b"a\nb", "one key"),
-        (b"\xff", "not text"),
-        ("schl\u00fcssel".encode(), "one key"),
-        (b"a" * 5000, "one key"),
-    ],
+    [(b" \n", "is empty"), (b"a\nb", "one key"), (b"\xff", "not text"), (b"a" * 5000, "one key")],
 )
 def test_a_file_without_a_key_is_refused(tmp_path, content, why):
     (tmp_path / "key").write_bytes(content)
@@ -155,19 +123,14 @@ def test_a_missing_variable_or_file_is_named(tmp_path, monkeypatch):
     "options, why",
     [
         ({"template": "{completion} {answer}"}, r"no field \{answer\}; .*known: completion, mark"),
-        ({"template": "{completion.text}"}, "there is no field"),
         ({"template": "{completion!r}"}, "there is no field"),
         ({"template": "{completion:>9999999999}"}, "there is no field"),
-        ({"template": "{0}"}, "there is no field"),
         ({"template": '{completion} {"score": 1}'}, "braces that are no field"),
-        ({"template": "{completion"}, "for braces that are no field"),
         ({"template": "{completion} Score: N"}, r"must have the field \{marker\} before"),
         ({"template": "{completion} {marker}", "verdict": "json"}, "must not have the field"),
         ({"template": "{prompt}"}, r"must have the field \{completion\}"),
         ({"lowest": 1.0, "highest": 1.0}, r"lowest = 1.0: must be below highest = 1"),
         ({"body": {"messages": []}}, "the reward sets it"),
-        ({"verdict": "maybe"}, "verdict"),
-        ({"model": ""}, "model"),
     ],
 )
 def test_a_judge_that_cannot_work_is_refused(options, why):

@@ -432,16 +432,6 @@ BROKEN: dict[str, Broken] = {
         "a seed decides a sample's tokens",
         "make the random key from the request's seed",
     ),
-    "engine_that_cannot_be_asked_to_give_up": _engine(
-        """
-        class Engine(ScriptedEngine):
-            def give_up(self, unwanted):
-                return super().give_up(unwanted, -1)
-
-        """,
-        "optional abilities are implemented as they are called",
-        "give_up(unwanted) is called as give_up(unwanted, oldest)",
-    ),
     "engine_that_trusts": _engine(
         """
         from dataclasses import replace

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_steps import Steps
 from toy_versions import publish
 from waiting import eventually
 
+from rlax_plugin.base.concurrency.clock import Clock
 from rlax_plugin.base.tokens.defects import defect
 from rlax_plugin.base.tokens.stopping import end_of
 from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, WeightVersion
@@ -37,6 +37,27 @@ def engine(mode: str = "finish", more: Sequence[str] = (), clock: Any = None, **
 def request(group: int = 0, **changes: Any) -> Request:
     sampling = SamplingParams(temperature=0.8, max_new_tokens=40, stop_ids=(1,))
     return make_request(group, 4, **({"sampling": sampling} | changes))
+
+
+class Steps(Clock):
+    """The engine's clock: behind each decode step, where it sleeps, it waits to be let on.
+
+    Args:
+      allowed: so many steps may pass at once.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed, self._free = asyncio.Semaphore(allowed), False
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds and not self._free:
+            await self._allowed.acquire()
+        else:
+            await asyncio.sleep(0)
+
+    def go_on(self) -> None:
+        self._free = True
+        self._allowed.release()
 
 
 class Groups:
@@ -176,34 +197,3 @@ def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str) -> None
         for sample, before in zip(found, purely_old, strict=True):
             assert sample.versions.tolist() == [0] * 2 + [1] * 38
             assert np.array_equal(sample.tokens[:2], before.tokens[:2])
-
-
-def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_path: Path) -> None:
-    async def run() -> None:
-        steps = Steps()
-        slow = engine(clock=steps, token_s=1, swap_waits=True)
-        await take_version(slow, publish(tmp_path, 0))
-        endless = SamplingParams(max_new_tokens=40)
-        groups = Groups()
-        asked = [request(i, sampling=endless) for i in range(2)]
-        running = asyncio.ensure_future(slow.generate(asked[:1], groups))
-        await eventually(lambda: slow.health()["tokens_total"])
-        swap = asyncio.ensure_future(take_version(slow, publish(tmp_path, 1)))
-        await eventually(lambda: slow.paused)
-        late = asyncio.ensure_future(slow.generate(asked[1:], groups))
-        await eventually(lambda: slow.health()["waiting"])
-        before, tokens = slow.progress(), slow.health()["tokens_total"]
-        steps.one_more()
-        await eventually(lambda: slow.health()["tokens_total"] > tokens)
-        after = slow.progress()
-        assert before.keys() == after.keys() == {(Key("train", i), 1) for i in range(2)}
-        assert slow.version == 0
-        assert all(after[key] > before[key] for key in before)
-        assert slow.health()["active"] == 4 and not late.done()
-        steps.go_on()
-        await asyncio.gather(running, swap, late)
-        assert [set(s.versions.tolist()) for s in groups.last(0)] == [{0}] * 4
-        assert [set(s.versions.tolist()) for s in groups.last(1)] == [{1}] * 4
-        assert slow.progress() == {}
-
-    asyncio.run(asyncio.wait_for(run(), 60))

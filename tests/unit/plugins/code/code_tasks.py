@@ -22,36 +22,6 @@ class Task:
     setup: str = ""
 
 
-_POLY = '''import math
-from typing import List
-
-
-def poly(xs: List[float], x: float):
-    """
-    Evaluates polynomial with coefficients xs at point x.
-    """
-    return sum([coeff * math.pow(x, i) for i, coeff in enumerate(xs)])
-
-
-def find_zero(xs: List[float]):
-    """ xs are coefficients of a polynomial. find_zero returns x such that poly(x) = 0.
-    >>> round(find_zero([1, 2]), 2) # f(x) = 1 + 2x
-    -0.5
-    """
-'''
-_POLY_TEST = """METADATA = {}
-
-def check(candidate):
-    import math
-    import random
-    rng = random.Random(42)
-    import copy
-    for _ in range(5):
-        a, b = rng.randint(-9, 9), rng.choice((-3, 1, 7))
-        coeffs = [a, b]
-        solution = candidate(copy.deepcopy(coeffs))
-        assert math.fabs(poly(coeffs, solution)) < 1e-4
-"""
 _CYCLIC = '''def encode_cyclic(s: str):
     """
     returns encoded string by cycling groups of three characters.
@@ -66,6 +36,15 @@ def decode_cyclic(s: str):
     takes as input string encoded with encode_cyclic function. Returns decoded string.
     """
 '''
+_CYCLIC_TEST = """def check(candidate):
+    from random import choice
+    import string
+    letters = string.ascii_lowercase
+    for _ in range(5):
+        text = ''.join(choice(letters) for i in range(20))
+        encoded = encode_cyclic(text)
+        assert candidate(encoded) == text
+"""
 _NODES = """class Node:
     def __init__(self, value, rest=None):
         self.value, self.rest = value, rest
@@ -80,15 +59,6 @@ def chain(values):
 
 def reverse(node):
 """
-
-
-def _decoding(encode: str) -> str:
-    return (
-        "def check(candidate):\n    from random import choice\n    import string\n"
-        "    letters = string.ascii_lowercase\n    for _ in range(5):\n"
-        "        text = ''.join(choice(letters) for i in range(20))\n"
-        f"        encoded = {encode}(text)\n        assert candidate(encoded) == text\n"
-    )
 
 
 TASKS = {
@@ -111,14 +81,8 @@ TASKS = {
         ],
         "def twice(x): return 2 * x",
     ),
-    "poly": Task(
-        _POLY_TEST,
-        "    a, b = xs\n    return -a / b\n",
-        _POLY,
-        "find_zero",
-    ),
     "cyclic": Task(
-        _decoding("encode_cyclic"),
+        _CYCLIC_TEST,
         "    return encode_cyclic(encode_cyclic(s))\n",
         _CYCLIC,
         "decode_cyclic",

@@ -82,6 +82,7 @@ VALUES = {
         "double",
         "def double(x):\n    x = []\n    x.append(x)\n    return x",
     ),
+    "an object that is true": ("map", _ALL.format("") + "even = lambda x: All()"),
     "an object that contains everything": (
         "sorted",
         "class I:\n    __contains__ = lambda s, o: True\n    __iter__ = lambda s: iter(())\n"
@@ -117,9 +118,8 @@ VALUES = {
 }
 
 NAMES = {
-    "poly is redefined": ("poly", "    return 0\ndef poly(xs, x): return 0\n"),
-    "fabs of math is replaced": ("poly", "    math.fabs = lambda x: 0\n    return 1e9\n"),
-    "the check is redefined": ("poly", "    return 1e9\ndef check(f): pass\n"),
+    "encode_cyclic is redefined": ("cyclic", "    return s\ndef encode_cyclic(s): return s\n"),
+    "the check is redefined": ("cyclic", "    return s\ndef check(f): pass\n"),
     "encode_cyclic keeps the text": (
         "cyclic",
         "    return kept[-1]\nkept = []\n"

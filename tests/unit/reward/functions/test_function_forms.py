@@ -14,7 +14,7 @@ from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.base.types import Prompt, Score
 from rlax_plugin.reward.functions.calling import FunctionFilter, ReturnedError, as_reward
 from rlax_plugin.reward.functions.checking import check_columns
-from rlax_plugin.reward.functions.signatures import Signature, signature_of
+from rlax_plugin.reward.functions.signatures import Signature, function_of, signature_of
 from rlax_plugin.reward.messages import score_from
 from rlax_plugin.reward.process import Failures, form_of, scores_of
 from rlax_plugin.testing import make_episode, make_group, make_prompt, make_sampled
@@ -169,10 +169,8 @@ def test_a_score_and_an_array_are_values_too() -> None:
         ("yes", "returned 'yes' (str): it must return a number, such as 1.0, or True or False"),
         (None, "returned None: it must return a number"),
         (float("nan"), "returned nan: it must return a finite number"),
-        (float("-inf"), "returned -inf: it must return a finite number"),
         (10**400, "returned a whole number that is too large"),
         ([1.0], "returned [1.0] (list): it must return a number"),
-        (1j, "returned 1j (complex): it must return a number"),
         (np.ones(1), "returned array([1.]) (ndarray): it must return a number"),
     ],
 )
@@ -203,29 +201,11 @@ def test_a_wrong_list_says_what_is_right(value, said) -> None:
 
 
 def test_an_exception_names_the_line_of_the_user(tmp_path, capsys) -> None:
-    from rlax_plugin.reward.functions.signatures import function_of, inspected
-
     path = tmp_path / "own.py"
     path.write_text("import json\n\n\ndef parsed(completion):\n    return json.loads('{')\n")
-    signature = inspected(str(path), "", "parsed", "reward")
-    function = function_of(str(path), "", "parsed")
-
-    async def call(form: Any, arguments: tuple[Any, ...]) -> Any:
-        return form.method(*arguments)
-
-    form = form_of(as_reward(function, signature))
-    scoring = scores_of(
-        [form],
-        PROMPT,
-        episodes(),
-        [[3]] * 2,
-        call=call,
-        at=lambda number: None,
-        failures=Failures(),
-    )
-    (first, _) = asyncio.run(scoring)
-    assert first["error"].startswith("the reward: JSONDecodeError: ")
-    assert first["error"].endswith("(own.py, line 5, in parsed)")
+    error = totals(function_of(str(path), "", "parsed"))[0]
+    assert error.startswith("the reward: JSONDecodeError: ")
+    assert error.endswith("(own.py, line 5, in parsed)")
     assert f'File "{path}", line 5, in parsed' in capsys.readouterr().err
 
 
@@ -291,7 +271,6 @@ def test_columns_are_checked_against_the_first_prompts(monkeypatch) -> None:
 
 
 def test_a_failing_filter_of_the_user_ends_the_run_with_its_line(tmp_path) -> None:
-    from rlax_plugin.reward.functions.signatures import function_of
     from rlax_plugin.run.controller.chosen import Chosen, ChosenFilter
 
     path = tmp_path / "bad_filter.py"
