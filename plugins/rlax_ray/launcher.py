@@ -20,6 +20,7 @@ log = logging.getLogger("rlax.launcher")
 
 _ENDED_S = 30.0  # for the driver to end the cluster, beyond the workers' own time
 _MOST_LINE = 1 << 20
+_WORKS_S = 60.0  # a driver that has lived so long did not fail at its start
 _LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -90,7 +91,7 @@ class RayLauncher(Launcher):
             status = await process.wait()
             self._clear()  # after a driver that was killed
             self.failing.clear()
-            failures = 0 if loop.time() - began > 60 else failures + 1
+            failures = 0 if loop.time() - began > _WORKS_S else failures + 1
             log.warning("the driver of Ray ended with status %d; see %s", status, log_path)
             if failures > self._config.max_restarts:
                 raise WorkerError(f"the driver of Ray ended {failures} times in a row: {log_path}")

@@ -67,22 +67,32 @@ def test_workers_that_fail_at_their_start_end_the_run_after_max_restarts(local: 
     _run(main)
 
 
-def test_a_worker_that_has_worked_is_tried_again_whatever_its_status(
+def test_a_worker_that_has_worked_is_tried_again_and_its_failures_count_anew(
     local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    ends = tmp_path / "ends"
-    script = f"until test -e {ends}; do sleep 0.02; done; {ENDS_WITH_2}"
-    monkeypatch.setattr(module, "_WORKS_S", 0.01)
+    works, ends = tmp_path / "works", tmp_path / "ends"
+    script = f"test -e {works} || exit 1; until test -e {ends}; do sleep 0.02; done; {ENDS_WITH_2}"
+
+    async def fails_at_its_start(process: asyncio.subprocess.Process, seconds: float) -> bool:
+        if works.exists():
+            return False
+        await process.wait()
+        return True
+
+    monkeypatch.setattr(module, "_ends_within", fails_at_its_start)
 
     async def main() -> None:
         async with local(script, max_restarts=5) as (launcher, errors):
+            await eventually(lambda: "2 times in a row" in launcher.failing.get("local-0", ""))
+            works.touch()
             await eventually(lambda: launcher._worked)
-            monkeypatch.setattr(module, "_WORKS_S", 600.0)
             ends.touch()
-            sentence = await eventually(lambda: launcher.failing.get("local-0"))
+            sentence = await eventually(
+                lambda: "status 2" in (said := launcher.failing.get("local-0", "")) and said
+            )
             assert sentence.startswith("worker local-0 is started again at ")
             assert "ended 1 times in a row, the last time with status 2: the token file" in sentence
-            assert errors == [] and launcher.restarts == 0
+            assert errors == []
 
     _run(main)
 

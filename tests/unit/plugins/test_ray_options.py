@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+import rlax_ray.launcher as module
 from pydantic import ValidationError
 from rlax_ray.launcher import RayLauncher, _local_cpus, _plan
 from rlax_ray.options import RayConfig
+from waiting import eventually
 
 from rlax_plugin.api import ConfigError
 
@@ -103,3 +106,34 @@ def test_pools_become_arguments_of_workers():
     assert launcher.failing == {}
     assert (config.workers, launcher.scaling.least, launcher.scaling.most) == (3, 3, 5)
     assert _local_cpus(config) == 3 * 4 + 2
+
+
+DRIVER = """read -r plan; echo "$plan" >> plans
+echo '{"event": "started", "incarnation": 7}'; exit 1"""
+
+
+@pytest.mark.parametrize("works_s", [0.0, 600.0])
+def test_drivers_that_fail_in_a_row_end_the_run_and_each_knows_the_last_incarnation(
+    tmp_path, monkeypatch, works_s
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "_WORKS_S", works_s)
+    monkeypatch.setattr(module, "python_command", lambda *args: ["sh", "-c", DRIVER])
+    errors = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context["message"]))
+        launcher = RayLauncher(of(max_restarts=1), 30.0)
+        await launcher.start("host:1", tmp_path, tmp_path / "token")
+        try:
+            await eventually(lambda: errors or launcher.restarts > 2)
+        finally:
+            await launcher.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert [error[: error.index(":")] for error in errors] == (
+        ["the driver of Ray ended 2 times in a row"] if works_s else []
+    )
+    plans = (tmp_path / "plans").read_text().splitlines()
+    assert [json.loads(plan)["last_incarnation"] for plan in plans[:2]] == [0, 7]

@@ -3,7 +3,6 @@
 import numpy as np
 import rlax_synthetic
 from plugin_parts import built
-from rlax_synthetic import SPLITS
 
 
 def source(**options):
@@ -21,18 +20,6 @@ def test_prompts_have_the_exact_shape_and_are_the_same_in_every_run():
     again = source(**options).prompts("train")
     assert [p.id for p in again] == [p.id for p in prompts]
     np.testing.assert_array_equal(np.stack([p.tokens for p in again]), tokens_bt)
-
-
-def test_splits_share_no_prompt():
-    ids = [p.id for split in SPLITS for p in source(count=50).prompts(split)]
-    assert len(set(ids)) == 150
-
-
-def test_decode_is_ids_with_spaces():
-    task = source()
-    assert task.decode(np.array([3, 0, 511], np.int32)) == "3 0 511"
-    assert task.decode(np.array([], np.int32)) == ""
-    assert task.stop_ids == () and task.pad_id is None
 
 
 def test_parity_by_hand_and_near_even_on_random_completions():

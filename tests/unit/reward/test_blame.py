@@ -1,14 +1,16 @@
-"""When rewards as a whole fail, rather than one prompt now and then."""
+"""When rewards as a whole fail, rather than one prompt now and then, and how long a job may take."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlax_plugin.reward.scoring import Blame
+from rlax_plugin.reward import scoring
+from rlax_plugin.reward.scoring import Blame, Clock
 
 
 def judged(blame: Blame, prompt: str, failure: str = "") -> None:
@@ -67,3 +69,28 @@ def test_a_process_that_ends_counts_as_a_failure(results: int) -> None:
     assert blame.failing == "the reward process of rlax.rewards.0 (x) ended with exit code 3"
     judged(blame, "d")
     assert (blame.failing == "") == (results > 0)
+
+
+def test_a_clock_that_goes_on_has_only_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, delays_s = [0.0], list[float]()
+    monkeypatch.setattr(scoring, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    def call_later(delay_s: float, expired: object) -> SimpleNamespace:
+        delays_s.append(delay_s)
+        return SimpleNamespace(cancel=lambda: None)
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "call_later", call_later)
+            clock = Clock(5.0)
+            for start_s, stop_s in ((0.0, 3.0), (100.0, 101.5)):
+                now_s[0] = start_s
+                clock.go()
+                now_s[0] = stop_s
+                clock.stop()
+            assert (clock.used_s, clock.left_s) == (4.5, 0.5)
+
+    asyncio.run(main())
+    assert delays_s == [5.0, 2.0]

@@ -156,26 +156,19 @@ def test_what_a_reward_starts_ends_with_it():
         assert totals(await scored(pool, "start hang")) == [None]
         assert len(started()) == 4
         await eventually(lambda: none_alive(started()), "the end of what hung")
-        assert totals(await scored(pool, "start")) == [1.5]
-        assert not none_alive(started()[4:])
-
-    with_pool(rewards(), work, clocks=late_at_once(Path("hanging")))
-    assert len(started()) == 8
-    wait_until(lambda: none_alive(started()), "the end of all that was started")
-
-
-def test_what_a_reward_starts_ends_with_it_however_it_ends():
-    async def work(pool: RewardPool) -> None:
-        (only,) = await scored(pool, "start die")
-        assert "exit code 3" in reason(only)
-        in_group = [pid for i, pid in enumerate(started()) if i % 4 != 2]
+        (died,) = await scored(pool, "start die")
+        assert "exit code 3" in reason(died)
+        in_group = [pid for i, pid in enumerate(started()) if i != 6]
         await eventually(lambda: none_alive(in_group), "the end of its group")
+        assert totals(await scored(pool, "start")) == [1.5]
+        assert not none_alive(started()[8:])
 
     try:
-        with_pool(rewards(), work)
+        with_pool(rewards(), work, clocks=late_at_once(Path("hanging")))
     finally:  # a session of its own, left by a process that is gone: nobody can find it
-        for pid in started()[2::4]:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(started()[6], signal.SIGKILL)
+    assert len(started()) == 12
+    wait_until(lambda: none_alive(started()), "the end of all that was started")
 
 
 def test_nothing_outlives_a_trainer_that_is_killed():
@@ -324,15 +317,6 @@ def test_one_round_of_processes_that_end_together_does_not_end_the_run():
         assert totals(await scored(pool, "good", of="other")) == [1.5]
 
     with_pool(rewards(reward_processes=3), work, most_in_vain=(3, 40))
-
-
-def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run():
-    async def work(pool: RewardPool) -> None:
-        assert totals(await scored(pool, *["die"] * 3)) == [None] * 3
-        assert pool.replaced >= 2
-        assert totals(await scored(pool, "good", of="other")) == [1.5]
-
-    with_pool(rewards(), work, most_in_vain=(2, 40))
 
 
 def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() -> None:

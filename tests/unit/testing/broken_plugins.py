@@ -101,34 +101,16 @@ def _function(kind: str, body: str, *told: str, imports: str = "import jax.numpy
 
 
 FORMS = """
-    import asyncio
-
-    import numpy as np
-
-    from rlax_plugin.api import Extension, NoOptions, Score, hookimpl
+    from rlax_plugin.api import Extension, NoOptions, hookimpl
 
     class Best:
         def score_group(self, prompt, episodes):
             most = max(len(one.text) for one in episodes)
             return [float(len(one.text) == most) for one in episodes]
 
-    class Judge:
-        async def __call__(self, prompt, completion):
-            await asyncio.sleep(0.02)
-            return Score(float(len(completion)), metrics={"length": len(completion)})
-
-    class Turns:
-        def score(self, prompt, episode):
-            paid = tuple(np.ones(len(one.tokens)) for one in episode.sampled)
-            return Score(float(episode.tokens), token_rewards=paid)
-
     @hookimpl
     def rlax_register_reward():
-        parts = {"best": Best(), "judge": Judge(), "turns": Turns()}
-        return {
-            name: Extension(NoOptions, lambda config, context, part=part: part)
-            for name, part in parts.items()
-        }
+        return {"best": Extension(NoOptions, lambda config, context: Best())}
 """
 
 BROKEN: dict[str, Broken] = {

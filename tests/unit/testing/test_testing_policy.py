@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.testing import policy
 
 V = 64
@@ -59,40 +58,3 @@ def test_the_gradient_is_that_of_finite_differences(per_token: bool) -> None:
         assert slope == pytest.approx((gradient[name] * direction).sum(), rel=1e-6), name
     unseen = sorted(set(range(V)) - set(data["inputs"][trained].tolist()))
     assert not gradient["table"][unseen].any()
-
-
-LOGPROBS = np.log(np.array([0.1, 0.4, 0.3, 0.2]))
-
-
-@pytest.mark.parametrize(
-    ("uniform", "token"), [(0.0, 0), (0.0999, 0), (0.1001, 1), (0.51, 2), (1 - 2**-53, 3)]
-)
-def test_a_generate_inverts_the_distribution(uniform: float, token: int) -> None:
-    generated, full, sampled = policy.choose(LOGPROBS, uniform, SamplingParams())
-    assert (generated, full, sampled) == (token, LOGPROBS[token], LOGPROBS[token])
-
-
-@pytest.mark.parametrize(
-    ("sampling", "kept"),
-    [
-        (SamplingParams(top_k=2), {1: 0.4, 2: 0.3}),
-        (SamplingParams(top_p=0.7), {1: 0.4, 2: 0.3}),
-        (SamplingParams(top_p=0.71), {1: 0.4, 2: 0.3, 3: 0.2}),
-        (SamplingParams(top_k=3, top_p=0.5), {1: 0.4, 2: 0.3}),  # 0.5 of the 0.9 that top-k left
-        (SamplingParams(top_p=0.01), {1: 0.4}),
-    ],
-)
-def test_a_truncated_generate_is_renormalised(sampling: SamplingParams, kept: dict) -> None:
-    total = sum(kept.values())
-    seen = set()
-    for uniform in np.linspace(0, 0.999, 200):
-        token, full, sampled = policy.choose(LOGPROBS, uniform, sampling)
-        seen.add(token)
-        assert full == LOGPROBS[token]
-        assert sampled == pytest.approx(math.log(kept[token] / total))
-    assert seen == set(kept)
-
-
-def test_greedy_takes_the_most_probable() -> None:
-    generated = policy.choose(LOGPROBS, 0.99, SamplingParams(temperature=0.0))
-    assert generated == (1, LOGPROBS[1], 0.0)
