@@ -8,17 +8,14 @@ from __future__ import annotations
 import os
 import re
 import resource
-import socket
-import struct
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hostile_server import Asked, serving
 from rlax_orbax import store as orbax
 from rlax_orbax.layout import array_spec
 from rlax_orbax.store import OrbaxStore
@@ -124,57 +121,29 @@ def test_a_time_out_of_the_file_system_is_no_deadline_of_ours(version, monkeypat
     assert type(error_of(version)) is WeightsUnreadableError
 
 
-@contextmanager
-def http(answer: bytes) -> Iterator[str]:
-    """An object store that answers everything so; b"" resets the connection."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection, suppress(OSError):  # who asked has hung up
-                request = b""
-                while b"\r\n\r\n" not in request and (piece := connection.recv(4096)):
-                    request += piece
-                if not answer:  # a reset in place of the orderly end
-                    linger = struct.pack("ii", 1, 0)
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                connection.sendall(answer)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(60)
-
-
-def answer(status: str, body: bytes = b"", length: int = -1) -> bytes:
-    length = len(body) if length < 0 else length
-    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n".encode() + body
+def close(asked: Asked, data: bytes = b"", **headers: str) -> None:
+    """Ends the connection before the whole answer was sent."""
+    if data:
+        asked.reply(data, **headers)
+    asked.handler.close_connection = True
 
 
 @pytest.mark.parametrize(
     ("answers", "kind", "said"),
     [
-        (b"", WeightsUnreadableError, "Recv failure|reset"),
-        (answer("403 Forbidden"), WeightsUnreadableError, "PERMISSION_DENIED"),
-        (answer("503 Unavailable"), WeightsUnreadableError, "503"),
-        (answer("200 OK", b"abc", 16), WeightsUnreadableError, "partial"),  # cut on the way
-        (answer("200 OK", b"abc"), WeightsError, "is damaged"),  # this is all there is
-        (answer("200 OK", bytes(16)), WeightsError, "is damaged.*[Dd]igest"),
+        (close, WeightsUnreadableError, "http"),
+        (lambda asked: asked.reply(b"", 403), WeightsUnreadableError, "PERMISSION_DENIED"),
+        (lambda asked: asked.reply(b"", 503), WeightsUnreadableError, "503"),
+        (lambda asked: close(asked, b"abc", Content_Length="16"), WeightsUnreadableError, "partial"),
+        (lambda asked: asked.reply(b"abc"), WeightsError, "is damaged"),  # this is all there is
+        (lambda asked: asked.reply(bytes(16)), WeightsError, "is damaged.*[Dd]igest"),
     ],
 )
 def test_what_an_object_store_answers(version, monkeypatch, answers, kind, said):
     retries = {"max_retries": 2, "initial_delay": "1ms", "max_delay": "1ms"}
     store = OrbaxStore(deadline_s=60, context={"http_request_retries": retries})
-    with http(answers) as url:
-        monkeypatch.setattr(orbax, "array_spec", lambda _, *what: array_spec(url, *what))
+    with serving(answers) as server:
+        monkeypatch.setattr(orbax, "array_spec", lambda _, *what: array_spec(server.url, *what))
         with pytest.raises(WeightsError, match=said) as caught:
             store.load(str(version), {"w": ARRAYS["w"], **ARRAYS})
     assert type(caught.value) is kind, caught.value
@@ -183,8 +152,8 @@ def test_what_an_object_store_answers(version, monkeypatch, answers, kind, said)
 def test_a_load_that_comes_too_late_says_what_it_would_have_needed(tmp_path, monkeypatch):
     arrays = {"a": np.zeros(10**6, np.float32), "b": np.zeros(3 * 10**6, np.float32)}
     OrbaxStore().save(str(tmp_path / "0"), arrays)
-    with http(answer("503 Unavailable")) as url:
-        where = {"a": str(tmp_path / "0"), "b": url}
+    with serving(lambda asked: asked.reply(b"", 503)) as server:
+        where = {"a": str(tmp_path / "0"), "b": server.url}
         monkeypatch.setattr(
             orbax, "array_spec", lambda _, name, layout: array_spec(where[name], name, layout)
         )

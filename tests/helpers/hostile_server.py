@@ -110,6 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.answer(Asked(self.path, dict(self.headers), json.loads(data), self))
 
+    def do_GET(self) -> None:
+        self.server.answer(Asked(self.path, dict(self.headers), None, self))
+
     def log_message(self, *arguments: Any) -> None:
         pass
 

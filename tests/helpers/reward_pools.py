@@ -23,7 +23,9 @@ from rlax_plugin.base.types import (
     Unscored,
 )
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.reward.messages import lengths_of
 from rlax_plugin.reward.pool import RewardPool
+from rlax_plugin.reward.process import Failures, Form, scores_of
 
 LIMIT_S = 240.0
 _HEAD = "from rlax_plugin.api import *\nfrom rlax_plugin.api import hookimpl\n"
@@ -101,6 +103,32 @@ def shared_pool(
             yield do
         finally:
             runner.run(pool.close())
+
+
+def answers_of(
+    forms: Sequence[Form],
+    given: Sequence[Episode],
+    asked: Prompt | None = None,
+    failures: Failures | None = None,
+) -> list[dict[str, Any]]:
+    """What a reward process answers, computed in this one."""
+
+    async def call(form: Form, arguments: tuple[Any, ...]) -> Any:
+        value = form.method(*arguments)
+        return await value if form.waits else value
+
+    lengths = [lengths_of(one) for one in given]
+    return asyncio.run(
+        scores_of(
+            forms,
+            asked or prompt(),
+            given,
+            lengths,
+            call=call,
+            at=lambda number: None,
+            failures=failures or Failures(),
+        )
+    )
 
 
 def prompt(name: str = "p", **metadata: object) -> Prompt:

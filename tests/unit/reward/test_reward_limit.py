@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from played import Played
 from reward_pools import (
+    answers_of,
     episode,
     episodes,
     prompt,
@@ -22,15 +23,11 @@ from reward_pools import (
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import Score, Turn
 from rlax_plugin.reward.messages import score_from
-from rlax_plugin.reward.process import Failures, form_of, scores_of
+from rlax_plugin.reward.process import form_of
 from rlax_plugin.reward.scoring import PlayCounts, PlayJob
 
 NAME = "rlax.rewards.0 (judge)"
 SAID = f"{NAME} may return from -1000 to 1000 (rlax.reward_limit)"
-
-
-async def call(form: Any, arguments: tuple[Any, ...]) -> Any:
-    return form.method(*arguments)
 
 
 def given(values: list[Any], weight: float = 1.0) -> list[dict[str, Any]]:
@@ -39,21 +36,11 @@ def given(values: list[Any], weight: float = 1.0) -> list[dict[str, Any]]:
     def judge(prompt, completion):
         return values[int(completion)]
 
-    texts = map(str, range(len(values)))
     forms = [form_of(judge, weight, NAME, 1000.0)]
-    lengths = [[2]] * len(values)
-    scores = scores_of(
-        forms,
-        prompt(),
-        episodes(*texts),
-        lengths,
-        call=call,
-        at=[].append,
-        failures=Failures(),
-    )
+    answers = answers_of(forms, episodes(*map(str, range(len(values)))))
     return [
         one if "error" in one else {"total": score_from(one, [weight], [2]).total}
-        for one in asyncio.run(scores)
+        for one in answers
     ]
 
 

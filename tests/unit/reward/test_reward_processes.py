@@ -19,6 +19,7 @@ import pytest
 from late_rewards import HeldClock, late_at_once, noted
 from reward_pools import (
     LIMIT_S,
+    answers_of,
     episode,
     episodes,
     prompt,
@@ -36,7 +37,7 @@ from rlax_plugin.base.types import Score, Unscored
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.reward.messages import episode_to, line, prompt_to, score_from, shared
 from rlax_plugin.reward.pool import RewardPool
-from rlax_plugin.reward.process import Failures, form_of, scores_of
+from rlax_plugin.reward.process import Failures, form_of
 
 PLUGIN = r"""
 import os, socket, stat, subprocess, sys, threading, time
@@ -346,21 +347,10 @@ def test_tracebacks_are_logged_once_for_each_place_and_not_without_end(capsys):
     def judge(prompt, completion):
         exec(compile("\n" * int(completion) + "raise ValueError('boom')", "judge", "exec"))
 
-    async def call(form, arguments):
-        return form.method(*arguments)
-
     failures = Failures()
     for number in (1, 1, *range(40)):
-        scores = scores_of(
-            [form_of(judge)],
-            prompt(),
-            episodes(str(number)),
-            [[]],
-            call=call,
-            at=[].append,
-            failures=failures,
-        )
-        assert asyncio.run(scores)[0]["error"].startswith("the reward: ValueError: boom")
+        (found,) = answers_of([form_of(judge)], episodes(str(number)), failures=failures)
+        assert found["error"].startswith("the reward: ValueError: boom")
     assert capsys.readouterr().err.count("a reward failed on prompt p:") == len(failures.shown)
     assert len(failures.shown) == 20
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reward_pools import answers_of
 
 from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.base.types import Prompt, Score
@@ -16,7 +17,7 @@ from rlax_plugin.reward.functions.calling import FunctionFilter, ReturnedError, 
 from rlax_plugin.reward.functions.checking import check_columns
 from rlax_plugin.reward.functions.signatures import Signature, function_of, signature_of
 from rlax_plugin.reward.messages import score_from
-from rlax_plugin.reward.process import Failures, form_of, scores_of
+from rlax_plugin.reward.process import form_of
 from rlax_plugin.testing import make_episode, make_group, make_prompt, make_sampled
 
 PROMPT = replace(make_prompt("6*7=", "42"), metadata={"level": 3, "topic": "sums"})
@@ -36,22 +37,9 @@ def reward(function: Callable[..., Any]) -> Any:
 def totals(*functions: Callable[..., Any], prompt: Prompt = PROMPT) -> list[Any]:
     """The totals of the two samples, as a reward process computes them; a text is an error."""
 
-    async def call(form: Any, arguments: tuple[Any, ...]) -> Any:
-        value = form.method(*arguments)
-        return await value if form.waits else value
-
-    given = episodes()
-    scoring = scores_of(
-        [form_of(reward(one)) for one in functions],
-        prompt,
-        given,
-        [[3]] * len(given),
-        call=call,
-        at=lambda number: None,
-        failures=Failures(),
-    )
+    answers = answers_of([form_of(reward(one)) for one in functions], episodes(), prompt)
     weights = [1.0] * len(functions)
-    return [one.get("error") or score_from(one, weights, [3]).total for one in asyncio.run(scoring)]
+    return [one.get("error") or score_from(one, weights, [3]).total for one in answers]
 
 
 def test_one_sample_is_given_what_it_names() -> None:

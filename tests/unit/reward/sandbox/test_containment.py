@@ -125,33 +125,33 @@ def test_neither_limits_nor_priority_of_the_server_can_be_changed(driver: Driver
     assert said == ["PermissionError", "ValueError", "PermissionError", "PermissionError"]
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "call('ptrace', 16, 1, 0, 0)",
-        "call('ptrace', 0, 0, 0, 0)",
-        "call('process_vm_readv', 1, 0, 0, 0, 0, 0)",
-        "call('mount', b'none', b'/tmp', b'tmpfs', 0, None)",
-        "call('umount', b'/tmp')",
-        "os.unshare(os.CLONE_NEWUSER)",
-        "os.unshare(os.CLONE_NEWNS)",
-        "os.chroot('/tmp')",
-        "os.setuid(0)",
-        "os.setuid(5)",
-        "os.execv(sys.executable, ['python'])",
-        "__import__('subprocess').run(['/bin/sh'])",
-        "os.memfd_create('x')",
-        "call('shmget', 0, 4096, 0o1600)",
-        f"call('syscall', {BPF}, 0, 0, 0)",
-        f"call('syscall', {KEYCTL}, 0, 0, 0)",
-        "__import__('socket').sethostname('x')",
-        "os.mknod('/tmp/disk', 0o60600, 0x700)",
-    ],
+WAYS_OUT = (
+    "call('ptrace', 16, 1, 0, 0)",
+    "call('ptrace', 0, 0, 0, 0)",
+    "call('process_vm_readv', 1, 0, 0, 0, 0, 0)",
+    "call('mount', b'none', b'/tmp', b'tmpfs', 0, None)",
+    "call('umount', b'/tmp')",
+    "os.unshare(os.CLONE_NEWUSER)",
+    "os.unshare(os.CLONE_NEWNS)",
+    "os.chroot('/tmp')",
+    "os.setuid(0)",
+    "os.setuid(5)",
+    "os.execv(sys.executable, ['python'])",
+    "__import__('subprocess').run(['/bin/sh'])",
+    "os.memfd_create('x')",
+    "call('shmget', 0, 4096, 0o1600)",
+    f"call('syscall', {BPF}, 0, 0, 0)",
+    f"call('syscall', {KEYCTL}, 0, 0, 0)",
+    "__import__('socket').sethostname('x')",
+    "os.mknod('/tmp/disk', 0o60600, 0x700)",
 )
-def test_a_way_out_is_refused(driver: Driver, attempt: str) -> None:
-    said = attempts(driver, attempt)
+
+
+def test_ways_out_are_refused(driver: Driver) -> None:
+    said = dict(zip(WAYS_OUT, attempts(driver, *WAYS_OUT), strict=True))
     # A program is not there at all, and a uid that the namespace does not have is "invalid".
-    assert said[0] in ("PermissionError", "FileNotFoundError", "OSError")
+    refused = ("PermissionError", "FileNotFoundError", "OSError")
+    assert {attempt: error for attempt, error in said.items() if error not in refused} == {}
 
 
 def test_it_has_no_capabilities(driver: Driver) -> None:
