@@ -140,14 +140,10 @@ def test_chances_follow_the_shares_of_whole_windows() -> None:
     assert rates.outcomes == (9, 3, 5)
 
 
-def kind_of(index: int) -> int:
-    """Half of the prompts always pass, three tenths never, a fifth does so half the time."""
-    return 0 if index % 10 < 5 else 1 if index % 10 < 8 else 2
-
-
 def answer(rates: PassRateTable, chosen: list[int]) -> None:
+    """Half of the prompts always pass, three tenths never, a fifth does so half the time."""
     for index in chosen:
-        passed = (8, 0, 4)[kind_of(index)]
+        passed = (8, 8, 8, 8, 8, 0, 0, 0, 4, 4)[index % 10]
         rates.observe(index, passed, 8 - passed, 0)
 
 
@@ -156,12 +152,10 @@ def test_a_chance_below_the_minimum_is_refused() -> None:
         curation.GresoConfig(hard=0.01)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: greso(window=16), lambda: curation.Learnability(curation.LearnabilityConfig())],
-)
-@pytest.mark.parametrize("steps", [0, 2, 9])
-def test_a_resumed_sampler_chooses_the_same_again(make: Any, steps: int) -> None:
+@pytest.mark.parametrize("steps", [0, 9])
+def test_resumed_greso_chooses_the_same_again(steps: int) -> None:
+    """Although pass rates change; the contract of samplers has them stay."""
+
     def go(sampler: Sampler, rates: PassRateTable, rng: np.random.Generator, count: int):
         chosen = []
         for _ in range(count):
@@ -169,11 +163,12 @@ def test_a_resumed_sampler_chooses_the_same_again(make: Any, steps: int) -> None
             answer(rates, chosen[-1])
         return chosen
 
-    sampler, rates, rng = make(), PassRateTable(40, 32), np.random.default_rng(3)
+    sampler, rates, rng = greso(window=16), PassRateTable(40, 32), np.random.default_rng(3)
     go(sampler, rates, rng, steps)
     state, columns, bits = json.dumps(sampler.state()), rates.columns(), rng.bit_generator.state
     expected = go(sampler, rates, rng, 12)
-    again, rates_again, rng_again = make(), PassRateTable(40, 32), np.random.default_rng()
+    again, rates_again = greso(window=16), PassRateTable(40, 32)
+    rng_again = np.random.default_rng()
     again.restore(json.loads(state))
     rates_again.restore(columns)
     rng_again.bit_generator.state = bits
