@@ -13,6 +13,7 @@ from rlax_plugin.base.types import Key, Request, SamplingParams, TensorSpec
 from rlax_plugin.config import Rollouts
 from rlax_plugin.rollout.batching.decode_engine import Prefill, SlotOutput
 from rlax_plugin.testing.builders import make_version
+from rlax_plugin.weights.verification import take_version
 
 DEADLINE_S = 60.0
 PROMPT = np.arange(3, dtype=np.int32)
@@ -150,12 +151,6 @@ def _least(tokens):
     """Tokens, those of the contract made small, as no log-prob is below -150 there."""
     return np.where(tokens < 1000, tokens, tokens % 75)
 
-    def kept_for(self, context):
-        return None
-
-    def forget_contexts(self):
-        pass
-
 
 class Store:
     def __init__(self):
@@ -218,6 +213,16 @@ async def generated(engine, *requests):
     groups = {}
     await engine.generate(requests, lambda key, samples: groups.update({key.group: samples}))
     return groups
+
+
+async def under_way(engine, slots, weights, *requests):
+    """``generated`` on its way: its first decode call waits for ``slots.gate``."""
+    await take_version(engine, weights)
+    slots.gate.clear()
+    slots.decoding.clear()
+    running = asyncio.ensure_future(generated(engine, *requests))
+    await until(slots.decoding)
+    return running
 
 
 async def until(event):

@@ -154,6 +154,10 @@ def test_an_evaluation_asks_of_every_domain(tmp_path: Path) -> None:
             "rlax.prompt_source.sources.b.chat = False: must be the same as that of a: True",
         ),
         (
+            {"a": part("a"), "b": part("b", stop_strings=["x"])},
+            "rlax.prompt_source.sources.b.stop_strings = ('x',): must be the same as that of a: ()",
+        ),
+        (
             {"n": {"name": "number_tasks"}},
             "rlax.prompt_source.sources.n.name = 'number_tasks': must be a source over a data set",
         ),

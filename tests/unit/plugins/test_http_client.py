@@ -100,10 +100,12 @@ def test_what_a_socket_must_be(tmp_path):
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 529])
-def test_what_may_pass_is_tried_again(status):
+def test_what_may_pass_is_tried_again_and_the_log_says_so(status, capsys):
     bad = [lambda asked: asked.reply(b"busy", status)] * 3
     with serving(*bad, lambda asked: asked.json(7)) as server:
         assert ask(server.url) == Reply(7, 4)
+    said = capsys.readouterr().err
+    assert "(requests that failed in a row: 2)" in said and "answers again, after" in said
 
 
 @pytest.mark.parametrize("status", [400, 403, 499])

@@ -71,25 +71,6 @@ def test_only_what_is_wrong_in_an_answer_is_lost(monkeypatch, capsys):
     assert "gave a text in place of a reward" in str(found[3])
 
 
-def test_a_dead_server_leaves_samples_without_a_score_and_the_log_says_so(capsys):
-    with serving(lambda asked: None) as server:
-        url = server.url
-    for one in scored(verifier(url), "1", "2", "3", reward_s=1.0):
-        assert f"{url} gave no answer within 0.9 s" in str(one) and "ConnectError" in str(one)
-    said = capsys.readouterr().err
-    assert "cannot be asked" in said and "(requests that failed in a row: 1)" in said
-
-
-def test_an_outage_that_ends_in_time_costs_no_sample(capsys):
-    bad = [lambda asked: asked.reply(b"", 503)] * 5
-    with serving(*bad, lambda asked: asked.json(1)) as server:
-        found = scored(verifier(server.url), "1", "2")
-    assert totals(found) == [1.0, 1.0]
-    assert sum(one.metrics["verifier_requests"] for one in found) == 7.0
-    said = capsys.readouterr().err
-    assert "answers again" in said and "5 failures" in said
-
-
 def test_a_hanging_server_costs_only_samples():
     def hang(asked: Asked) -> None:
         if asked.body["completion"] == "stuck":

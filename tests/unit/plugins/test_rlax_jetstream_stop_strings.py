@@ -16,7 +16,7 @@ from scripted_slots import (
     play,
     request,
     tokens_of,
-    until,
+    under_way,
     version,
 )
 from waiting import eventually
@@ -93,10 +93,7 @@ def test_a_resumed_sample_ends_at_a_string_that_another_worker_has_begun():
 
 def test_new_weights_in_between_change_nothing_of_where_a_sample_ends():
     async def scenario(engine, slots):
-        await take_version(engine, version(3))
-        slots.gate.clear()
-        going = asyncio.ensure_future(generated(engine, asked(0, [100], 40, "119|1")))
-        await until(slots.decoding)
+        going = await under_way(engine, slots, version(3), asked(0, [100], 40, "119|1"))
         swap = asyncio.ensure_future(take_version(engine, version(4)))
         await eventually(lambda: engine.paused)
         slots.gate.set()

@@ -5,7 +5,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scripted_slots import ScriptedSlots, generated, play, request, tokens_of, until, version
+from scripted_slots import (
+    ScriptedSlots,
+    generated,
+    play,
+    request,
+    tokens_of,
+    under_way,
+    version,
+)
 from waiting import eventually
 
 from rlax_plugin.base.errors import WeightsMismatchError
@@ -57,11 +65,7 @@ def test_nothing_is_generated_while_decoding_is_verified(mode):
     """A group runs, another waits; both go on with the new weights where they may."""
 
     async def scenario(engine, slots):
-        await take_version(engine, version(1))
-        slots.gate.clear()
-        slots.decoding.clear()
-        running = asyncio.ensure_future(generated(engine, request(0, [1, 2, 3], new=50)))
-        await until(slots.decoding)
+        running = await under_way(engine, slots, version(1), request(0, [1, 2, 3], new=50))
         loaded = await engine.load(version(2))
         trial = asyncio.ensure_future(engine.decode_greedy(np.arange(3), 4, loaded))
         await eventually(lambda: engine.paused)
@@ -89,11 +93,7 @@ def test_nothing_is_generated_while_decoding_is_verified(mode):
 @pytest.mark.parametrize("when", ["tried", "waiting"])
 def test_discarded_weights_let_generation_go_on_with_the_old_ones(when):
     async def scenario(engine, slots):
-        await take_version(engine, version(1))
-        slots.gate.clear()
-        slots.decoding.clear()
-        running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=50)))
-        await until(slots.decoding)
+        running = await under_way(engine, slots, version(1), request(0, [1, 2], new=50))
         loaded = await engine.load(version(2))
         trial = asyncio.ensure_future(engine.decode_greedy(np.arange(3), 4, loaded))
         await eventually(lambda: engine.paused)
@@ -122,11 +122,7 @@ def test_quantised_caches_are_not_compared_with_prefill():
 
 async def swapped_while_running(engine, slots, requests):
     """Generates with version 1; version 2 arrives during the first decode call."""
-    await take_version(engine, version(1))
-    slots.gate.clear()
-    slots.decoding.clear()
-    running = asyncio.ensure_future(generated(engine, *requests))
-    await until(slots.decoding)
+    running = await under_way(engine, slots, version(1), *requests)
     swap = asyncio.ensure_future(take_version(engine, version(2)))
     await eventually(lambda: engine.paused)
     slots.gate.set()
@@ -280,11 +276,7 @@ def test_a_sample_does_not_go_back_to_older_weights():
 
 def test_a_running_sample_waits_while_older_weights_are_kept():
     async def scenario(engine, slots):
-        await take_version(engine, version(2))
-        slots.gate.clear()
-        slots.decoding.clear()
-        running = asyncio.ensure_future(generated(engine, request(0, [100], new=10)))
-        await until(slots.decoding)
+        running = await under_way(engine, slots, version(2), request(0, [100], new=10))
         kept = asyncio.ensure_future(take_version(engine, version(1)))  # for an evaluation
         await eventually(lambda: engine.paused)
         slots.gate.set()

@@ -59,6 +59,14 @@ def test_calls_out_of_order_are_rejected() -> None:
         port.publish(1, {"w": np.zeros(3, np.float32)})
     with rejected(r"before_checkpoint\(7\): the step is 1"):
         port.before_checkpoint(7)
+    port.publish(1, WEIGHTS)
+    with rejected(r"publish\(1\): it is published already"):
+        port.publish(1, WEIGHTS)
+    stopped = FakeTrainerPort(stop_after=0)
+    stopped.publish(0, WEIGHTS)
+    assert stopped.decide(0).stop
+    with rejected(r"next_batch\(1\): a stop was decided"):
+        stopped.next_batch(1)
 
 
 def test_a_port_knows_the_parts_that_a_trainer_does_not_hand_over_again():
