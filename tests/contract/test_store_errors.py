@@ -134,7 +134,11 @@ def close(asked: Asked, data: bytes = b"", **headers: str) -> None:
         (close, WeightsUnreadableError, "http"),
         (lambda asked: asked.reply(b"", 403), WeightsUnreadableError, "PERMISSION_DENIED"),
         (lambda asked: asked.reply(b"", 503), WeightsUnreadableError, "503"),
-        (lambda asked: close(asked, b"abc", Content_Length="16"), WeightsUnreadableError, "partial"),
+        (
+            lambda asked: close(asked, b"abc", Content_Length="16"),
+            WeightsUnreadableError,
+            "partial",
+        ),
         (lambda asked: asked.reply(b"abc"), WeightsError, "is damaged"),  # this is all there is
         (lambda asked: asked.reply(bytes(16)), WeightsError, "is damaged.*[Dd]igest"),
     ],

@@ -80,7 +80,8 @@ def test_names_of_variables_and_files_that_are_no_keys_are_taken():
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://host/", "host:80", "http://", "http://h:99999/", "http://h/#a", "http://h/\x1b[m"]
+    "url",
+    ["ftp://host/", "host:80", "http://", "http://h:99999/", "http://h/#a", "http://h/\x1b[m"],
 )
 def test_an_address_must_be_one(url):
     with pytest.raises(ConfigError, match=r"rlax\.rewards\.0\.url.*must be a URL"):

@@ -1,4 +1,4 @@
-"""When rewards as a whole fail, rather than one prompt now and then, and how long a job may take."""
+"""When rewards as a whole fail, rather than one prompt now and then, and how long jobs may take."""
 
 from __future__ import annotations
 
