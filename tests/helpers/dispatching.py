@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -73,20 +74,42 @@ def requests_of(messages: Iterable[pb.GenerateRequest]) -> list[pb.Request]:
 
 
 class Stub:
-    def __init__(self, script: Script):
-        self.script = script
-        self.calls: list[list[int]] = []  # the groups of each
+    """A worker as the dispatcher calls it.
+
+    Args:
+      held: each group is answered only once its event in ``go`` is set.
+
+    Attributes:
+      calls: the groups of each call; ``ended``: calls that have ended.
+    """
+
+    def __init__(self, script: Script, held: bool = False):
+        self.script, self._held = script, held
+        self.calls: list[list[int]] = []
         self.requests: list[pb.Request] = []
+        self.go = collections.defaultdict[int, asyncio.Event](asyncio.Event)
+        self.ended = 0
 
     async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
         requests = requests_of(messages)
         self.calls.append([one.key.group for one in requests])
-        for one in requests:
-            await asyncio.sleep(0)
-            self.requests.append(one)
-            found = self.script(one)
-            for reply in [found] if isinstance(found, pb.Reply) else found:
-                yield reply
+        try:
+            for one in requests:
+                await asyncio.sleep(0)
+                self.requests.append(one)
+                if self._held:
+                    await self.go[one.key.group].wait()
+                found = self.script(one)
+                for reply in [found] if isinstance(found, pb.Reply) else found:
+                    yield reply
+        finally:
+            self.ended += 1
+
+    def release(self) -> None:
+        """Lets all groups go, and those that come later."""
+        self._held = False
+        for event in self.go.values():
+            event.set()
 
 
 def refresh(request: Request) -> Request:
@@ -171,6 +194,13 @@ def declared(slots: int = 4, **others: Any) -> pb.Capabilities:
     return pb.Capabilities(slots=slots, **(able | others))
 
 
+def registration(worker: str = "a", **changes: Any) -> pb.RegisterRequest:
+    """What a process says that can do everything, and has no weights yet."""
+    fields = {"address": "127.0.0.1:1", "config_hash": "abc", "version": -1, "process": "p"}
+    fields |= {"worker": worker, "capabilities": declared()}
+    return pb.RegisterRequest(**(fields | changes))
+
+
 async def join(
     fleet: Fleet,
     name: str,
@@ -178,18 +208,13 @@ async def join(
     slots: int = 4,
     version: int = 0,
     process: str = "p",
+    held: bool = False,
     **capabilities: Any,
 ) -> Stub:
-    request = pb.RegisterRequest(
-        worker=name,
-        address="127.0.0.1:1",
-        capabilities=declared(slots, **capabilities),
-        config_hash="abc",
-        version=-1,
-        process=process,
-    )
+    able = declared(slots, **capabilities)
+    request = registration(name, capabilities=able, process=process)
     assert (await fleet.Register(request, None)).accepted
-    stub = fleet.workers[name].stub = Stub(script)
+    stub = fleet.workers[name].stub = Stub(script, held)
     await fleet.Heartbeat(pb.HeartbeatRequest(worker=name, version=version, process=process), None)
     return stub
 

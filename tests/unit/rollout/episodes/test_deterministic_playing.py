@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 from under_way import Log, playing
+from waiting import turns
 
 from rlax_plugin.base.types import Key, Sampled
 from rlax_plugin.ports.environment import Answer
@@ -25,11 +26,6 @@ class Held:
         return make_sampled(tokens=[20 + number], version=4)
 
 
-async def settled() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 def test_answers_of_a_deterministic_run_come_in_the_order_of_questions() -> None:
     """Which of two is sampled first depends on workers; what rewards reach must not."""
     ask, log = Held(), Log()
@@ -42,15 +38,15 @@ def test_answers_of_a_deterministic_run_come_in_the_order_of_questions() -> None
             return [asyncio.ensure_future(episode.sample([5], t)) for t in (0, other)]
 
         lost = both()
-        await settled()
+        await turns()
         ask.answers[1].set()
-        await settled()
+        await turns()
         assert log.places == [(1, 0)] and not any(one.done() for one in lost)
         for one in lost:
             one.cancel()
         episode.begin_again()  # what is recorded is not sampled again
         again = both()
-        await settled()
+        await turns()
         assert len(ask.answers) == 3 and episode.turns_left == 1
         assert not any(one.done() for one in again)
         ask.answers[2].set()
@@ -68,9 +64,9 @@ def test_an_answer_that_waits_when_a_deterministic_episode_ends_is_void() -> Non
         episode = playing(ask, log, deterministic=True)
         other = episode.begin("3")
         asked = [asyncio.ensure_future(episode.sample([5], t)) for t in (0, other)]
-        await settled()
+        await turns()
         ask.answers[1].set()
-        await settled()
+        await turns()
         for one in asked:
             one.cancel()
         assert [len(t.turns) for t in episode.episode(None, cut=False).trajectories] == [1]

@@ -110,23 +110,6 @@ def test_room_shrinks_with_each_turn_and_ends_the_episode() -> None:
     asyncio.run(shorter())
 
 
-def test_turns_are_counted_over_all_trajectories() -> None:
-    episode = playing(Asked(1, 1), max_turns=3)
-
-    async def play() -> None:
-        other = episode.begin("34")
-        assert other == 1 and episode.turns_left == 2
-        await episode.sample([5], other)
-        await episode.sample([5])
-        assert episode.turns_left == 0
-        with pytest.raises(EpisodeLimit, match="0 turns"):
-            await episode.sample([5])
-        with pytest.raises(EpisodeLimit):
-            episode.begin("1")
-
-    asyncio.run(play())
-
-
 def test_a_further_trajectory_has_its_own_context_and_room() -> None:
     ask = Asked(2, 2)
     episode = playing(ask)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dispatching import Stub, answer, join, make, requests_of
+from waiting import turns
 
 from rlax_plugin.rollout.fleet.dispatch import Dispatcher
 from rlax_plugin.rollout.fleet.fleet import Fleet
@@ -19,6 +20,7 @@ class Holding(Stub):
     def __init__(self) -> None:
         super().__init__(answer)
         self.unwanted: list[tuple[int, int]] = []  # group, attempt
+        self.asked: list[tuple[list[int], int]] = []  # to give up: groups, oldest version
         self.replies: dict[int, asyncio.Queue[pb.Reply]] = {}  # by group
         self.cancelled = 0  # calls
 
@@ -38,16 +40,16 @@ class Holding(Stub):
 
     async def GiveUp(self, message: pb.GiveUpRequest, timeout: float) -> pb.GiveUpReply:
         self.unwanted += [(one.key.group, one.attempt) for one in message.unwanted]
+        self.asked.append(([one.key.group for one in message.unwanted], message.oldest))
         return pb.GiveUpReply()
+
+    def give_up(self, group: int, *tokens: int) -> None:
+        reply = pb.Reply(key=pb.Key(group=group), given_up=True, tokens=tokens)
+        self.replies[group].put_nowait(reply)
 
     @property
     def groups(self) -> list[int]:
         return [one.key.group for one in self.requests]
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def beat(fleet: Fleet, name: str, steps: float, decode_s: float, version: int = 5) -> None:
@@ -63,8 +65,8 @@ async def mixed(*names: str) -> tuple[Fleet, Dispatcher, dict[str, Holding]]:
     return fleet, dispatcher, {name: await holding(fleet, name) for name in names}
 
 
-async def holding(fleet: Fleet, name: str) -> Holding:
-    await join(fleet, name, answer, slots=4, version=5)
+async def holding(fleet: Fleet, name: str = "a", version: int = 5) -> Holding:
+    await join(fleet, name, answer, slots=4, version=version)
     stub = fleet.workers[name].stub = Holding()
     return stub
 
@@ -74,4 +76,4 @@ async def measured(fleet: Fleet, **rates: float) -> None:
     for count in (1, 2, 3):  # the first report may include a compilation
         for name, rate in rates.items():
             await beat(fleet, name, 7 + count * rate if rate else 0, count * bool(rate))
-    await settle()
+    await turns()

@@ -178,25 +178,6 @@ def test_a_suggestion_is_a_fifth_more_rounded_up(needed_s, suggested_s):
     assert Need("k", suggested_s, needed_s, "").holds
 
 
-def test_a_reason_says_whether_speeds_were_measured():
-    config = section_with(rollouts=ROLLOUTS)
-    work = {"slots": [64], "weights_bytes": 1000, "silent_tokens": 100}
-    found = needs(config, RATES, **work)
-    assert found["group_s"].text == (
-        "= 60 s is too short: 100 tokens of a sequence take 6.6 s (1.6 s of it for prefills of "
-        "1,600 tokens), at the speeds of rlax.deadlines.assume. Set it to 8"
-    )
-    seen = dataclasses.replace(RATES, measured=frozenset({"bytes_per_s"}))
-    found = needs(config, seen, **work)
-    assert {name for name, need in found.items() if need.measured} == {
-        *("batch_s", "weights_s", "startup_s")
-    }
-    assert found["weights_s"].text == (
-        "= 120 s is too short: a weight version of 1,000 B takes 10 s, at measured speeds. "
-        "Set it to 12"
-    )
-
-
 def test_workers_that_receive_weights_share_the_speed_of_the_server_until_it_is_measured():
     streamed = section_with(rollouts=ROLLOUTS, weights={"transfer": "stream"})
     rates = dataclasses.replace(RATES, measured=frozenset({"bytes_per_s"}))

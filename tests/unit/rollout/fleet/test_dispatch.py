@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 
 import grpc
 import numpy as np
@@ -16,6 +17,7 @@ from dispatching import (
     generated,
     join,
     make,
+    reply_to,
     request,
     run,
 )
@@ -25,6 +27,7 @@ from rlax_plugin.base.errors import DeadlineError, WorkerError
 from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.rollout.fleet.dispatch import MAX_ATTEMPTS, MAX_FAILURES
 from rlax_plugin.rollout.fleet.replies import check_reply
+from rlax_plugin.rpc.transport.wire import request_from_proto
 
 
 def test_groups_wait_for_a_worker_and_travel_together():
@@ -43,17 +46,32 @@ def test_groups_wait_for_a_worker_and_travel_together():
     run(main)
 
 
-def test_a_broken_connection_moves_its_groups_to_another_worker():
+def test_every_group_is_answered_once_whatever_workers_are_lost():
+    """They are lost before or in the midst of an answer, and others go on from what they told."""
+    chance = random.Random(0)
+
+    def fickle(message):
+        begun = [len(one.tokens) for one in request_from_proto(message).resume]
+        if chance.random() < 0.2:
+            told = (n + chance.randrange(4) for n in begun or [0] * len(message.seeds))
+            yield reply_to(message, *told)
+        if chance.random() < 0.1:
+            GONE(message)
+        yield answer(message)
+
     async def main():
-        fleet, dispatcher, lost = make()
-        bad = await join(fleet, "bad", failing(grpc.StatusCode.UNAVAILABLE))
-        ticket = dispatcher.submit(request(0))
-        await turns()
-        await join(fleet, "good", answer)
-        asked, samples, _ = await ticket
-        assert (asked.attempt, asked.min_version) == (2, 1)
-        assert samples[0].workers == ("good",) and bad.calls == [[0]]
-        assert lost == ["bad: UNAVAILABLE: told 0"] and dispatcher.reissued == 1
+        fleet, dispatcher, lost = make(refresh=lambda one: one)
+        limit = SamplingParams(max_new_tokens=10_000, stop_ids=(STOP,))
+        asked = [request(group, samples=1 + group % 5, sampling=limit) for group in range(60)]
+        tickets = [dispatcher.submit(one) for one in asked]
+        for number in range(100):
+            await join(fleet, f"w{number}", fickle, slots=1 + number % 4)
+            await turns()
+        found = await asyncio.gather(*tickets)
+        assert [[s.seed for s in one.samples] for one in found] == [list(r.seeds) for r in asked]
+        assert all(s.finish == "stop" for one in found for s in one.samples)
+        assert dispatcher.reissued >= len(lost) > 5
+        assert all(w.assigned == w.requests == 0 for w in fleet.workers.values())
         await dispatcher.close()
 
     run(main)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
-from dispatching import Stub, answer, declared, join, make, quarantine, request, requests_of, run
+from dispatching import (
+    Stub,
+    answer,
+    declared,
+    join,
+    make,
+    quarantine,
+    registration,
+    request,
+    run,
+)
 from waiting import turns
 
 from rlax_plugin.rollout.fleet import fencing
@@ -16,16 +22,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 
 
 async def register(fleet: Fleet, process: str, incarnation: int) -> pb.RegisterReply:
-    asked = pb.RegisterRequest(
-        worker="a",
-        address="127.0.0.1:1",
-        capabilities=declared(),
-        config_hash="abc",
-        version=-1,
-        process=process,
-        incarnation=incarnation,
-    )
-    return await fleet.Register(asked, None)
+    return await fleet.Register(registration(process=process, incarnation=incarnation), None)
 
 
 async def beat(fleet: Fleet, process: str) -> pb.HeartbeatReply:
@@ -86,14 +83,7 @@ def test_a_start_that_cannot_do_the_work_replaces_nobody():
     async def main():
         fleet, _, lost = make()
         assert (await register(fleet, "one", 1)).accepted
-        unfit = pb.RegisterRequest(
-            worker="a",
-            address="127.0.0.1:1",
-            capabilities=declared(0),
-            config_hash="abc",
-            process="two",
-            incarnation=2,
-        )
+        unfit = registration(capabilities=declared(0), process="two", incarnation=2)
         assert (await fleet.Register(unfit, None)).unfit
         assert lost == [] and (await beat(fleet, "one")).known
         await fleet.close()
@@ -101,31 +91,16 @@ def test_a_start_that_cannot_do_the_work_replaces_nobody():
     run(main)
 
 
-class Frozen(Stub):
-    """Answers once it wakes up, even if its call was cancelled meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__(answer)
-        self.woken = asyncio.Event()
-
-    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
-        for one in requests_of(messages):
-            self.calls.append([one.key.group])
-            await self.woken.wait()
-            yield answer(one)
-
-
 def test_late_answers_of_a_fenced_process_are_not_used():
     async def main():
         fleet, dispatcher, _ = make()
-        await join(fleet, "a", answer, process="old")
-        old = fleet.workers["a"].stub = Frozen()
+        old = await join(fleet, "a", answer, process="old", held=True)
         ticket = dispatcher.submit(request(0))
         await turns()
         assert old.calls == [[0]]
         assert (await register(fleet, "new", 1)).accepted
         new = fleet.workers["a"].stub = Stub(answer)
-        old.woken.set()  # its answer is read after the later start has registered
+        old.release()  # its answer is read after the later start has registered
         await turns()
         assert not ticket.done()
         beating = pb.HeartbeatRequest(worker="a", process="new", version=5)

@@ -13,6 +13,7 @@ from dispatching import (
     join,
     make,
     quarantine,
+    registration,
     run,
 )
 from waiting import eventually
@@ -64,13 +65,9 @@ def test_a_pause_of_the_controller_itself_loses_nobody():
         ({"config_hash": "xyz"}, "another config"),
         ({"capabilities": declared(0)}, "0 slots"),
         ({"process": ""}, "its process must be"),
-        ({"process": "p" * 129}, "its process must be"),
         ({"process": "a\nb"}, "its process must be"),
         ({"address": ""}, "must be host:port"),
-        ({"address": "unix:socket:1"}, "must be host:port"),
-        ({"address": "unix:/tmp/socket"}, "must be host:port"),
         ({"address": "dns:///localhost:80"}, "must be host:port"),
-        ({"address": "::1:80"}, "must be host:port"),
         ({"address": "0.0.0.0:80"}, "give --advertised-host"),
         ({"address": "x" * 300 + ":80"}, "must be host:port"),
         ({"address": "localhost:0"}, "must be host:port"),
@@ -80,14 +77,7 @@ def test_a_pause_of_the_controller_itself_loses_nobody():
 def test_workers_that_do_not_belong_here_are_rejected(changes, reason):
     async def main():
         fleet, _, _ = make()
-        fields = {
-            "worker": "a",
-            "address": "127.0.0.1:1",
-            "capabilities": declared(),
-            "config_hash": "abc",
-            "process": "p",
-        }
-        reply = await fleet.Register(pb.RegisterRequest(**(fields | {"version": -1} | changes)), 0)
+        reply = await fleet.Register(registration(**changes), None)
         assert not reply.accepted and reason in reply.reason and fleet.workers == {}
 
     run(main)
@@ -100,15 +90,8 @@ def test_a_worker_that_was_forgotten_may_come_back_with_its_weights():
         fleet.lose(fleet.workers["a"], "a hiccup")
         reply = await fleet.Heartbeat(pb.HeartbeatRequest(worker="a", version=3, process="p"), None)
         assert not reply.known
-        again = pb.RegisterRequest(
-            worker="a",
-            address="127.0.0.1:1",
-            capabilities=declared(4),
-            config_hash="abc",
-            version=3,
-            process="p",
-        )
-        assert (await fleet.Register(again, None)).accepted and fleet.workers["a"].ready
+        again = await fleet.Register(registration(version=3), None)
+        assert again.accepted and fleet.workers["a"].ready
         await fleet.close()
 
     run(main)
@@ -117,14 +100,7 @@ def test_a_worker_that_was_forgotten_may_come_back_with_its_weights():
 def test_weights_that_this_trainer_process_did_not_publish_count_for_nothing():
     async def main():
         (one, *_), (two, *_) = make(), make()
-        again = pb.RegisterRequest(
-            worker="a",
-            address="127.0.0.1:1",
-            capabilities=declared(4),
-            config_hash="abc",
-            version=7,
-            process="p",
-        )
+        again = registration(version=7)
         reply = await one.Register(again, None)
         assert reply.accepted and reply.incarnation == one.incarnation != two.incarnation
         assert one.workers["a"].version == -1 and not one.workers["a"].ready
@@ -191,14 +167,7 @@ def test_a_quarantine_is_of_the_process_that_said_it():
             await quarantine(fleet, "a", "old")
         assert not old.trusted and fleet.workers["a"].trusted and told == ["a"]
         assert lost == ["a: killed"]
-        register = pb.RegisterRequest(
-            worker="a",
-            address="127.0.0.1:1",
-            capabilities=declared(4),
-            config_hash="abc",
-            process="old",
-        )
-        reply = await fleet.Register(register, None)
+        reply = await fleet.Register(registration(process="old"), None)
         assert not reply.accepted and reply.reason == "quarantined: a canary died"
         assert fleet.workers["a"].process == "new"
         await fleet.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from dispatching import GONE, answer, join, make, request, requests_of, run
+from dispatching import GONE, answer, join, make, request, run
+from mixed_fleets import holding
 from sections import section_with
+from waiting import turns
 
 from rlax_plugin.base.types import Key
 from rlax_plugin.rollout.fleet.tickets import GivenUp
@@ -19,82 +20,30 @@ from rlax_plugin.run.controller.staleness import Staleness
 from rlax_plugin.testing import make_sampled
 
 
-class Held:
-    """Answers of a stub that a test gives one by one; keeps what is asked of ``GiveUp``."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[list[int], int]] = []
-        self.replies: dict[int, asyncio.Future[pb.Reply]] = {}
-
-    async def join(self, fleet: Any, name: str = "a") -> None:
-        stub = await join(fleet, name, answer)
-        stub.Generate, stub.GiveUp = self.Generate, self.GiveUp
-
-    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
-        loop = asyncio.get_running_loop()
-        futures = {one.key.group: loop.create_future() for one in requests_of(messages)}
-        self.replies |= futures
-        for future in asyncio.as_completed(futures.values()):
-            yield await future
-
-    async def GiveUp(self, message: pb.GiveUpRequest, timeout: float) -> pb.GiveUpReply:
-        self.asked.append(([one.key.group for one in message.unwanted], message.oldest))
-        return pb.GiveUpReply()
-
-    def give_up(self, group: int, *tokens: int) -> None:
-        key = pb.Key(group=group)
-        self.replies[group].set_result(pb.Reply(key=key, given_up=True, tokens=tokens))
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 def test_requests_that_are_cancelled_are_given_up_in_one_message():
     async def main():
         fleet, dispatcher, lost = make()
-        held = Held()
-        await held.join(fleet)
+        held = await holding(fleet, version=0)
         tickets = [dispatcher.submit(request(i)) for i in range(3)]
-        await settle()
+        await turns()
         worker = fleet.workers["a"]
         assert worker.assigned == 6
         tickets[0].cancel()
         tickets[2].cancel()
-        await settle()
+        await turns()
         assert held.asked == [([0, 2], 0)]
+        dispatcher.give_up_older(0)  # nothing more to ask
+        await turns()
         assert worker.assigned == 6  # until it says so, it may still generate them
         held.give_up(0, 3, 1)
         held.give_up(2)
-        await settle()
+        await turns()
         assert worker.assigned == 2
-        held.replies[1].set_result(answer(pb.Request(key=pb.Key(group=1), seeds=[0, 1])))
+        held.replies[1].put_nowait(answer(pb.Request(key=pb.Key(group=1), seeds=[0, 1])))
         assert (await tickets[1]).request.key.group == 1
-        await settle()
+        await turns()
         assert worker.assigned == worker.requests == 0
         assert lost == [] and dispatcher.reissued == 0 and len(held.asked) == 1
-        await dispatcher.close()
-
-    run(main)
-
-
-def test_a_worker_is_asked_once_to_give_a_request_up_however_long_it_takes():
-    async def main():
-        fleet, dispatcher, _ = make()
-        held = Held()
-        await held.join(fleet)
-        tickets = [dispatcher.submit(request(i)) for i in range(3)]
-        await settle()
-        tickets[0].cancel()
-        await settle()
-        tickets[2].cancel()
-        await settle()
-        assert held.asked == [([0], 0), ([2], 0)]
-        dispatcher.give_up_older(0)
-        await settle()
-        assert len(held.asked) == 2
-        assert fleet.workers["a"].assigned == 6  # it has answered nothing yet
         await dispatcher.close()
 
     run(main)
@@ -103,25 +52,24 @@ def test_a_worker_is_asked_once_to_give_a_request_up_however_long_it_takes():
 def test_only_workers_that_may_have_begun_something_too_old_are_asked():
     async def main():
         fleet, dispatcher, lost = make()
-        held, other = Held(), Held()
-        await held.join(fleet)
+        held = await holding(fleet, version=0)
         tickets = [dispatcher.submit(request(i, min_version=v)) for i, v in enumerate((0, 2))]
-        await settle()
-        await other.join(fleet, "b")
+        await turns()
+        other = await holding(fleet, "b", version=0)
         newer = dispatcher.submit(request(2, min_version=2))
-        await settle()
+        await turns()
         dispatcher.give_up_older(2)
-        await settle()
+        await turns()
         assert held.asked == [([], 2)] and other.asked == []
         dispatcher.give_up_older(2)
-        await settle()
+        await turns()
         assert len(held.asked) == 1  # it has heard that
         held.give_up(0, 7, 0)
         with pytest.raises(GivenUp) as caught:
             await tickets[0]
         assert caught.value.tokens == (7, 0)
         dispatcher.give_up_older(2)
-        await settle()
+        await turns()
         assert len(held.asked) == 1  # nothing of its own is too old any more
         assert not tickets[1].done() and not newer.done() and lost == []
         await dispatcher.close()
@@ -148,19 +96,15 @@ async def left_over(fleet: Any, dispatcher: Any, *versions: int) -> Any:
     """A request that a worker has begun with these versions, and was lost with."""
 
     def begin(message: pb.Request) -> Any:
-        samples = [make_sampled(len(versions), versions=versions_of(versions), finish=None)]
+        samples = [make_sampled(len(versions), versions=np.array(versions, np.int32), finish=None)]
         yield reply_to_proto(key_from_proto(message.key), samples)
         GONE(message)
 
     await join(fleet, "lost", begin, version=versions[-1])
     ticket = dispatcher.submit(request(0, samples=1))
-    await settle()
+    await turns()
     assert dispatcher.reissued == 1 and list(fleet.workers) == []
     return ticket
-
-
-def versions_of(versions: Sequence[int]) -> np.ndarray:
-    return np.array(versions, np.int32)
 
 
 def bounds(next_step: list[int]) -> Any:
@@ -173,12 +117,11 @@ def test_what_goes_on_from_older_tokens_is_too_old_by_its_oldest_for_both_sides(
         next_step = [6]
         fleet, dispatcher, lost = make(bounds(next_step))
         ticket = await left_over(fleet, dispatcher, 3, 5)
-        held = Held()
-        await held.join(fleet)
-        await settle()
+        held = await holding(fleet, version=0)
+        await turns()
         next_step[0] = 7
         dispatcher.give_up_older(4)
-        await settle()
+        await turns()
         assert held.asked == [([], 4)]
         held.give_up(0, 2)
         with pytest.raises(GivenUp):
@@ -216,14 +159,13 @@ def test_what_waits_with_tokens_that_become_too_old_begins_anew():
 def test_a_worker_that_gives_up_what_it_should_not_is_not_trusted(oldest, tokens, why):
     async def main():
         fleet, dispatcher, lost = make()
-        held = Held()
-        await held.join(fleet)
+        held = await holding(fleet, version=0)
         ticket = dispatcher.submit(request(0))
-        await settle()
+        await turns()
         dispatcher.give_up_older(oldest)
-        await settle()
+        await turns()
         held.give_up(0, *tokens)
-        await settle()
+        await turns()
         assert lost == [f"a: {why}"]
         await join(fleet, "b", answer)
         assert (await ticket).request.attempt == 2

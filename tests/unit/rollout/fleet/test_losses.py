@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dispatching import GONE, HeldClock, Stub, answer, join, make, request, run
-from waiting import eventually, turns
+from waiting import eventually
 
 from rlax_plugin.rollout.fleet.dispatch import Dispatcher
 from rlax_plugin.rollout.fleet.fleet import Fleet
@@ -26,12 +26,6 @@ def test_rests_double_up_to_ten_minutes_and_are_forgotten_ten_minutes_later() ->
     assert losses.rest_s("a", end_s - 1.0) == 1.0 and losses.rest_s("a", end_s) == 0.0
     assert losses.lost("a", end_s + 600.0) == 600.0
     assert losses.lost("a", end_s + 1200.0 + 601.0) == 0.0 and losses.count("a") == 1
-
-
-def test_two_losses_more_than_ten_minutes_apart_have_no_consequence() -> None:
-    losses = Losses()
-    assert [losses.lost("a", 0.0), losses.lost("a", 601.0), losses.lost("b", 602.0)] == [0.0] * 3
-    assert losses.lost("a", 1200.0) == 15.0
 
 
 def test_each_answer_takes_a_loss_off_and_ends_the_rest() -> None:
@@ -118,29 +112,6 @@ def test_a_worker_that_rests_is_tried_when_others_are_gone_and_an_answer_ends_th
         await dispatcher.submit(request(0))  # b is lost over it
         assert "b" not in fleet.workers and not fleet.workers["a"].rests
         assert fleet.losses.count("a") == 1 and len(said) == 1
-        await dispatcher.close()
-        await fleet.close()
-
-    run(main)
-
-
-def test_a_worker_that_is_lost_once_gets_groups_at_once() -> None:
-    said: list[str] = []
-
-    async def main() -> None:
-        fleet, dispatcher, _ = _deaf(said, HeldClock())
-        await join(fleet, "b", answer, version=5)
-        for reason in ("was started again", "left", "left"):  # none of these is a failure
-            await join(fleet, "a", answer, version=5)
-            fleet.lose(fleet.workers["a"], reason)
-        await join(fleet, "a", GONE, version=5, process="p1")
-        fleet.fail(fleet.workers["a"], "killed")
-        again = await join(fleet, "a", answer, version=5, process="p2")
-        done = [dispatcher.submit(request(group, samples=4)) for group in range(2)]
-        await turns()
-        assert len(again.calls) == 1 and said == []
-        for one in done:
-            await one
         await dispatcher.close()
         await fleet.close()
 

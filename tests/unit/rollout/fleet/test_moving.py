@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from dispatching import declared, reply_to, request, run
-from mixed_fleets import holding, measured, mixed, settle
+from mixed_fleets import holding, measured, mixed
+from waiting import turns
 
 from rlax_plugin.base.types import Key
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -19,7 +20,7 @@ def test_a_group_begins_again_with_its_seeds_at_idle_slots():
     async def main():
         fleet, dispatcher, stubs = await mixed(*RATES)
         tickets = [dispatcher.submit(request(number, samples=4)) for number in range(3)]
-        await settle()
+        await turns()
         assert {name: stub.groups for name, stub in stubs.items()} == {
             "fast": [0], "other": [1], "slow": [2]
         }  # fmt: skip
@@ -28,7 +29,7 @@ def test_a_group_begins_again_with_its_seeds_at_idle_slots():
         first = stubs["fast"].requests[0]
         stubs["fast"].replies[0].put_nowait(reply_to(first, 1, 2, 3, 4, finish="stop"))
         await tickets[0]
-        await settle()
+        await turns()
         moved = stubs["fast"].requests[1]
         assert (moved.key.group, moved.attempt) == (2, 2)
         assert list(moved.seeds) == [0, 1, 2, 3] and not moved.resume
@@ -51,7 +52,7 @@ def test_the_earlier_attempt_is_given_up_and_its_late_answer_is_ignored():
         fleet, dispatcher, stubs = await mixed("slow")
         slow, worker = stubs["slow"], fleet.workers["slow"]
         tickets = [dispatcher.submit(request(number, samples=4)) for number in range(2)]
-        await settle()
+        await turns()
         assert slow.groups == [0, 1]  # in one call
         fast = await holding(fleet, "fast")
         await measured(fleet, fast=1.0, slow=0.1)
@@ -59,12 +60,12 @@ def test_the_earlier_attempt_is_given_up_and_its_late_answer_is_ignored():
         assert worker.assigned == 8  # until it says so, it may still generate them
         # The answer to the first attempt was on its way: it is ignored, and no sign of a fault.
         slow.replies[0].put_nowait(reply_to(slow.requests[0], 9, 9, 9, 9, finish="stop"))
-        await settle()
+        await turns()
         assert not tickets[0].done() and worker.assigned == 4
         assert dispatcher.late == 0 and worker.suspicion == {}
         fast.replies[0].put_nowait(reply_to(fast.requests[0], 5, 5, 5, 5, finish="stop"))
         assert [len(s.tokens) for s in (await tickets[0]).samples] == [5, 5, 5, 5]
-        await settle()
+        await turns()
         assert fast.groups == [0, 1] and slow.cancelled == 1 and worker.assigned == 0
         await dispatcher.close()
 
@@ -76,7 +77,7 @@ async def stuck(**changes: Any) -> Any:
     fleet, dispatcher, stubs = await mixed(*RATES)
     tickets = [dispatcher.submit(request(number, samples=4)) for number in range(2)]
     tickets.append(dispatcher.submit(request(2, samples=4, **changes)))
-    await settle()
+    await turns()
     assert stubs["slow"].groups == [2]
     await measured(fleet, **RATES)
     return fleet, dispatcher, stubs, tickets
@@ -86,7 +87,7 @@ async def becomes_idle(stubs: Any, tickets: Any) -> None:
     first = stubs["fast"].requests[0]
     stubs["fast"].replies[0].put_nowait(reply_to(first, 1, 2, 3, 4, finish="stop"))
     await tickets[0]
-    await settle()
+    await turns()
 
 
 def test_a_group_continues_from_the_tokens_that_its_worker_has_reported():
@@ -94,7 +95,7 @@ def test_a_group_continues_from_the_tokens_that_its_worker_has_reported():
         fleet, dispatcher, stubs, tickets = await stuck()
         stubs["slow"].replies[2].put_nowait(reply_to(stubs["slow"].requests[0], 3, 1, 2, 2))
         fleet.newest.number = 6  # under which it could not begin again
-        await settle()
+        await turns()
         await becomes_idle(stubs, tickets)
         moved = stubs["fast"].requests[1]
         assert (moved.key.group, moved.attempt) == (2, 2)

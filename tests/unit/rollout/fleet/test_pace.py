@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 from scripted_slots import generated, play, request, until, version
 
-from rlax_plugin.base.concurrency.supervision import Supervision
-from rlax_plugin.base.errors import DeadlineError
-from rlax_plugin.base.types import BASE
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.rollout.fleet.deadlines import Pace
-from rlax_plugin.run.controller.trainer_port import ControllerPort
-from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.verification import take_version
 
 # 200 tokens at the assumed 20/s take 10 s; prompts of 0.1 s per thousand tokens hardly count.
@@ -149,73 +143,6 @@ def test_figures_that_are_no_speed_change_nothing(nonsense):
         hear(pace, workers, worker(steps_total=steps, decode_s_total=nonsense, read_s=nonsense))
         hear(pace, workers, worker("b", steps_total=nonsense, decode_s_total=steps, read_bytes=1))
     assert said == [] and pace.needed_s("batch_s") == pytest.approx(before, abs=1e-5)
-
-
-class Hanging:
-    """A controller whose first batch never comes."""
-
-    algorithm = None
-
-    def __init__(self, pace: Pace):
-        self.section = RlaxSection.model_validate(
-            VALUES | {"deadlines": {"batch_s": 0.05, "startup_s": 0.05}}
-        )
-        self.generation = SimpleNamespace(
-            pace=pace, source=SimpleNamespace(prompts=lambda split: [])
-        )
-
-    async def begun(self) -> None:
-        pass
-
-    async def next_batch(self, step: int) -> Any:
-        await asyncio.Event().wait()
-
-
-def test_a_batch_that_is_late_says_what_it_would_have_needed(loop):
-    pace, _, _ = make(batch_s=0.05, startup_s=0.05, reward_s=2)
-    port = ControllerPort(Hanging(pace), loop, None)
-    expected = r"batch of step 1 took .* needed about 12 s \(set rlax.deadlines.batch_s to more"
-    with pytest.raises(DeadlineError, match=expected):
-        port.next_batch(1)
-
-
-class Array:
-    """Weights of 1 GB, as far as a store and a fingerprint look at them."""
-
-    nbytes, shape, dtype = 10**9, (10**9 // 4,), "float32"
-
-
-class Announcer:
-    async def writing(self, path: str) -> None:
-        pass
-
-
-class Late:
-    def save(self, path: str, arrays: Any) -> None:
-        raise DeadlineError("writing a weight version", 2, "rlax.deadlines.weights_s")
-
-
-def test_a_version_that_is_late_says_what_it_would_have_needed(loop, monkeypatch):
-    monkeypatch.setattr("rlax_plugin.weights.publisher.fingerprints", lambda arrays: {"w": 0})
-    pace, *_ = make(weights_s=2)
-    failures = Supervision()
-    loop.call_soon_threadsafe(failures.watch_loop)
-    publisher = Publisher(
-        loop=loop,
-        write=by_one_host(Late()),
-        directory="/weights",
-        announcer=Announcer(),
-        failures=failures,
-        deadline_s=2,
-        pace=pace,
-    )
-    publisher.publish(NewWeights(0, {BASE: {"w": Array()}}))
-    expected = r"writing a weight version took .* 2 s: .* about 5 s \(set rlax.deadlines.weights_s"
-    try:
-        with pytest.raises(DeadlineError, match=expected):
-            publisher.wait()
-    finally:
-        publisher.close()
 
 
 def test_the_jetstream_engine_tells_how_long_decoding_takes():

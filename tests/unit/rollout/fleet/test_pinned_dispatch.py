@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
 
 import grpc
 import pytest
-from dispatching import answer, exactly, failing, join, make, request, requests_of, run
+from dispatching import answer, exactly, failing, join, make, request, run
 from waiting import eventually, turns
 
 from rlax_plugin.base.errors import WorkerError
@@ -61,24 +59,14 @@ def test_each_kind_of_group_goes_to_its_own_workers():
 def test_a_worker_ends_what_it_generates_for_training_before_it_is_told():
     async def main():
         fleet, dispatcher, _ = make()
-        go_on = asyncio.Event()
-
-        class Slow:
-            async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
-                await go_on.wait()
-                for message in requests_of(messages):
-                    yield answer(message)
-
-        await join(fleet, "a", answer)
-        await join(fleet, "b", answer)
-        for name in ("a", "b"):
-            fleet.workers[name].stub = Slow()
+        stubs = [await join(fleet, name, answer, held=True) for name in ("a", "b")]
         tickets = [dispatcher.submit(request(i)) for i in range(2)]
         await turns()
         fleet.pin(PINNED)
         (kept,) = [w.name for w in fleet.workers.values() if w.keep == PINNED]
         assert await beat(fleet, kept, 9) is None
-        go_on.set()
+        for stub in stubs:
+            stub.release()
         await asyncio.gather(*tickets)
         assert await beat(fleet, kept, 9) == PINNED
         await dispatcher.close()

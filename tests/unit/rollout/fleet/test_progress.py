@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import dispatching
 import pytest
-from dispatching import HeldClock, answer, join, reply_to, request, requests_of, run
+from dispatching import HeldClock, answer, join, request, run
 from part_stubs import EngineStub
 from waiting import eventually, turns
 
@@ -204,37 +203,10 @@ async def beats(fleet: Fleet, name: str, until: Callable[[], Any], *still: int) 
         await beat(fleet, name, *moves)
 
 
-class Held:
-    """A stub that answers a group once it is let go."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = []
-        self.go: dict[int, asyncio.Event] = {}
-        self.ended = 0
-
-    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
-        requests = requests_of(messages)
-        self.calls.append([message.key.group for message in requests])
-        try:
-            for message in requests:
-                self.go[message.key.group] = asyncio.Event()
-            for message in requests:
-                await self.go[message.key.group].wait()
-                yield answer(message)
-        finally:
-            self.ended += 1
-
-
-async def holding(fleet: Fleet, name: str) -> Held:
-    await join(fleet, name, answer, slots=64)
-    stub = fleet.workers[name].stub = Held()
-    return stub
-
-
 def test_only_the_group_that_stands_still_is_issued_again():
     async def main():
         fleet, dispatcher, lost = make(group_s=0.05)
-        held = await holding(fleet, "a")
+        held = await join(fleet, "a", answer, slots=64, held=True)
         tickets = [dispatcher.submit(request(i)) for i in range(3)]
         await eventually(lambda: held.calls)
         assert held.calls == [[0, 1, 2]]
@@ -266,7 +238,7 @@ def test_only_the_group_that_stands_still_is_issued_again():
 def test_a_call_ends_once_the_groups_that_have_not_expired_are_answered():
     async def main():
         fleet, dispatcher, lost = make(group_s=0.05)
-        held = await holding(fleet, "a")
+        held = await join(fleet, "a", answer, slots=64, held=True)
         tickets = [dispatcher.submit(request(i)) for i in range(2)]
         await eventually(lambda: held.calls)
         await join(fleet, "b", answer)
@@ -282,37 +254,10 @@ def test_a_call_ends_once_the_groups_that_have_not_expired_are_answered():
     run(main)
 
 
-def test_a_report_of_a_group_that_has_expired_is_no_answer():
-    async def main():
-        fleet, dispatcher, lost = make(group_s=0.05)
-        go = asyncio.Event()
-
-        class Reporting(Held):
-            async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
-                first, second = requests_of(messages)
-                await go.wait()
-                yield reply_to(first, 2, 2)
-                yield answer(first)
-                yield answer(second)
-
-        await join(fleet, "a", answer, slots=64)
-        fleet.workers["a"].stub = Reporting()
-        tickets = [dispatcher.submit(request(i)) for i in range(2)]
-        await turns()
-        await join(fleet, "b", answer)
-        await beats(fleet, "a", tickets[0].done, 0)
-        go.set()
-        await tickets[1]
-        assert dispatcher.late == 1 and lost == []
-        await dispatcher.close()
-
-    run(main)
-
-
 def test_an_engine_that_hangs_loses_its_groups_and_the_call_is_ended():
     async def main():
         fleet, dispatcher, lost = make(group_s=0.05)
-        hung = await holding(fleet, "a")
+        hung = await join(fleet, "a", answer, slots=64, held=True)
         tickets = [dispatcher.submit(request(i)) for i in range(3)]
         await eventually(lambda: hung.calls)
         fine = await join(fleet, "b", answer)
@@ -330,7 +275,7 @@ def test_an_engine_that_hangs_loses_its_groups_and_the_call_is_ended():
 def test_a_group_that_stands_still_everywhere_ends_by_name_of_the_deadline():
     async def main():
         fleet, dispatcher, _ = make(group_s=0.03)
-        held = await holding(fleet, "a")
+        held = await join(fleet, "a", answer, slots=64, held=True)
         ticket = dispatcher.submit(request(0))
         while not ticket.done():
             await beat(fleet, "a")
@@ -346,7 +291,7 @@ def test_a_group_that_stands_still_everywhere_ends_by_name_of_the_deadline():
 def test_a_worker_that_is_stuck_does_not_get_the_same_group_again():
     async def main():
         fleet, dispatcher, _ = make(group_s=0.03)
-        stuck = await holding(fleet, "stuck")
+        stuck = await join(fleet, "stuck", answer, slots=64, held=True)
         fine = await join(fleet, "fine", answer)
         fleet.workers["fine"].assigned = 8  # it has no room yet
         ticket = dispatcher.submit(request(0))

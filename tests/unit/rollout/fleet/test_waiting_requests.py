@@ -36,13 +36,6 @@ def test_the_longest_come_first_among_those_that_train_in_the_same_step() -> Non
     assert order(waiting) == [5, 1, 4, 2, 0, 3]
 
 
-def test_without_lengths_they_come_as_they_were_issued() -> None:
-    waiting = WaitingRequests()
-    for number in range(5):
-        waiting.add(ticket(number))
-    assert order(waiting) == [0, 1, 2, 3, 4]
-
-
 def test_those_issued_again_come_first_and_then_later_turns() -> None:
     waiting = WaitingRequests()
     again = ticket(3, 1)
@@ -82,17 +75,7 @@ def heartbeat(*unfinished: int | None) -> pb.HeartbeatRequest:
 def test_samples_that_have_ended_make_room_although_their_group_goes_on() -> None:
     async def main() -> None:
         fleet, dispatcher, lost = make()
-        held = asyncio.Event()
-        stub = await join(fleet, "a", answer, slots=4)
-        generate = stub.Generate
-
-        async def late(messages):
-            kept = [one async for one in generate(messages)]
-            await held.wait()
-            for reply in kept:
-                yield reply
-
-        stub.Generate = late
+        stub = await join(fleet, "a", answer, slots=4, held=True)
         done = [dispatcher.submit(request(group, samples=4)) for group in range(4)]
         await eventually(lambda: stub.calls)
         worker = fleet.workers["a"]
@@ -110,7 +93,7 @@ def test_samples_that_have_ended_make_room_although_their_group_goes_on() -> Non
         await fleet.Heartbeat(heartbeat(0, 0, 3), None)  # below its slots: one more, whatever size
         await eventually(lambda: len(stub.calls) >= 3)
         assert stub.calls == [[0, 1], [2], [3]] and worker.assigned == 7
-        held.set()
+        stub.release()
         for one in done:
             assert len((await one).samples) == 4
         await turns()

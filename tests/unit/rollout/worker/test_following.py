@@ -99,11 +99,3 @@ def test_a_pinned_version_is_taken_from_memory_only_if_it_is_there() -> None:
     assert versions.due and versions.offered == in_memory(4)
     versions.seen(in_memory(5))
     assert versions.due and versions.offered is None
-
-
-def test_every_second_version_is_loaded_also_from_memory() -> None:
-    versions = following(3)
-    versions.seen(in_memory(4))
-    assert not versions.due
-    versions.want(4)
-    assert versions.due and versions.offered == in_memory(4)

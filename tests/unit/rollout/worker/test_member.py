@@ -1,0 +1,51 @@
+"""A worker as a member of a run: the weights that it holds are those of one trainer process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import doors
+from worker_harness import Counting, Trainer, member, run, section, trainer, until
+
+from rlax_plugin.base.types import WeightVersion
+from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.rollout.worker.member import Member
+from rlax_plugin.weights.client import ParameterServerClient
+
+
+class Overtaken(Counting):
+    """While it loads version 8, its worker registers with another process of the trainer."""
+
+    trainer: Trainer
+    worker: Member
+
+    async def load(self, version: WeightVersion) -> Loaded:
+        if version.version == 8:
+            self.trainer.fleet.incarnation = "another"
+            await self.worker.register()
+        return await super().load(version)
+
+
+def test_a_load_that_a_new_trainer_process_overtakes_counts_for_nothing():
+    async def main():
+        engine = Overtaken(5)
+        async with trainer(section()) as one:
+            worker = member(section(), one.address, engine=engine)
+            engine.trainer, engine.worker = one, worker
+            await worker.register()
+            client = ParameterServerClient(one.address, doors.SECRETS.of_worker, 60.0)
+            watches = asyncio.ensure_future(worker._watch(client))
+            follows = asyncio.ensure_future(worker.follow(client))
+            await one.publish(7)
+            await worker.register()  # which tells it of the version
+            await until(lambda: worker.holds_weights)
+            await worker.register()
+            assert worker.holds_weights  # of the same process
+            await one.publish(8)
+            await asyncio.wait_for(follows, 60)
+            assert engine.version == 8 and not worker.holds_weights
+            watches.cancel()
+            await client.close()
+            await worker.leave()
+
+    run(main)
