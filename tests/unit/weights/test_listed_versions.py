@@ -6,18 +6,14 @@ import asyncio
 import functools
 import json
 import shutil
-import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 from parameter_servers import Steady
 from waiting import eventually
+from weight_runs import Disk, Run, write
 
-from rlax_plugin.base.errors import WeightsError
 from rlax_plugin.base.files.run_files import RunFiles
-from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.weights.kept_versions import (
     Listed,
@@ -27,70 +23,7 @@ from rlax_plugin.weights.kept_versions import (
     record_versions,
     versions_to_json,
 )
-from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.parameter_server import ParameterServer
-
-LIMIT_S = 60
-
-
-class Disk:
-    """Deletes directories, except while ``away``."""
-
-    away = False
-
-    def delete(self, path: str) -> None:
-        if self.away:
-            raise WeightsError(f"cannot delete {path}")
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def write(path: str | Path) -> str:
-    Path(path).mkdir(parents=True)
-    Path(path, "bytes").touch()
-    return str(path)
-
-
-def version(number: int, path: str) -> WeightVersion:
-    return make_version(number, path)
-
-
-class Run:
-    """One process after the other of a run: each with a parameter server of its own."""
-
-    def __init__(self, folder: Path, weights: Path | None = None):
-        self.files, self.store = RunFiles(folder), Disk()
-        self.weights = weights or folder / "weights"
-
-    def process(
-        self,
-        main: Callable[[ParameterServer], Coroutine[Any, Any, None]],
-        lease_s: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        async def life() -> None:
-            server = ParameterServer(
-                self.store,
-                keep=2,
-                lease_s=lease_s,
-                clock=clock,
-                record=lambda text: record_versions(self.files, text),
-                listed=listed_versions(self.files, str(self.weights)),
-            )
-            try:
-                await asyncio.wait_for(main(server), LIMIT_S)
-            finally:
-                await server.close()
-
-        asyncio.run(life())
-
-    async def publish(self, server: ParameterServer, number: int, name: str, restart=False) -> None:
-        path = str(self.weights / name)
-        await server.writing(path)
-        write(path)
-        await server.publish(version(number, path), restart)
-
-    def there(self) -> list[str]:
-        return sorted(path.name for path in self.weights.iterdir())
 
 
 @pytest.fixture(params=["inside", "shared"])
@@ -207,7 +140,7 @@ def test_a_damaged_list_stops_no_run(tmp_path: Path, text: bytes, caplog) -> Non
 def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> None:
     index, store = tmp_path / "index.json", Disk()
     old, gone = write(tmp_path / "old"), write(tmp_path / "gone")
-    index.write_text(versions_to_json([version(1, old)], [gone]))
+    index.write_text(versions_to_json([make_version(1, old)], [gone]))
 
     async def main() -> None:
         server = ParameterServer(
@@ -218,8 +151,8 @@ def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> Non
             listed=listed_in_index(index, str(tmp_path)),
             published_in=str(tmp_path),
         )
-        assert server.latest == version(1, old)
-        await server.publish(version(2, str(tmp_path / "new")))
+        assert server.latest == make_version(1, old)
+        await server.publish(make_version(2, str(tmp_path / "new")))
         await server.close()
 
     asyncio.run(main())
@@ -227,33 +160,14 @@ def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> Non
     assert [v["version"] for v in json.loads(index.read_text())["versions"]] == [2]
 
 
-def test_former_versions_are_leased_once_more_at_a_restart() -> None:
-    now = [0.0]
-    former = [version(n, f"/{n}") for n in (3, 4)]
-    table = VersionTable(keep=1, lease_s=10, versions=former, clock=lambda: now[0])
-    assert table.publish(version(4, "/4-b"), restart=True) == []
-    assert [v.paths for v in table.versions] == [("/3",), ("/4-b",)]
-    assert [v.paths for v in table.void] == [("/4",)] and table.next_expiry_s == 10
-    now[0] = 9.9
-    assert table.expire() == []
-    now[0] = 10.0
-    assert table.expire() == ["/4", "/3"] and table.void == ()
-
-
 def test_a_list_that_names_other_places_deletes_nothing_there(tmp_path: Path, caplog) -> None:
     files = RunFiles(tmp_path / "run")
     weights = files.location("weights")
     mine, theirs = write(f"{weights}/00000003-a"), write(tmp_path / "theirs/00000003-a")
     void = [f"{weights}/1-a", theirs, f"{weights}/..", "/", weights, f"{weights}/2-a/.."]
-    index = versions_to_json([version(3, mine), version(4, theirs)], void)
+    index = versions_to_json([make_version(3, mine), make_version(4, theirs)], void)
     record_versions(files, index)
     found = listed_versions(files, weights)
     assert [one.paths for one in found.versions] == [(mine,)]
     assert list(found.retired) == [f"{weights}/1-a"]
     assert caplog.text.count("left alone") == 6
-
-
-def test_a_list_that_is_no_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "versions.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(WeightsError, match=r"versions\.json is not an index"):
-        kept_version(RunFiles(str(tmp_path)))

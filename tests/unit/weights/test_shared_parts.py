@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-from collections.abc import Callable, Coroutine
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,30 +22,20 @@ from two_parts import (
     version_of,
 )
 from waiting import eventually
+from weight_runs import LIMIT_S, Run
 
+from rlax_plugin.base.concurrency.supervision import Supervision
 from rlax_plugin.base.errors import WeightsError, WeightsMismatchError, WeightsUnreadableError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.weights import verification
-from rlax_plugin.weights.kept_versions import kept_version, listed_versions, record_versions
+from rlax_plugin.weights.kept_versions import kept_version, listed_versions
 from rlax_plugin.weights.leased_versions import VersionTable
 from rlax_plugin.weights.memory_copies import MemoryCopies
 from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.verification import Reading, take_version
-
-LIMIT_S = 60
-
-
-class Failures:
-    """Takes what a publisher reports."""
-
-    def __init__(self) -> None:
-        self.errors: list[BaseException] = []
-
-    def fail_from_thread(self, error: BaseException) -> None:
-        self.errors.append(error)
 
 
 class Announcer:
@@ -72,7 +60,7 @@ class Trainer:
             write=by_one_host(store),
             directory=str(directory),
             announcer=self.announcer,
-            failures=Failures(),  # type: ignore[arg-type]
+            failures=Supervision(),
             deadline_s=LIMIT_S,
             on_published=self.versions.append,
         )
@@ -262,52 +250,10 @@ def test_a_restart_keeps_the_parts_of_void_versions_that_others_have() -> None:
     assert table.publish(version_of(6, "/b", "/6-b")) == ["/a", "/3"]
 
 
-class Run:
-    """One process after the other of a run whose versions share their base."""
-
-    def __init__(self, folder: Path):
-        self.files, self.weights, self.store = RunFiles(folder), folder / "weights", NotingStore()
-
-    def process(self, main: Callable[[ParameterServer], Coroutine[Any, Any, None]]) -> None:
-        async def life() -> None:
-            server = ParameterServer(
-                self.store,
-                keep=1,
-                lease_s=600.0,
-                record=lambda text: record_versions(self.files, text),
-                listed=listed_versions(self.files, str(self.weights)),
-            )
-            try:
-                await asyncio.wait_for(main(server), LIMIT_S)
-            finally:
-                await server.close()
-
-        asyncio.run(life())
-
-    async def publish(
-        self, server: ParameterServer, number: int, base: str, adapter: str, restart: bool = False
-    ) -> WeightVersion:
-        paths = [str(self.weights / name) for name in (base, adapter)]
-        for path in paths:
-            if not Path(path).exists():
-                await server.writing(path)
-                Path(path).mkdir(parents=True)
-                Path(path, "bytes").touch()
-        await server.publish(made := version_of(number, *paths), restart)
-        return made
-
-    def there(self) -> list[str]:
-        return sorted(path.name for path in self.weights.iterdir())
-
-    def retired(self) -> list[str]:
-        paths = json.loads(self.files.get("versions.json"))["retired"]
-        return [Path(path).name for path in paths]
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run that has ended with version 2."""
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "run", keep=1)
 
     async def first(server: ParameterServer) -> None:
         for number in range(3):
@@ -319,7 +265,6 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_shared_part_outlives_the_version_that_it_was_written_for(run: Run) -> None:
     assert run.there() == ["2", "a"]
-    assert sorted(Path(path).name for path in run.store.deleted) == ["0", "1"]
     assert [Path(path).name for path in kept_version(run.files, 2).paths] == ["a", "2"]
 
 
@@ -343,10 +288,8 @@ def test_what_a_void_version_shares_with_another_one_is_not_listed_for_deletion(
     async def crashes(server: ParameterServer) -> None:
         await run.publish(server, 3, "a", "3")
         await run.publish(server, 3, "b", "3-b", restart=True)  # as if another process did
-        await asyncio.sleep(0)
-        assert [v.version for v in server._table.versions] == [2, 3]
-        await eventually(lambda: "3" in run.retired())
-        assert run.retired() == ["3"]  # not "a": version 2 has it
+        retired = await eventually(lambda: listed_versions(run.files, str(run.weights)).retired)
+        assert list(retired) == [str(run.weights / "3")]  # not "a": version 2 has it
         server._closed = True  # killed: nothing more is deleted
 
     async def resumed(server: ParameterServer) -> None:

@@ -132,31 +132,22 @@ def test_what_one_host_cannot_write_is_written_again_elsewhere(hosts):
     assert own.calls[-1][0] == "commit"
 
 
-def test_remains_that_cannot_be_removed_do_not_hide_the_error(hosts, monkeypatch):
-    writes, own, _, chunks = hosts
-    own.fails = 1
+def test_what_host_0_cannot_write_is_written_again_even_if_its_remains_stay(hosts, monkeypatch):
+    writes, own, other, chunks = hosts
+    own.fails, abandoned = 1, []
 
     def stay(path):
+        abandoned.append(path)
         raise WeightsError(f"cannot delete the remains of {path}")
 
     monkeypatch.setattr(own, "abandon", stay)
     chunks.write(4, {"base": ARRAYS})
     with pytest.raises(WeightsUnwritableError, match="the disk is full"):  # so it is tried again
         writes.write(4, "base", f"{WEIGHTS}/4", ARRAYS)
-    writes.write(4, "base", f"{WEIGHTS}/5", ARRAYS)
-    assert own.calls[-1][0] == "commit"
-
-
-def test_what_host_0_cannot_write_is_abandoned_and_written_again(hosts):
-    writes, own, other, chunks = hosts
-    own.fails = 1
-    chunks.write(4, {"base": ARRAYS})
-    with pytest.raises(WeightsUnwritableError):
-        writes.write(4, "base", f"{WEIGHTS}/4", ARRAYS)
-    assert own.calls[-1] == ("abandon", f"{WEIGHTS}/4")
+    assert abandoned == [f"{WEIGHTS}/4"]
     writes.write(4, "base", f"{WEIGHTS}/5", ARRAYS)
     chunks.wait()
-    assert other.calls[-1] == ("write", f"{WEIGHTS}/5.tmp")
+    assert own.calls[-1][0] == "commit" and other.calls[-1] == ("write", f"{WEIGHTS}/5.tmp")
 
 
 def test_a_silent_host_is_named_and_nothing_becomes_visible(hosts):
@@ -178,15 +169,7 @@ def test_too_few_chunks_are_not_committed(hosts):
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "/etc/cron.d/x",
-        f"{WEIGHTS}/../x",
-        f"{WEIGHTS}/a/../b",
-        f"{WEIGHTS}/a/b",
-        "relative",
-        f"{WEIGHTS[1:]}/x",
-        "gs://other/x",
-    ],
+    ["/etc/cron.d/x", f"{WEIGHTS}/a/../b", f"{WEIGHTS}/a/b", "relative", "gs://other/x"],
 )
 def test_a_host_writes_only_directly_below_the_weights_directory(hosts, path):
     writes, _, other, chunks = hosts
@@ -213,18 +196,17 @@ def test_the_directory_of_the_config_may_be_written_in_any_way(own):
         assert other.calls == [("write", f"{own.rstrip('/')}/4.tmp")]
 
 
-@pytest.mark.parametrize("chunks", [-1, 1 << 41])
-def test_an_impossible_number_of_chunks_is_rejected(chunks):
+def test_an_impossible_number_of_chunks_is_rejected():
     with led_by_host_0() as led:
-        led.leader.writes = writes = SharedWrites(Store("ab"), 2, led.thread.loop, 6)
+        led.leader.writes = writes = SharedWrites(Store("ab"), 2, led.thread.loop, 5)
         zero = led.joined()
         with ThreadPoolExecutor(1) as pool:
             written = pool.submit(writes.write, 0, "base", f"{WEIGHTS}/0", ARRAYS)
             request = pb.ChunksRequest(host=1, version=0, part="base")
-            directory = wait_until(lambda: zero.chunks(request).directory, "where to write")
-            request.written, request.chunks = directory, chunks
-            with pytest.raises(TrainingError, match="says that it wrote"):
-                zero.chunks(request)
+            request.written = wait_until(lambda: zero.chunks(request).directory, "where to write")
+            for request.chunks in (-1, 1 << 41):
+                with pytest.raises(TrainingError, match="says that it wrote"):
+                    zero.chunks(request)
             with pytest.raises(DeadlineError):
                 written.result(60)
 
