@@ -8,7 +8,6 @@ import pytest
 from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams, SideSpec
 from rlax_plugin.rollout.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.rpc.transport import message_sizes, wire
-from rlax_plugin.rpc.transport.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 
 SIDE = {
     TRUNCATED_LOGPROBS: SideSpec("float32"),
@@ -49,10 +48,3 @@ def test_side_channels_count_with_their_width_and_the_tokens_they_are_over():
     assert message_sizes.group_bytes(2, 640, 320, wide) - plain == (2 * (33 + 640 * 14)) * 65 // 64
     found = message_sizes.group_bytes(2, 640, 320, over_all) - plain
     assert found == pytest.approx(2 * (33 + 960 * 14) * 65 / 64, abs=1)
-
-
-@pytest.mark.parametrize("options", [CHANNEL_OPTIONS, SERVER_OPTIONS])
-def test_no_port_and_no_client_takes_or_sends_more_than_16_mib(options):
-    assert dict(options)["grpc.max_receive_message_length"] == 16 * 1024 * 1024
-    assert dict(options)["grpc.max_send_message_length"] == 16 * 1024 * 1024
-    assert 4 << 20 <= message_sizes.PIECE_BYTES < 5 << 20

@@ -73,10 +73,8 @@ def test_certs_again_renews_the_server_certificate_with_the_same_authority(tmp_p
     ("names", "days", "said"),
     [
         ((), 30, r"^--name: must be given"),
-        (("a b",), 30, r"^--name = 'a b': must be a name"),
         (("host:80",), 30, "must be a name"),
         (("*",), 30, "must be a name"),
-        (("0.0.0.0",), 30, "must be a name"),
         (("x" * 300,), 30, "must be a name"),
         ((HOST,) * 65, 30, "at most 64 times"),
         ((HOST,), 4000, r"^--days = 4000: would end after the authority"),
@@ -146,10 +144,6 @@ def cut(at: Path) -> None:
     (at / SERVER).write_bytes(text[: len(text) // 2])
 
 
-def binary(at: Path) -> None:
-    (at / SERVER).write_bytes(b"\xff\x00" * 100)
-
-
 def huge(at: Path) -> None:
     (at / SERVER).write_text("-----BEGIN CERTIFICATE-----\n" * 10_000)
 
@@ -157,11 +151,6 @@ def huge(at: Path) -> None:
 def pipe(at: Path) -> None:
     (at / SERVER).unlink()
     os.mkfifo(at / SERVER)
-
-
-def device(at: Path) -> None:
-    (at / SERVER).unlink()
-    (at / SERVER).symlink_to("/dev/zero")
 
 
 def missing(at: Path) -> None:
@@ -193,10 +182,8 @@ BROKEN = [
     (of_another_name, "certificate", f"is not for {HOST}"),
     (foreign, "certificate", "is not signed by the expected authority"),
     (cut, "certificate", "holds no certificate in PEM"),
-    (binary, "certificate", "must be a file in PEM"),
     (huge, "certificate", "has more than 65536 bytes"),
     (pipe, "certificate", "is no ordinary file"),
-    (device, "certificate", "is no ordinary file"),
     (endless_chain, "certificate", "holds more than 8 certificates"),
     (writable_ca, "ca", "has mode 0666, so every user may write it"),
     (key_as_ca, "ca", "holds a private key, which clients must not get"),

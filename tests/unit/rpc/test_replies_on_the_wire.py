@@ -137,23 +137,18 @@ def broken(index: int = 1, **changes) -> pb.Reply:
     ("changes", "problem"),
     [
         ({"tokens": b"12345"}, "buffer size must be a multiple"),
-        ({"logprobs": b"123"}, "buffer size must be a multiple"),
         # Runs of two tokens.
         ({"versions": []}, "versions of 0 tokens for 2"),
-        ({"versions": [3, 1]}, "versions of 1 tokens for 2"),
         ({"versions": [3, 2, 4, 1]}, "versions of 3 tokens for 2"),
         ({"versions": [3, 3, 4, -1]}, "versions of 2 tokens for 2"),
-        ({"versions": [3, -2]}, "versions of -2 tokens for 2"),
         ({"versions": [3, 0, 4, 2]}, "versions of 2 tokens for 2"),
         ({"versions": [3, 2**31 - 1, 4, 2**31 - 1]}, "versions of 4294967294 tokens for 2"),
         ({"versions": [3, 1, 4]}, "cannot reshape"),
         ({"versions": [3, 1] * 100_000}, "100000 runs of versions for 2 tokens"),
         ({"finish": 3}, "finish 3 does not exist"),
         ({"finish": -1}, "finish -1 does not exist"),
-        ({"finish": -4}, "finish -4 does not exist"),
         # One token of sample 1 is known.
         ({"begins_at": 2}, "tokens from 2 on, but those before were not sent"),
-        ({"begins_at": 2**31 - 1}, "tokens from 2147483647 on"),
         ({"begins_at": -1}, "tokens from -1 on"),
         ({"side": {"x": b""}}, "side channel 'x', which was not declared"),
         ({"side": {"experts": b"1", "logits": b"123456"}}, "buffer size must be a multiple"),
