@@ -10,7 +10,7 @@ import pytest
 from installs import FILTER, PARTS, install, on_path, write
 
 from rlax_plugin.base.errors import ConfigError, PluginError
-from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for, registry_of
+from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.ports.manager import Manager
@@ -152,29 +152,6 @@ def test_a_name_that_a_built_in_and_a_listed_plugin_offer_needs_the_plugins(fold
     assert error.reason.startswith("no plug-in offers this filter; did you mean 'mixed_outcome'?")
 
 
-def test_a_built_in_plugin_that_is_listed_too_is_asked_once(monkeypatch) -> None:
-    asked: list[tuple[str, str]] = []
-    call = Manager.call
-
-    def noted(manager: Manager, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-        results = call(manager, hook, **arguments)
-        asked.extend((hook, plugin) for plugin, _ in results)
-        return results
-
-    monkeypatch.setattr(Manager, "call", noted)
-    registry_of.cache_clear()
-    names = []
-    for plugins in ((), ("rlax_curation", "rlax_tensorboard")):
-        asked.clear()
-        offers = registry_of(plugins).offers
-        assert ("rlax_register_filter", "rlax_curation") in asked
-        assert len(set(asked)) == len(asked)
-        names.append(
-            {kind: {name: o.plugin for name, o in of.items()} for kind, of in offers.items()}
-        )
-    assert names[0] == names[1] and names[0]["filter"]["mixed_outcome"] == "rlax_curation"
-
-
 def test_a_preset_keeps_the_parts_that_its_author_meant(folder: Path) -> None:
     """Whoever else offers parts of their names; and options of one are not given to the other."""
     source = """
@@ -206,27 +183,6 @@ def test_a_preset_keeps_the_parts_that_its_author_meant(folder: Path) -> None:
     assert weight(importance_weight={"name": "tb_weight:truncated"}) == ("tb_weight", {})
     with pytest.raises(ConfigError, match="several plug-ins offer this importance weight"):
         weight(importance_weight={"name": "truncated"})
-
-
-def test_a_part_of_a_preset_can_be_told_from_another_ones(folder: Path) -> None:
-    source = """
-        from rlax_plugin.api import Extension, NoOptions, hookimpl
-
-        @hookimpl
-        def rlax_register_aggregation():
-            return {"sequence_mean": Extension(NoOptions, lambda config, context: "mine")}
-    """
-    write(folder, "tb_mean", source)
-    plugins = ["tb_parts", "tb_mean"]
-    chosen = {"aggregation": {"name": "sequence_mean"}}
-    error = problem(plugins=plugins, objective=chosen)
-    assert error.key == "rlax.objective.aggregation.name"
-    for plugin in ("tb_mean", "rlax_objectives"):
-        chosen = {"aggregation": {"name": f"{plugin}:sequence_mean"}}
-        registry = validated(plugins=plugins, objective=chosen)
-        uses = {u.key: u for u in registry.uses(section(plugins=plugins, objective=chosen))}
-        use = uses["rlax.objective.aggregation"]
-        assert registry.offer(use.kind, use.choice.name, use.key).plugin == plugin
 
 
 @pytest.mark.parametrize(

@@ -201,15 +201,10 @@ HEAD = "import pluggy\nfrom rlax_plugin.api import hookimpl\n"
             "has no argument 'stepp'; did you mean 'step'? known: metrics, step",
         ),
         ("@hookimpl\ndef rlax_on_step_end(*args): pass", "must name its arguments; *args"),
-        ("@hookimpl\ndef rlax_on_step_end(**kwargs): pass", "must name its arguments; **kwargs"),
         ("@hookimpl\ndef rlax_on_step_end(*, step): pass", "must take 'step' as an ordinary"),
-        ("@hookimpl\nasync def rlax_on_step_end(step): pass", "must be a plain function"),
         ("@hookimpl\ndef rlax_on_step_end(step): yield", "must be a plain function"),
         ("@hookimpl(tryfirst=True)\ndef rlax_on_step_end(step): pass", "is marked tryfirst"),
-        ("@hookimpl(trylast=True)\ndef rlax_on_step_end(step): pass", "is marked trylast"),
         ("@hookimpl(wrapper=True)\ndef rlax_on_step_end(step): yield", "is marked wrapper"),
-        ("@hookimpl(hookwrapper=True)\ndef rlax_on_step_end(step): yield", "marked hookwrapper"),
-        ("@hookimpl(optionalhook=True)\ndef rlax_on_step_end(step): pass", "marked optionalhook"),
     ],
 )
 def test_what_breaks_the_hook_contract(folder: Path, source: str, expected: str) -> None:

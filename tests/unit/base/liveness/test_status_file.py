@@ -69,12 +69,9 @@ def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"pid": -1}, "pid"),
         ({"controller": {"seen": 1.0}}, "controller.step"),
         ({"phase": {"what": "x" * 301, "since": 1.0}}, "phase.what"),
-        ({"at": 1e300}, "at"),
         ({"every_s": 1e9}, "every_s"),  # it would make no status old
         ({"phase": {"what": "x", "since": float("nan")}}, "phase.since"),
-        (controller(left_s=-7100.0), "controller.left_s"),
         (controller(shares={"wait": 1e300}), "controller.shares.wait"),
-        (worker(samples=-5), "controller.workers.0.samples"),
         (worker(version=-2), "controller.workers.0.version"),
     ],
 )

@@ -75,6 +75,10 @@ def test_stacks_are_not_written_each_second(tmp_path: Path, watchdog: Watchdog) 
     assert written() == ["2"]
     still_s = 8.5
     wait_until(lambda: written() == ["2", "8"], "the second time")
+    still_s = 0.0
+    wait_until(lambda: not mark_of(tmp_path).still, "it moves again")
+    still_s = 2.1
+    wait_until(lambda: written() == ["2", "8", "2"], "the first time that it stands still again")
 
 
 def test_the_watchdog_says_that_nothing_ran(
