@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from part_stubs import SourceStub
 from rlax_jetstream.replies import Replies, stable
-from scripted_slots import DEADLINE_S, ScriptedSlots, play, tokens_of, version
+from scripted_slots import DEADLINE_S, ScriptedSlots, Source, play, tokens_of, version
 from streamed import stub_of, wholes
 
 from rlax_plugin.base.errors import WorkerError
@@ -200,3 +200,21 @@ def test_tokens_that_new_weights_may_discard_are_not_streamed():
         assert not any(entry[0] == "read" for entry in slots.log)
 
     play(scenario, Halting(), rollouts={"on_new_weights": "discard"})
+
+
+def test_a_client_that_sends_a_text_receives_text_and_its_tokens():
+    class Texts(Source):
+        def encode(self, text):
+            return [len(text)]
+
+    async def scenario(engine, slots):
+        engine.prompt_source = Texts
+        await take_version(engine, version(0))
+        content = pb.DecodeRequest.TextContent(text="abc")
+        asked = pb.DecodeRequest(max_tokens=20, text_content=content)
+        async with stub_of(engine) as stub:
+            (whole,) = wholes([m async for m in stub.Decode(asked, timeout=DEADLINE_S)])
+        assert len(whole.token_ids) == 20
+        assert whole.text == Texts().decode(np.array(whole.token_ids))
+
+    play(scenario)

@@ -120,6 +120,26 @@ def test_a_worker_that_takes_the_name_of_a_quarantined_one_is_trusted(make):
     asyncio.run(main())
 
 
+def test_a_worker_that_fails_while_a_run_is_replayed_loses_its_recorded_samples(make):
+    async def main():
+        _, answers, killed = make(1, 1, groups=2)
+        await killed.start()
+        await settle()
+        answers.generate(0, 0, worker="bad")
+        answers.generate(1, 0, worker="good")
+        await settle()
+        await killed.recorder.flush()
+        await killed.supervision.close()
+        killed.recorder.close()
+        flow, answers, resumed = make(1, 1, groups=2)
+        flow.distrust("bad")  # before the run is live again
+        await resumed.start()
+        await settle()
+        assert sorted(resumed.run_state.ready) == [1] and sorted(answers.open) == [2]
+
+    asyncio.run(main())
+
+
 def test_too_stale_groups_are_dropped_and_replaced(make):
     async def main():
         flow, answers, run = make(1, 1, groups=2)

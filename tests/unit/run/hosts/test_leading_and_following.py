@@ -14,7 +14,7 @@ from rlax_plugin.base.types import HostPlace
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.orders import Order
 from rlax_plugin.ports.training import Decision
-from rlax_plugin.run.hosts import leading
+from rlax_plugin.run.hosts import following, leading
 from rlax_plugin.run.hosts.following import START, EndedError, FollowedPort, HostZero
 from rlax_plugin.run.start import leading as leading_start
 
@@ -174,6 +174,24 @@ def test_a_host_gives_up_a_host_0_that_cannot_be_reached(led):
             lost.order(0)
     finally:
         lost.close()
+
+
+def test_an_answer_that_is_late_once_is_asked_for_again(monkeypatch):
+    answer, asked = leading.HostsService.Decision, []
+
+    async def late_once(self, request, context):
+        asked.append(request.step)
+        if len(asked) == 1:
+            await asyncio.Event().wait()  # until the caller's deadline
+        return await answer(self, request, context)
+
+    monkeypatch.setattr(leading.HostsService, "Decision", late_once)
+    monkeypatch.setattr(following, "POLL_S", 0.2)
+    with led_by_host_0() as led:
+        led.joined()
+        led.leader.decided(4, Decision(save=True, stop=False))
+        impatient = led.host(deadlines=Deadlines(host_s=60, rpc_s=0.3))
+        assert impatient.decide(4) == Decision(save=True, stop=False) and len(asked) > 1
 
 
 def test_a_host_that_waits_for_a_decision_hears_of_the_end(led, calls):
