@@ -55,11 +55,6 @@ def overtaken(h: History) -> None:
     second(h).batch, second(h).others = [h.groups[3], h.groups[5]], []
 
 
-def overtaken_when_ready(h: History) -> None:
-    second(h).replace(ev.Trained(2, (3, 4), 2), ev.Trained(2, (4, 5), 2))
-    second(h).batch, second(h).others = [h.groups[4], h.groups[5]], []
-
-
 def too_stale(h: History) -> None:
     old = group(5, 0, "f", attempt=2)
     second(h).rescore(h.groups[5], old)
@@ -184,56 +179,8 @@ def seed_of_another(h: History) -> None:
     changed_seventh(episodes=(first, last))(h)
 
 
-# Sample 1 of group 7 has another turn, of another seed.
-IN_TURNS = changed_seventh(
-    episodes=(
-        episode(0, sampled(7, 0, [2, 2])),
-        episode(1, sampled(7, 1, [2, 2, 2]), sampled(7, 11, [2])),
-    )
-)
-
-
-def in_turns(change: Falsify) -> Falsify:
-    def falsify(h: History) -> None:
-        IN_TURNS(h)
-        change(h)
-
-    return falsify
-
-
-def later_turn(**changes: Any) -> Falsify:
-    """Changes the event of the other turn; None for ``turn``: it is not there."""
-
-    def falsify(h: History) -> None:
-        (event,) = [e for e in fourth(h).events if isinstance(e, ev.Generated) and e.turn]
-        new = [] if changes.get("turn", 1) is None else [dataclasses.replace(event, **changes)]
-        fourth(h).replace(event, *new)
-
-    return falsify
-
-
-def void(event: ev.Discarded, again: bool) -> Falsify:
-    """Discards a turn after it was generated, and may have it generated again."""
-
-    def falsify(h: History) -> None:
-        (found,) = [e for e in fourth(h).events if isinstance(e, ev.Generated) and e.turn]
-        fourth(h).replace(found, found, event, *([found] if again else []))
-
-    return falsify
-
-
-LATER = ev.Discarded(7, 1, 0, 1)
 # What is false, the rule it breaks, and the segment, step and group of the first violation.
 FALSIFIED = [
-    ("a turn is left out", in_turns(later_turn(turn=2)), Rule.WRONG_TURN, 4, None, 7),
-    ("a turn of a sample that is not there", in_turns(later_turn(sample=2)),
-     Rule.WRONG_TURN, 4, None, 7),
-    ("a turn that no event generated", in_turns(later_turn(turn=None)),
-     Rule.GENERATION_DIFFERS, 4, None, 7),
-    ("a void turn trains", in_turns(void(LATER, again=False)),
-     Rule.GENERATION_DIFFERS, 4, None, 7),
-    ("a turn that never was is void", in_turns(void(ev.Discarded(7, 0, 0, 1), again=False)),
-     Rule.WRONG_TURN, 4, None, 7),
     ("a version older than asked for", too_old, Rule.TOO_OLD, 4, None, 7),
     ("a version that no step has produced", of_a_version_to_come, Rule.UNPRODUCED, None, None, 9),
     ("generated twice at once", lambda h: first(h).replace(g := scored(h.groups[3])[0], g, g),
@@ -241,7 +188,6 @@ FALSIFIED = [
     ("a seed of another group", seed_of_another, Rule.REPEATED_SEED, None, None, 7),
     ("a group trains at steps 2 and 3", trained_twice, Rule.TRAINED_TWICE, 4, 3, 4),
     ("an open group is overtaken", overtaken, Rule.LOST_GROUP, 2, 2, 4),
-    ("a ready group is overtaken", overtaken_when_ready, Rule.LOST_GROUP, 2, 2, 3),
     ("three versions old at two allowed", too_stale, Rule.TOO_STALE, 4, 3, 5),
     ("version 3 trains at step 3", of_the_future, Rule.FUTURE_VERSION, 4, 3, 7),
     ("two versions in a sample", MIXED, Rule.MIXED_VERSIONS, 4, None, 7),

@@ -102,7 +102,6 @@ def test_turns_of_an_attempt_that_was_given_up_do_not_count(tmp_path: Path) -> N
 
 
 OLDER = (turns(0, [2, 2], [1], [2, 2, 2]), EPISODES[1])
-TWICE = (turns(0, [2, 2], [2], [2, 2]), EPISODES[1])
 FALSIFIED: list[tuple[str, Callable[[], History], Rule, str]] = [
     ("a later turn before the first", lambda: Told(ONE, FIRST, OTHER, LAST), Rule.WRONG_ORDER,
      "turn 1 of sample 0 was generated: expected the first turns of the group before it"),
@@ -127,15 +126,9 @@ FALSIFIED: list[tuple[str, Callable[[], History], Rule, str]] = [
      "later turns: expected 2, as the journal says, found 3"),
     ("tokens that do not add up", lambda: Told(FIRST, ONE, OTHER, later(0, 2, 4)),
      Rule.GENERATION_DIFFERS, "tokens: expected 10, as the journal says, found 9"),
-    ("a turn shorter than was said",
-     lambda: Told(FIRST, ONE, OTHER, LAST, episodes=TWICE), Rule.GENERATION_DIFFERS,
-     "tokens: expected 9, as the journal says, found 8"),
     ("a discarded turn that never was",
      lambda: Told(FIRST, ONE, ev.Discarded(NUMBER, 0, 0, 2), OTHER, LAST), Rule.WRONG_TURN,
      "turn 2 of sample 0 is discarded: expected a later turn that was generated"),
-    ("a discarded first turn",
-     lambda: Told(FIRST, ev.Discarded(NUMBER, 0, 0, 0), ONE, OTHER, LAST), Rule.WRONG_TURN,
-     "turn 0 of sample 0 is discarded"),
     ("a discarded turn before the first", lambda: Told(ev.Discarded(NUMBER, 0, 0, 1), FIRST, ONE,
      OTHER, LAST), Rule.WRONG_TURN, "expected it to be generated before"),
     ("a discarded turn that trains",
@@ -146,8 +139,8 @@ FALSIFIED: list[tuple[str, Callable[[], History], Rule, str]] = [
                   episodes=OLDER), Rule.MIXED_VERSIONS,
      "sample 0: expected no turn with an older version than the turn before it, found 1 after 2"),
     ("a turn older than the group was issued for",
-     lambda: Told(FIRST, later(0, 1, 1, oldest_version=0, newest_version=0), OTHER, LAST),
-     Rule.TOO_OLD, "expected at least 1"),
+     lambda: Told(FIRST, later(0, 1, 1, oldest_version=0, newest_version=2), OTHER, LAST),
+     Rule.TOO_OLD, "was generated with version 0: expected at least 1"),
     ("one seed for two turns", lambda: Told(FIRST, ONE, OTHER, LAST, episodes=(
         episode(0, *(sampled(NUMBER, 0, v, seed=5) for v in ([2, 2], [2], [2, 2, 2]))),
         EPISODES[1])), Rule.REPEATED_SEED, "expected a seed of its own"),
