@@ -15,6 +15,8 @@ from typer.testing import Result
 ROOT = Path(__file__).parents[4]
 TESTING = str(ROOT / "tests/configs/testing.yml")
 DEMO = str(ROOT / "configs/demo.yml")
+THRESHOLD = "rlax.curation.pass_threshold"
+THREE = [{"name": "exact_answer"}] * 3
 
 
 def check(*arguments: str) -> Result:
@@ -63,13 +65,12 @@ def test_numbers_of_a_batch() -> None:
 def test_the_demo_in_words() -> None:
     document = explained("--fast", DEMO)
     words = document["words"]
-    assert words["Processes"]["rollout workers"] == "2: jetstream, 256 slots each; launcher local"
-    assert words["One step"]["samples"].startswith("64 groups x 8 = 512 samples of at most 5")
-    assert words["The run"]["evaluation"].endswith("= 8,192 completions, pass@1, pass@8")
-    assert "observers" not in words["The run"]
+    assert words["Processes"]["rollout workers"].startswith("2: jetstream, 256 slots each")
+    assert "64 groups x 8 = 512 samples of at most 5" in words["One step"]["samples"]
+    assert "8,192 completions" in words["The run"]["evaluation"]
     assert words["Staleness"]["staleness"].startswith("lockstep, on-policy")
-    assert "grad_1 clipped_ratio" in words["Objective"]["preset"]
-    assert words["Files"]["weights"] == "runs/demo/weights, orbax, the newest 2 versions"
+    assert "clipped_ratio" in words["Objective"]["preset"]
+    assert words["Files"]["weights"].startswith("runs/demo/weights")
     assert document["warnings"] == [] and document["memory_bytes"] == {}
 
 
@@ -83,17 +84,8 @@ def test_the_demo_in_words() -> None:
         ("model_name=qwen3-0.6b", "rlax.rollouts.max_new_tokens", "is 5, which is short"),
         ("rlax.objective.allow_uncorrected=true", "rlax.objective.allow_uncorrected", "is true"),
         ("run_name=", "run_name", "is not set"),
-        (
-            "rlax.rewards=[{name: exact_answer}, {name: exact_answer}]",
-            "rlax.curation.pass_threshold",
-            "left at 0.5, and a sample passes if the sum of its 2 rewards reaches it",
-        ),
-        (
-            "rlax.evaluation.sets={hard: {rewards: [{name: exact_answer}, {name: exact_answer}, "
-            "{name: exact_answer}]}}",
-            "rlax.curation.pass_threshold",
-            "the sum of its 3 rewards",
-        ),
+        ("rlax.rewards=[{name: exact_answer}, {name: exact_answer}]", THRESHOLD, "its 2 rewards"),
+        (f"rlax.evaluation.sets={{hard: {{rewards: {THREE}}}}}", THRESHOLD, "its 3 rewards"),
     ],
 )
 def test_what_is_allowed_and_perhaps_not_meant(override: str, key: str, text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +14,12 @@ import pytest
 import yaml
 from command_line import rlax
 from data_sets import prepare_here, write_lines
-from documents import ROOT, fences, read
+from documents import ROOT
 from installs import on_path, write
 from small_tokenizers import byte_level
 
 from rlax_plugin.base.text.command_lines import pasteable
 from rlax_plugin.config.loading import load_section
-from rlax_plugin.tools.cli import app
 from rlax_plugin.tools.commands.init import questions
 
 
@@ -59,11 +57,8 @@ def test_answers_arrive() -> None:
     options = "--steps 7 --workers 3 --group-size 4 --groups-per-step 6"
     rlax("init", "a/new.yml", *options.split())
     section, maxtext = load_section("a/new.yml")
-    assert (maxtext["run_name"], maxtext["steps"], maxtext["per_device_batch_size"]) == (
-        "new",
-        7,
-        24,
-    )
+    assert (maxtext["run_name"], maxtext["steps"]) == ("new", 7)
+    assert maxtext["per_device_batch_size"] == 24
     assert maxtext["max_target_length"] == section.row_tokens == 13
     assert section.launcher.options == {"workers": 3} and section.rollouts.slots == 8
     assert section.objective.preset == "dapo" and section.trainer.options["warm_start"]["enabled"]
@@ -155,15 +150,9 @@ def test_a_task_of_ones_own_is_measured(folder: Path) -> None:
         ("there.yml", "FILE = 'there.yml': exists: choose another name, or --force replaces it"),
         ("new.yaml", "FILE = 'new.yaml': must end in .yml"),
         ("new.yml --preset dappo", "no plug-in offers this objective; did you mean 'dapo'?"),
-        (
-            "new.yml --model llama3.1-8",
-            "--model = 'llama3.1-8': no such directory, and no such model",
-        ),
+        ("new.yml --model llama3.1-8", "--model = 'llama3.1-8': no such directory, and no such"),
         ("new.yml --task ts_nowhere", "'ts_nowhere': no plug-in or module of this name"),
-        (
-            "new.yml --task rlax_curation",
-            "must offer exactly one prompt source to be a task, but offers no",
-        ),
+        ("new.yml --task rlax_curation", "must offer exactly one prompt source to be a task"),
     ],
 )
 def test_what_cannot_be_written_is_one_message(options: str, expected: str) -> None:
@@ -261,22 +250,10 @@ def test_a_saved_data_set_is_read_by_its_own_source(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--data mine.txt --model model", "--data = 'mine.txt': must end in one of .jsonl"),
-        (
-            "--data mine.jsonl --model qwen3-0.6b",
-            "--data = 'mine.jsonl': needs a tokenizer: give --model",
-        ),
-        ("--data mine.jsonl --model model", "--reward = '': must name a reward: mine.jsonl has no"),
-        ("--data none.jsonl --model model", "none.jsonl"),
+        ("--data mine.jsonl --model qwen3-0.6b", "--data = 'mine.jsonl': needs a tokenizer"),
         ("--reward numeric --model model", "--reward = 'numeric': needs --data"),
-        (
-            "--data mine.jsonl --model model --task rlax_synthetic",
-            "--task = 'rlax_synthetic': must not be given together with --data",
-        ),
-        (
-            "--data mine.jsonl --model model --reward numerical",
-            "rlax.rewards.0.name = 'numerical': no plug-in offers this reward; did you mean",
-        ),
+        ("--data mine.jsonl --model model --task rlax_synthetic", "must not be given together"),
+        ("--data mine.jsonl --model model --reward numerical", "no plug-in offers this reward"),
     ],
 )
 def test_data_that_cannot_be_used_is_one_message(
@@ -300,11 +277,7 @@ def test_data_that_cannot_be_used_is_one_message(
         ("", "", "tokenizer_path: must be the directory of the model's tokenizer"),
         ("vocab_size: 9", "--task rlax_synthetic", "and the model in model has only 9 tokens"),
         ("vocab_size: many", "--task rlax_synthetic", "vocab_size in model/model.yml = 'many'"),
-        (
-            "tokenizer_path: /nowhere",
-            "--task rlax_synthetic",
-            "tokenizer_path in model/model.yml = '/nowhere': does not exist",
-        ),
+        ("tokenizer_path: /nowhere", "--task rlax_synthetic", "= '/nowhere': does not exist"),
         ("base_emb_dim: [", "--task rlax_synthetic", "model/model.yml"),
     ],
 )
@@ -358,30 +331,3 @@ def test_at_most_five_questions_are_asked(given: dict[str, str], names: list[str
         asked.append(question.name)
         answers[question.name] = given.get(question.name, question.default)
     assert asked == names
-
-
-def command_lines() -> list[list[str]]:
-    blocks = fences(read("getting_started.md"), "")
-    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("rlax ")]
-
-
-def test_the_first_five_minutes_are_as_documented() -> None:
-    """Every ``rlax`` line of the page, as far as it goes in seconds."""
-    names = {command.name or command.callback.__name__ for command in app.registered_commands}
-    inits = checks = 0
-    for _, command, *arguments in command_lines():
-        if command.startswith("-"):
-            assert rlax(command).exit_code == 0
-            continue
-        assert command in names
-        if command == "init":
-            assert rlax(command, *arguments).exit_code == 0
-            inits += 1
-        elif command in ("check", "train"):
-            wrong = "group_sise" in str(arguments)
-            fast = dict.fromkeys(["--fast", *arguments])  # `train` takes what `check` takes
-            result = rlax("check", *fast)
-            assert result.exit_code == (2 if wrong else 0), result.stderr
-            checks += 1
-    assert (inits, checks) == (4, 6)

@@ -92,12 +92,7 @@ QUESTION = {"question": "What?"}
 @pytest.mark.parametrize(
     ("rows", "expected", "new_tokens", "batch_rows"),
     [
-        (
-            [QUESTION | {"answer": "1"}],
-            "1 training prompts have an answer to learn from, and 0 are held out",
-            8,
-            0,
-        ),
+        ([QUESTION | {"answer": "1"}], "1 training prompts have an answer to learn from", 8, 0),
         (
             [{"question": f"{n}", "answer": "a" * (2000 if n % 2 else 30)} for n in range(100)],
             "answers have 256 bytes or more, up to 2,000: a model of this size",

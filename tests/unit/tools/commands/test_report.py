@@ -274,15 +274,6 @@ def test_runs_of_one_name_are_told_apart(files, tmp_path, monkeypatch):
     assert "1: runs/mine" in page and "2: others/mine" in page
 
 
-def test_a_run_on_an_object_store_is_reported_here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    History().write(RunFiles("memory://report-test/far"))
-    path = write_report("memory://report-test/far")
-    assert str(path) == "far-report.html"
-    assert "memory://report-test/far" in path.read_text()
-    RunFiles("memory://report-test").delete("")
-
-
 def test_a_verdict_is_on_the_page_as_text(files, tmp_path):
     sentence = "The run ended below its beginning: pass@1 on <b>test</b> fell."
     files.put_json("summary.json", {"verdict": {"outcome": "worse", "sentence": sentence}})

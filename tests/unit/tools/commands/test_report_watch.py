@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 from histories import History
-from long_runs import LongRun
 from typer.testing import CliRunner
 
 from rlax_plugin.base.files.run_files import RunFiles
@@ -47,10 +46,20 @@ def test_a_run_has_ended_if_its_process_has(tmp_path):
 
 
 def test_a_page_is_written_again_only_if_the_run_has_written_more(tmp_path, monkeypatch):
-    run = LongRun(tmp_path / "run")
+    files = RunFiles(tmp_path / "run")
+    History().write(files)
+    lines = files.get("metrics.jsonl").splitlines(keepends=True)
+    files.put("metrics.jsonl", lines[0])
     lock(tmp_path / "run", os.getpid())
     written: list[int] = []
-    pauses = iter([lambda: None, lambda: run.go_on(2), lambda: None, lambda: run.end()])
+    pauses = iter(
+        [
+            lambda: None,
+            lambda: files.put("metrics.jsonl", b"".join(lines)),
+            lambda: None,
+            lambda: files.put_json("summary.json", {"complete": True, "steps": 3}),
+        ]
+    )
     write, own, wait = ReportPage.write, threading.current_thread(), threading.Event.wait
 
     def counted(page: ReportPage, *arguments: object):
@@ -68,7 +77,7 @@ def test_a_page_is_written_again_only_if_the_run_has_written_more(tmp_path, monk
     monkeypatch.setattr(watch.threading.Event, "wait", pause)
     result = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--watch"])
     assert result.exit_code == 0, result.output
-    assert written == [0, 2, 2, 2]  # at once; two steps; the summary; the end of the process
+    assert written == [1, 3, 3, 3]  # at once; two steps; the summary; the end of the process
     page = (tmp_path / "run/report.html").read_text()
     assert "<body>" in page and 'id="state">complete<' in page
 
