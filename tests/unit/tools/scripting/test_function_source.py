@@ -148,39 +148,21 @@ def test_async_functions_are_written() -> None:
         ("key = lambda c: 1\ndef f(c):\n    return key(c)", "calls key, which is a lambda"),
         ("class A:\n    def f(self): ...\nf = A().f", "is an object of the class method"),
         ("class A:\n    def f(self): ...\nf = A.f", "is defined inside A"),
-        (
-            "class A:\n    def __call__(self, c): ...\nf = A()",
-            "is an object of the class __main__.A",
-        ),
+        ("class A:\n    def __call__(self, c): ...\nf = A()", "object of the class __main__.A"),
         ("class f: ...", "is the class f"),
-        (
-            "import functools\nf = functools.partial(print)",
-            "an object of the class functools.partial",
-        ),
+        ("import functools\nf = functools.partial(print)", "object of the class functools.partial"),
         ("f = len", "object of the class builtin_function_or_method"),
         ("def make(x):\n    def f(c):\n        return x\n    return f\nf = make(1)", "inside make"),
         ("import functools\n@functools.cache\ndef f(c): ...", "functools._lru_cache_wrapper"),
         ("def same(g):\n    return g\n@same\ndef f(c): ...", "is decorated"),
         ("def f(c): ...\nf.state = 1", "has attributes"),
-        (
-            "model = object()\ndef f(c):\n    return model",
-            "uses model, which is or contains an object",
-        ),
-        (
-            "x = [open]\ndef f(c):\n    return x",
-            "uses x, which is or contains an object of the class",
-        ),
-        (
-            "x = float('nan')\ndef f(c):\n    return x",
-            "uses x, which is or contains an object of the class float",
-        ),
-        (
-            "x = []\nx.append(x)\ndef f(c):\n    return x",
-            "contains an object of the class list",
-        ),
+        ("model = object()\ndef f(c):\n    return model", "uses model, which is or contains"),
+        ("x = [open]\ndef f(c):\n    return x", "uses x, which is or contains an object"),
+        ("x = float('nan')\ndef f(c):\n    return x", "contains an object of the class float"),
+        ("x = []\nx.append(x)\ndef f(c):\n    return x", "contains an object of the class list"),
         (
             "class D(dict): ...\nx = [D()]\ndef f(c):\n    return x",
-            "uses x, which is or contains an object of the class list",
+            "contains an object of the class",
         ),
         ("class A: ...\ndef f(c):\n    return A()", "uses A, which is or contains the class A"),
         ("x = 'a' * 2**21\ndef f(c):\n    return x", "a value of 2,097,154 characters"),
@@ -191,10 +173,7 @@ def test_async_functions_are_written() -> None:
         ("import random\ndef f(c, x=random.random()):\n    return x", "computed default of x"),
         ("X = 1\ndef f(c, x=X):\n    return x\nX = 2", "computed default of x"),
         ("def f[T](c: T):\n    return c", "has type parameters"),
-        (
-            "import types\nm = types.ModuleType('m')\ndef f(c):\n    return m.x",
-            "no import statement",
-        ),
+        ("import types\nm = types.ModuleType('m')\ndef f(c):\n    return m.x", "no import"),
     ],
 )
 def test_what_cannot_be_written_is_refused_by_name(cell: str, reason: str) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,7 +14,6 @@ import pytest
 from histories import History
 
 import rlax_plugin
-from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.base.errors import CommandError, ConfigError, DeadlineError, RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.run.start.holder import LOCK, holder
@@ -58,22 +56,6 @@ def test_metrics_are_a_table_with_a_row_for_each_step(files: RunFiles) -> None:
     assert found.schema.types == [pa.int64(), pa.float64(), pa.float64()]
     files.delete("metrics.jsonl")
     assert rlax_plugin.open(files.url).metrics().to_pydict() == {"step": []}
-
-
-def test_a_pipe_in_the_place_of_the_metrics_is_not_waited_for(files: RunFiles) -> None:
-    files.delete("metrics.jsonl")
-    os.mkfifo(pipe := files.location("metrics.jsonl"))
-    run = rlax_plugin.open(files.url)
-    looks = [on_daemon(look, "reader") for look in (run.metrics, lambda: run.progress)]
-    try:
-        with pytest.raises(RlaxError, match=r"metrics\.jsonl cannot be read: .* no ordinary file"):
-            looks[0].result(30)
-        with pytest.raises(OSError, match="no ordinary file"):
-            looks[1].result(30)
-    finally:
-        for _ in looks:
-            with suppress(OSError):  # nobody reads it
-                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def test_each_sample_is_in_the_table_once(files: RunFiles) -> None:
@@ -146,11 +128,6 @@ def test_a_running_process_is_stopped_as_by_ctrl_c(
         monkeypatch.setattr(handle.Elsewhere, "interrupt", lambda self: None)
         with pytest.raises(DeadlineError, match="stopping mine took longer"):
             run.stop(0.01)
-
-
-def test_what_is_no_run_cannot_be_opened(files: RunFiles, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean"):
-        rlax_plugin.open(tmp_path / "runs/mini")
 
 
 def test_new_lines_of_a_file_are_read_once_and_a_cut_file_again(tmp_path: Path) -> None:
@@ -247,27 +224,3 @@ def test_a_run_that_a_script_in_the_background_starts_can_be_interrupted(tmp_pat
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read() == b"default_int_handler\n"
-
-
-def test_a_forked_process_neither_holds_the_run_nor_waits_for_it(tmp_path: Path) -> None:
-    """The run ends when its standard input does, which a fork would keep open."""
-    code = """if True:
-        import os
-        from pathlib import Path
-        from rlax_plugin.base.errors import RlaxError
-        from rlax_plugin.tools.scripting.processes import Started
-
-        before = len(os.listdir("/proc/self/fd"))
-        started = Started(Path("no.yml"), Path("train.log"))
-        if (forked := os.fork()) == 0:
-            for call in (lambda: started.ended(60), started.interrupt):
-                try:
-                    call()
-                    os._exit(99)
-                except RlaxError as error:
-                    assert f"started by process {os.getppid()}" in str(error)
-            os._exit(len(os.listdir("/proc/self/fd")) - before)
-        print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), started.ended(60))
-    """
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    assert subprocess.check_output(command, cwd=tmp_path, text=True) == "0 True\n"
