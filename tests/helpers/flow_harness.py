@@ -364,6 +364,14 @@ class Harness:
         await self.flow.start(recovery)
         return recovery
 
+    async def begin(self) -> None:
+        await self.start()
+        await settle()
+
+    async def published(self, version) -> None:
+        self.publish(version)
+        await settle()
+
     def publish(self, version):
         self.latest = self.newest.number = version
         self.flow.published(version, f"{version:08x}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from random import Random
 
-import plain_batches
 import pytest
 from examples import examples
 from hypothesis import given, settings
@@ -140,6 +139,29 @@ def test_a_batch_is_the_longest_beginning_that_is_due_and_fits(
     assert chosen(rule, [*ready, group(99, 1, 1)]) == found
 
 
+def first_fit(
+    lengths: list[int], rows: int, length: int, sequences_per_row: int
+) -> list[tuple[int, int, int]] | None:
+    """What ``place`` must return, by trying every row for every sample."""
+    order = list(range(len(lengths)))
+    if sequences_per_row > 1:
+        order.sort(key=lambda sample: -lengths[sample])
+    used, held, places = [0] * rows, [0] * rows, {}
+    for sample in order:
+        fits = [
+            row
+            for row in range(rows)
+            if used[row] + lengths[sample] <= length and held[row] < sequences_per_row
+        ]
+        if not fits:
+            return None
+        row = fits[0]
+        held[row] += 1
+        places[sample] = (row, used[row], held[row])
+        used[row] += lengths[sample]
+    return [places[sample] for sample in range(len(lengths))]
+
+
 @pytest.mark.property
 @settings(max_examples=examples(100))
 @given(
@@ -152,16 +174,16 @@ def test_samples_lie_where_trying_every_row_places_them(
     lengths: list[int], rows: int, length: int, sequences_per_row: int
 ) -> None:
     layout = rows, length, sequences_per_row
-    assert place(lengths, *layout) == plain_batches.first_fit(lengths, *layout)
+    assert place(lengths, *layout) == first_fit(lengths, *layout)
 
 
 @pytest.mark.property
 @settings(max_examples=examples(100))
 @given(RULES, st.randoms(use_true_random=False), st.integers(0, 200))
-def test_groups_that_come_and_go_in_any_order_make_the_plain_batches(
-    rule: BatchRule, random: Random, first: int
+def test_groups_that_come_and_go_count_as_if_the_others_had_never_been(
+    rule: BatchRule, random: Random, number: int
 ) -> None:
-    held, plain, number = ReadyGroups(), dict[int, ScoredGroup](), first
+    held, there = ReadyGroups(), dict[int, ScoredGroup]()
     waiting: list[int] = []  # issued and not scored yet
     for _ in range(60):
         what = random.random()
@@ -169,26 +191,20 @@ def test_groups_that_come_and_go_in_any_order_make_the_plain_batches(
             number += 1
             waiting.append(number)
         elif what < 0.8:
-            one = waiting.pop(random.randrange(len(waiting)))
-            if random.random() < 0.8:  # else it is rejected
-                versions = random.randrange(4)
-                plain[one] = of_version(versions, one, random.randint(1, 9), random.randint(1, 9))
-                held.add(plain[one])
-        elif plain:
-            gone = random.choice(sorted(plain))
+            scored = waiting.pop(random.randrange(len(waiting)))
+            version = random.randrange(4)
+            there[scored] = of_version(version, scored, random.randint(1, 9), random.randint(1, 9))
+            held.add(there[scored])
+        elif there:
+            gone = random.choice(sorted(there))
             held.remove(gone)
-            del plain[gone]
-        ready = [plain[one] for one in sorted(plain)]
-        assert held.in_order() == ready and list(held) == list(plain)
-        assert rule.worth(held) == plain_batches.worth(rule, ready)
+            del there[gone]
+        ready = [there[group_id] for group_id in sorted(there)]
+        assert held.in_order() == ready and list(held) == list(there)
+        assert rule.worth(held) == worth(rule, ready)
         for version in range(5):
-            older = [one.id for one in ready if one.oldest_version < version]
+            older = [group.id for group in ready if group.oldest_version < version]
             assert held.older_than(version) == older
         oldest = min(waiting, default=None)
-        usable = [one for one in ready if oldest is None or one.id < oldest]
-        expected = plain_batches.choose(rule, usable)
-        assert chosen(rule, held, oldest) == expected
-        if expected and random.random() < 0.5:  # it trains
-            for one in expected:
-                held.remove(one)
-                del plain[one]
+        usable = [group for group in ready if oldest is None or group.id < oldest]
+        assert chosen(rule, held, oldest) == chosen(rule, usable)

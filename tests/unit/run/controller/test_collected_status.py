@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sections import section_with
 
 from rlax_plugin.base.liveness.run_status import SILENT
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.rollout.fleet.losses import Losses
 from rlax_plugin.run.controller import status as module
 from rlax_plugin.run.controller.status import StatusCollector
@@ -34,14 +34,7 @@ def controller(stats: RunStats) -> Any:
     launcher = SimpleNamespace(failing={})
     made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None, launcher=launcher)
     state = SimpleNamespace(next_step=8, totals=SimpleNamespace(reissued=0), open={})
-    section = RlaxSection.model_validate(
-        {
-            "prompt_source": {"name": "p"},
-            "rewards": [{"name": "r"}],
-            "reward_processes": 2,
-            "deadlines": {"heartbeat_s": 1.0},
-        }
-    )
+    section = section_with(reward_processes=2, deadlines={"heartbeat_s": 1.0})
     return SimpleNamespace(
         stats=stats,
         fleet=fleet,
@@ -149,26 +142,16 @@ def test_loadings_that_take_long_or_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.speed == 0.5
 
 
-def test_a_worker_that_is_not_to_be_trusted() -> None:
-    run = controller(RunStats())
-    one = run.fleet.workers["a"] = member("a")
-    collector = StatusCollector(run, last_step=10)
-    assert asyncio.run(collector.status()).workers[0].suspicion == ""
-    one.suspicion |= {"x": "its numbers are odd", "y": "it is late"}
-    assert asyncio.run(collector.status()).workers[0].suspicion == "its numbers are odd; it is late"
-
-
-def test_a_worker_that_rests_is_shown_with_its_losses() -> None:
-    run, one = controller(RunStats()), member("a")
-    run.fleet.workers, run.fleet.losses = {"a": one}, Losses()
+def test_what_is_wrong_with_a_worker_is_shown() -> None:
+    run, worker = controller(RunStats()), member("a")
+    run.fleet.workers, run.fleet.losses = {"a": worker}, Losses()
     for _ in range(2):
         run.fleet.losses.lost("a", 0.0)
-    one.rests = True
-    assert asyncio.run(StatusCollector(run, 10).status()).workers[0].state == "rests: lost 2 times"
-
-
-def test_workers_that_the_launcher_cannot_keep_running_are_in_the_status() -> None:
-    run = controller(RunStats())
+    worker.rests = True
+    worker.suspicion |= {"x": "its numbers are odd", "y": "it is late"}
     run.generation.launcher = SimpleNamespace(failing={"a": "worker a ended\x1b[2J"})
-    (sentence,) = asyncio.run(StatusCollector(run, 10).status()).failing
+    found = asyncio.run(StatusCollector(run, 10).status())
+    assert found.workers[0].state == "rests: lost 2 times"
+    assert found.workers[0].suspicion == "its numbers are odd; it is late"
+    (sentence,) = found.failing
     assert sentence.startswith("worker a ended") and "\x1b" not in sentence

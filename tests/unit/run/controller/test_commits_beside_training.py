@@ -16,38 +16,32 @@ from rlax_plugin.tools.commands.audit import audit
 
 
 async def scored(run, *groups):
-    await run.start()
-    await settle()
+    await run.begin()
     for group in groups:
         await run.answers.answer(group, 0)
 
 
-def test_a_snapshot_knows_the_segment_of_groups_that_a_batch_is_written_with(tmp_path) -> None:
+async def test_snapshot_names_the_segment_that_is_still_being_written(
+    tmp_path,
+) -> None:
     """Groups 0 and 1 train; 2 is scored, and waits in the segment that is still being written."""
-
-    async def main():
-        run = Harness(tmp_path, 1, 2)
-        gate = threading.Event()
-        await scored(run, 0, 1, 2)
-        held = run.recorder._worker.submit(gate.wait, 60)
-        _, stats = await run.flow.batch(1)
-        assert stats.committed is not None and not stats.committed.done()
-        committing = asyncio.ensure_future(run.flow.commit())
-        await settle()
-        gate.set()
-        commit, saved = await committing
-        assert held.result(60) and stats.committed.result(60).kept == (2,)
-        assert saved.document["ready"] == {"2": 1} and commit.number == 2
-        assert (
-            stats.commit_s > 0 and [s.activity for s in stats.spans].count("writes the batch") == 1
-        )
-        assert audit(run.files).violation is None
-        run.ledger.close()
-
-    asyncio.run(main())
+    run = Harness(tmp_path, 1, 2)
+    gate = threading.Event()
+    await scored(run, 0, 1, 2)
+    held = run.recorder._worker.submit(gate.wait, 60)
+    _, stats = await run.flow.batch(1)
+    assert stats.committed is not None and not stats.committed.done()
+    committing = asyncio.ensure_future(run.flow.commit())
+    await settle()
+    gate.set()
+    commit, saved = await committing
+    assert held.result(60) and stats.committed.result(60).kept == (2,)
+    assert saved.document["ready"] == {"2": 1} and commit.number == 2
+    assert stats.commit_s > 0 and [s.activity for s in stats.spans].count("writes the batch") == 1
+    assert audit(run.files).violation is None
 
 
-def test_after_a_segment_that_was_not_written_none_is(tmp_path, monkeypatch) -> None:
+async def test_after_a_segment_that_was_not_written_none_is(tmp_path, monkeypatch) -> None:
     """It would say that a step has trained, without its batch."""
     real, failures = journal.write, [OSError(errno.ENOSPC, "No space left on device")]
 
@@ -57,24 +51,19 @@ def test_after_a_segment_that_was_not_written_none_is(tmp_path, monkeypatch) -> 
         return real(*arguments, **named)
 
     monkeypatch.setattr(recorder.journal, "write", write)
-
-    async def main():
-        run = Harness(tmp_path, 1, 2)
-        await scored(run, 0, 1)
-        _, stats = await run.flow.batch(1)
-        assert stats.committed is not None
-        with pytest.raises(OSError, match="No space left"):
-            stats.committed.result(60)
-        with pytest.raises(RlaxError, match=r"an earlier segment was not written: .*No space left"):
-            await run.flow.commit()
-        assert list(journal.read(run.files)) == []
-        assert [type(error) for error in run.errors] == [OSError, RlaxError]
-        run.ledger.close()
-
-    asyncio.run(main())
+    run = Harness(tmp_path, 1, 2)
+    await scored(run, 0, 1)
+    _, stats = await run.flow.batch(1)
+    assert stats.committed is not None
+    with pytest.raises(OSError, match="No space left"):
+        stats.committed.result(60)
+    with pytest.raises(RlaxError, match=r"an earlier segment was not written: .*No space left"):
+        await run.flow.commit()
+    assert list(journal.read(run.files)) == []
+    assert [type(error) for error in run.errors] == [OSError, RlaxError]
 
 
-def test_after_events_that_were_not_written_none_are(tmp_path, monkeypatch) -> None:
+async def test_after_events_that_were_not_written_none_are(tmp_path, monkeypatch) -> None:
     """The ledger would say what became of a group without saying that there is one."""
     real, failures = Ledger.add, [OSError(errno.ENOSPC, "No space left on device")]
 
@@ -84,38 +73,11 @@ def test_after_events_that_were_not_written_none_are(tmp_path, monkeypatch) -> N
         return real(*arguments)
 
     monkeypatch.setattr(Ledger, "add", add)
-
-    async def main():
-        run = Harness(tmp_path, 1, 2)
-        await run.start()
-        await settle()
-        await run.recorder.flush()
-        await run.answers.answer(0, 0)
-        await run.recorder.flush()
-        assert [type(error) for error in run.errors] == [OSError, RlaxError]
-        assert "earlier events were not written: [Errno 28]" in str(run.errors[1])
-        assert run.ledger.tail(0, journal.START) in (None, ([], []))
-        run.ledger.close()
-
-    asyncio.run(main())
-
-
-def test_a_damaged_last_segment_is_written_again(tmp_path) -> None:
-    """A resume ignores it, as after a power failure; nothing else may replace a segment."""
-
-    async def main():
-        run = Harness(tmp_path, 1, 2)
-        await scored(run, 0, 1, 2)
-        commit, _ = await run.flow.commit()
-        run.ledger.close()
-        name = journal.segment_name(commit.number)
-        written = run.files.get(name)
-        run.files.put(name, written[: len(written) // 2])
-        again = Harness(tmp_path, 1, 2)
-        await again.start()
-        assert not run.files.exists(name)
-        assert (await again.flow.commit())[0].number == commit.number
-        assert audit(again.files).violation is None
-        again.ledger.close()
-
-    asyncio.run(main())
+    run = Harness(tmp_path, 1, 2)
+    await run.begin()
+    await run.recorder.flush()
+    await run.answers.answer(0, 0)
+    await run.recorder.flush()
+    assert [type(error) for error in run.errors] == [OSError, RlaxError]
+    assert "earlier events were not written: [Errno 28]" in str(run.errors[1])
+    assert run.ledger.tail(0, journal.START) in (None, ([], []))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from counted_work import counted
-from flow_harness import Harness, settle
+from flow_harness import Harness
 from waiting import LIMIT_S
 
 SMALL, LARGE = 24, 96  # groups of a step
@@ -34,15 +34,13 @@ async def step(run: Harness, number: int, groups: int) -> None:
         for _ in range(8):
             await asyncio.sleep(0)
     assert len((await asyncio.wait_for(batch, LIMIT_S))[0].groups) == groups
-    run.publish(number)
-    await settle()
+    await run.published(number)
 
 
 async def cost(directory: Path, groups: int, settings: dict[str, Any]) -> Cost:
     """The cost of a group in the second step of a run."""
     run = Harness(directory, groups=groups, **settings)
-    await run.start()
-    await settle()
+    await run.begin()
     await step(run, 1, groups)
     tracemalloc.start()
     with counted() as work:
@@ -68,7 +66,10 @@ LAYOUTS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=() if name == "packed" else pytest.mark.long) for name in LAYOUTS],
+)
 def test_a_group_costs_the_same_among_many(layout: str, tmp_path: Path) -> None:
     small, large = (
         usual_cost(tmp_path / str(groups), groups, LAYOUTS[layout]) for groups in (SMALL, LARGE)

@@ -10,7 +10,6 @@ import pytest
 from flow_harness import Harness, MixedOnly, settle
 
 from rlax_plugin.base.errors import TrainingError
-from rlax_plugin.rollout.fleet.requests import sample_seed
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state import journal
 from rlax_plugin.testing import make_sampled
@@ -25,213 +24,156 @@ def make(tmp_path):
     return make
 
 
-def test_lockstep_issues_one_step_and_waits_for_the_next_version(make):
-    async def main():
-        flow, answers, run = make(1, 1)
-        await run.start()
-        await settle()
-        assert sorted(answers.open) == [0, 1]
-        await answers.answer(0, 0)
-        await answers.answer(1, 0)
-        batch, _ = await flow.batch(1)
-        assert [g.id for g in batch.groups] == [0, 1]
-        await settle()
-        assert answers.open == {}  # version 1 does not exist yet
-        run.publish(1)
-        await settle()
-        assert sorted(answers.open) == [2, 3]
-        assert {r.min_version for r, _ in answers.open.values()} == {1}
-
-    asyncio.run(main())
+async def test_lockstep_issues_one_step_and_waits_for_the_next_version(make):
+    flow, answers, run = make(1, 1)
+    await run.begin()
+    assert sorted(answers.open) == [0, 1]
+    await answers.answer(0, 0)
+    await answers.answer(1, 0)
+    batch, _ = await flow.batch(1)
+    assert [g.id for g in batch.groups] == [0, 1]
+    await settle()
+    assert answers.open == {}  # version 1 does not exist yet
+    await run.published(1)
+    assert sorted(answers.open) == [2, 3]
+    assert {r.min_version for r, _ in answers.open.values()} == {1}
 
 
-def test_one_step_off_keeps_two_steps_outstanding(make):
-    async def main():
-        flow, answers, run = make(1, 2)
-        await run.start()
-        await settle()
-        assert sorted(answers.open) == [0, 1, 2, 3]
-        for i in (0, 1):
-            await answers.answer(i, 0)
-        await flow.batch(1)
-        run.publish(1)
-        await settle()
-        # Groups 2 and 3 train at step 2 with version 0 (staleness 2); 4 and 5 want version 1.
-        assert [answers.open[i][0].min_version for i in (4, 5)] == [1, 1]
-
-    asyncio.run(main())
+async def test_one_step_off_keeps_two_steps_outstanding(make):
+    flow, answers, run = make(1, 2)
+    await run.begin()
+    assert sorted(answers.open) == [0, 1, 2, 3]
+    for i in (0, 1):
+        await answers.answer(i, 0)
+    await flow.batch(1)
+    await run.published(1)
+    # Groups 2 and 3 train at step 2 with version 0 (staleness 2); 4 and 5 want version 1.
+    assert [answers.open[i][0].min_version for i in (4, 5)] == [1, 1]
 
 
-def test_oldest_issued_trains_first_whatever_ends_first(make):
-    async def main():
-        flow, answers, run = make(1, 2)
-        await run.start()
-        await settle()
-        for i in (3, 2, 1):
-            await answers.answer(i, 0)
-        waiting = asyncio.ensure_future(flow.batch(1))
-        await settle()
-        assert not waiting.done()  # group 0 is older and still out
-        await answers.answer(0, 0)
-        batch, _ = await waiting
-        assert [g.id for g in batch.groups] == [0, 1]
-
-    asyncio.run(main())
+async def test_oldest_issued_trains_first_whatever_ends_first(make):
+    flow, answers, run = make(1, 2)
+    await run.begin()
+    for i in (3, 2, 1):
+        await answers.answer(i, 0)
+    waiting = asyncio.ensure_future(flow.batch(1))
+    await settle()
+    assert not waiting.done()  # group 0 is older and still out
+    await answers.answer(0, 0)
+    batch, _ = await waiting
+    assert [g.id for g in batch.groups] == [0, 1]
 
 
-def test_tokens_of_a_worker_that_is_not_trusted_are_not_gone_on_with(make):
+async def test_tokens_of_a_worker_that_is_not_trusted_are_not_gone_on_with(make):
     """A worker had begun the group, another one ended it, and the first is quarantined then."""
-
-    async def main():
-        _, answers, run = make(1, 2)
-        answers.slow_rewards = True
-        await run.start()
-        await settle()
-        request, future = answers.open[0]
-        begun = make_sampled(tokens=[5], workers=("bad",), finish=None)
-        resumed = dataclasses.replace(request, resume=(begun,) * len(request.seeds))
-        answers.open[0] = (resumed, future)
-        answers.generate(0, 0, worker="bad")
-        await settle()
-        run.quarantine("bad")
-        answers.reward(0)
-        await settle()
-        again, _ = answers.open[0]
-        assert again.attempt == 2 and again.resume == ()
-
-    asyncio.run(main())
+    _, answers, run = make(1, 2)
+    answers.slow_rewards = True
+    await run.begin()
+    request, future = answers.open[0]
+    begun = make_sampled(tokens=[5], workers=("bad",), finish=None)
+    resumed = dataclasses.replace(request, resume=(begun,) * len(request.seeds))
+    answers.open[0] = (resumed, future)
+    answers.generate(0, 0, worker="bad")
+    await settle()
+    run.quarantine("bad")
+    answers.reward(0)
+    await settle()
+    again, _ = answers.open[0]
+    assert again.attempt == 2 and again.resume == ()
 
 
-def test_a_worker_that_takes_the_name_of_a_quarantined_one_is_trusted(make):
-    async def main():
-        _, answers, run = make(1, 1, groups=2)
-        await run.start()
-        await settle()
-        answers.generate(0, 0, worker="a")
-        await settle()
-        run.quarantine("a")  # group 0 is dropped, and another one issued
-        await settle()
-        assert sorted(answers.open) == [1, 2]
-        for group in (1, 2):
-            answers.generate(group, 0, worker="a")  # its launcher has started it again
-        await settle()
-        assert sorted(run.run_state.ready) == [1, 2] and not answers.open
-
-    asyncio.run(main())
+async def test_a_worker_that_takes_the_name_of_a_quarantined_one_is_trusted(make):
+    _, answers, run = make(1, 1, groups=2)
+    await run.begin()
+    answers.generate(0, 0, worker="a")
+    await settle()
+    run.quarantine("a")  # group 0 is dropped, and another one issued
+    await settle()
+    assert sorted(answers.open) == [1, 2]
+    for group in (1, 2):
+        answers.generate(group, 0, worker="a")  # its launcher has started it again
+    await settle()
+    assert sorted(run.run_state.ready) == [1, 2] and not answers.open
 
 
-def test_a_worker_that_fails_while_a_run_is_replayed_loses_its_recorded_samples(make):
-    async def main():
-        _, answers, killed = make(1, 1, groups=2)
-        await killed.start()
-        await settle()
-        answers.generate(0, 0, worker="bad")
-        answers.generate(1, 0, worker="good")
-        await settle()
-        await killed.recorder.flush()
-        await killed.supervision.close()
-        killed.recorder.close()
-        flow, answers, resumed = make(1, 1, groups=2)
-        flow.distrust("bad")  # before the run is live again
-        await resumed.start()
-        await settle()
-        assert sorted(resumed.run_state.ready) == [1] and sorted(answers.open) == [2]
-
-    asyncio.run(main())
+async def test_a_worker_that_fails_while_a_run_is_replayed_loses_its_recorded_samples(make):
+    _, answers, killed = make(1, 1, groups=2)
+    await killed.begin()
+    answers.generate(0, 0, worker="bad")
+    answers.generate(1, 0, worker="good")
+    await settle()
+    await killed.recorder.flush()
+    await killed.supervision.close()
+    killed.recorder.close()
+    flow, answers, resumed = make(1, 1, groups=2)
+    flow.distrust("bad")  # before the run is live again
+    await resumed.begin()
+    assert sorted(resumed.run_state.ready) == [1] and sorted(answers.open) == [2]
 
 
-def test_too_stale_groups_are_dropped_and_replaced(make):
-    async def main():
-        flow, answers, run = make(1, 1, groups=2)
-        await run.start()
-        await settle()
-        for i in (0, 1):
-            await answers.answer(i, 0)
-        await flow.batch(1)
-        run.publish(1)
-        await settle()
-        await answers.answer(2, 0)  # a worker that had not reloaded: staleness 2 > 1
-        await answers.answer(3, 1)
-        waiting = asyncio.ensure_future(flow.batch(2))
-        await settle()
-        assert run.run_state.totals.dropped == Counter({"too stale": 1})
-        assert sorted(answers.open) == [4]
-        await answers.answer(4, 1)
-        batch, stats = await waiting
-        assert [g.id for g in batch.groups] == [3, 4]
-        assert stats.dropped == 1
-        assert run.run_state.totals.max_staleness == 1
-
-    asyncio.run(main())
+async def test_too_stale_groups_are_dropped_and_replaced(make):
+    flow, answers, run = make(1, 1, groups=2)
+    await run.begin()
+    for i in (0, 1):
+        await answers.answer(i, 0)
+    await flow.batch(1)
+    await run.published(1)
+    await answers.answer(2, 0)  # a worker that had not reloaded: staleness 2 > 1
+    await answers.answer(3, 1)
+    waiting = asyncio.ensure_future(flow.batch(2))
+    await settle()
+    assert run.run_state.totals.dropped == Counter({"too stale": 1})
+    assert sorted(answers.open) == [4]
+    await answers.answer(4, 1)
+    batch, stats = await waiting
+    assert [g.id for g in batch.groups] == [3, 4]
+    assert stats.dropped == 1
+    assert run.run_state.totals.max_staleness == 1
 
 
-def test_rejected_groups_are_refilled_until_the_limit_names_the_filters(make):
-    async def main():
-        flow, answers, run = make(groups=2, filters=[MixedOnly()], refill=3)
-        await run.start()
-        await settle()
-        await answers.answer(0, 0)
-        for i in range(1, 6):
-            await answers.answer(i, 0, rewards=(1.0, 1.0))
-        with pytest.raises(TrainingError, match=r"only 1 of 2 were accepted.*all rewards equal"):
-            await asyncio.wait_for(flow.batch(1), 60)
-
-    asyncio.run(main())
+async def test_rejected_groups_are_refilled_until_the_limit_names_the_filters(make):
+    flow, answers, run = make(groups=2, filters=[MixedOnly()], refill=3)
+    await run.begin()
+    await answers.answer(0, 0)
+    for i in range(1, 6):
+        await answers.answer(i, 0, rewards=(1.0, 1.0))
+    with pytest.raises(TrainingError, match=r"only 1 of 2 were accepted.*all rewards equal"):
+        await asyncio.wait_for(flow.batch(1), 60)
 
 
-def test_a_run_whose_rewards_fail_ends_with_one_of_their_errors(make):
-    async def main():
-        flow, answers, run = make(groups=2, filters=[MixedOnly()], refill=2)
-        await run.start()
-        await settle()
-        await answers.answer(0, 0, rewards=(1.0, 1.0))
-        for i in range(1, 4):
-            await answers.answer(i, 0, rewards=(None, None))
-        with pytest.raises(TrainingError) as failure:
-            await asyncio.wait_for(flow.batch(1), 60)
-        assert "(rejected: 3 because all rewards failed, 1 because " in str(failure.value)
-        assert str(failure.value).endswith("such as: it raised; logs/rewards.log says more")
-
-    asyncio.run(main())
+async def test_a_run_whose_rewards_fail_ends_with_one_of_their_errors(make):
+    flow, answers, run = make(groups=2, filters=[MixedOnly()], refill=2)
+    await run.begin()
+    await answers.answer(0, 0, rewards=(1.0, 1.0))
+    for i in range(1, 4):
+        await answers.answer(i, 0, rewards=(None, None))
+    with pytest.raises(TrainingError) as failure:
+        await asyncio.wait_for(flow.batch(1), 60)
+    assert "(rejected: 3 because all rewards failed, 1 because " in str(failure.value)
+    assert str(failure.value).endswith("such as: it raised; logs/rewards.log says more")
 
 
-def test_errored_samples_count_neither_as_zero_nor_in_the_pass_rate(make):
-    async def main():
-        flow, answers, run = make(groups=1)
-        await run.start()
-        await settle()
-        prompt = answers.open[0][0].context[0]
-        await answers.answer(0, 0, rewards=(1.0, None))
-        batch, _ = await flow.batch(1)
-        assert run.run_state.rates.counts([prompt]) == (1.0, 0.0)
-        assert batch.step == 1 and [a.tolist() for a in batch.advantages] == [
-            [0.0, 0.0]
-        ]  # one valid sample: its own mean
-        assert run.run_state.totals.reward_errors == 1
-
-    asyncio.run(main())
+async def test_errored_samples_count_neither_as_zero_nor_in_the_pass_rate(make):
+    flow, answers, run = make(groups=1)
+    await run.begin()
+    prompt = answers.open[0][0].context[0]
+    await answers.answer(0, 0, rewards=(1.0, None))
+    batch, _ = await flow.batch(1)
+    assert run.run_state.rates.counts([prompt]) == (1.0, 0.0)
+    assert batch.step == 1 and [a.tolist() for a in batch.advantages] == [
+        [0.0, 0.0]
+    ]  # one valid sample: its own mean
+    assert run.run_state.totals.reward_errors == 1
 
 
-def test_seeds_are_stable_and_distinct():
-    # Worked out once; a change here would silently change every run.
-    assert sample_seed(0, "train", 0, 0) == sample_seed(0, "train", 0, 0)
-    seeds = {sample_seed(s, "train", g, i) for s in range(3) for g in range(10) for i in range(8)}
-    assert len(seeds) == 240
-    assert sample_seed(0, "train", 1, 0) != sample_seed(0, "eval/test", 1, 0)
-
-
-def test_a_deep_pipeline_that_waits_for_its_trainer_is_no_failure(make):
-    async def main():
-        flow, answers, run = make(1, 16, groups=2, refill=8)  # may have 16 steps' worth outstanding
-        await run.start()
-        await settle()
-        assert len(answers.open) == 16  # as many as one step may issue
-        for i in range(16):
-            await answers.answer(i, 0)
-        batch, _ = await flow.batch(1)
-        assert [g.id for g in batch.groups] == [0, 1]
-
-    asyncio.run(main())
+async def test_a_deep_pipeline_that_waits_for_its_trainer_is_no_failure(make):
+    flow, answers, run = make(1, 16, groups=2, refill=8)  # may have 16 steps' worth outstanding
+    await run.begin()
+    assert len(answers.open) == 16  # as many as one step may issue
+    for i in range(16):
+        await answers.answer(i, 0)
+    batch, _ = await flow.batch(1)
+    assert [g.id for g in batch.groups] == [0, 1]
 
 
 # --- batches of tokens, and packed ones ----------------------------------------------------------
@@ -243,86 +185,46 @@ async def generate_all(run, version, lengths):
         await run.answers.answer(group, version, length=lengths[group])
 
 
-def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
+async def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
     """Two groups are expected to hold 16 tokens; a group has twice its length."""
     lengths = {0: 2, 1: 1, 2: 5, 3: 1, 4: 1, 5: 7, 6: 7, 7: 8, 8: 1, 9: 1}
-
-    async def main():
-        flow, answers, run = make(1, 1, groups=2, batches={"tokens": 16, "rows": 8}, last_step=3)
-        await run.start()
-        await settle()
-        assert sorted(answers.open) == [0, 1]
-        waiting = asyncio.ensure_future(flow.batch(1))
-        await answers.answer(0, 0, length=lengths[0])
-        # 4 of 16 tokens are half a group's: with group 1 there is room for one, not for two.
-        assert sorted(answers.open) == [1, 2]
-        await generate_all(run, 0, lengths)  # 4 + 2 + 10 tokens, and group 3, issued in between
-        batch, stats = await waiting
-        assert [g.id for g in batch.groups] == [0, 1, 2]
-        assert stats.issued == 4 and sorted(answers.open) == [3]
-        run.publish(1)
-        await settle()
-        assert sorted(answers.open) == [3, 4]  # a worker may still generate 3 with version 1
-        await answers.answer(3, 0, length=lengths[3])
-        waiting = asyncio.ensure_future(flow.batch(2))
-        await settle()
-        assert run.run_state.totals.dropped == Counter({"too stale": 1})  # it did not
-        assert sorted(answers.open) == [4, 5]
-        await generate_all(run, 1, lengths)
-        batch, _ = await waiting
-        assert [g.id for g in batch.groups] == [4, 5]  # 2 + 14 tokens
-        run.publish(2)
-        await settle()
-        await generate_all(run, 2, lengths)
-        last, _ = await flow.batch(3)
-        assert [g.id for g in last.groups] == [6, 7]  # 14 and 16: one alone is not enough
-        run.publish(3)
-        await settle()
-        assert answers.open == {}  # the run is at its end
-        assert run.run_state.totals.trained == 7 and run.run_state.totals.issued == 8
-
-    asyncio.run(main())
+    flow, answers, run = make(1, 1, groups=2, batches={"tokens": 16, "rows": 8}, last_step=3)
+    await run.begin()
+    assert sorted(answers.open) == [0, 1]
+    waiting = asyncio.ensure_future(flow.batch(1))
+    await answers.answer(0, 0, length=lengths[0])
+    # 4 of 16 tokens are half a group's: with group 1 there is room for one, not for two.
+    assert sorted(answers.open) == [1, 2]
+    await generate_all(run, 0, lengths)  # 4 + 2 + 10 tokens, and group 3, issued in between
+    batch, stats = await waiting
+    assert [g.id for g in batch.groups] == [0, 1, 2]
+    assert stats.issued == 4 and sorted(answers.open) == [3]
+    await run.published(1)
+    assert sorted(answers.open) == [3, 4]  # a worker may still generate 3 with version 1
+    await answers.answer(3, 0, length=lengths[3])
+    waiting = asyncio.ensure_future(flow.batch(2))
+    await settle()
+    assert run.run_state.totals.dropped == Counter({"too stale": 1})  # it did not
+    assert sorted(answers.open) == [4, 5]
+    await generate_all(run, 1, lengths)
+    batch, _ = await waiting
+    assert [g.id for g in batch.groups] == [4, 5]  # 2 + 14 tokens
+    await run.published(2)
+    await generate_all(run, 2, lengths)
+    last, _ = await flow.batch(3)
+    assert [g.id for g in last.groups] == [6, 7]  # 14 and 16: one alone is not enough
+    await run.published(3)
+    assert answers.open == {}  # the run is at its end
+    assert run.run_state.totals.trained == 7 and run.run_state.totals.issued == 8
 
 
-def test_packed_batches_take_what_fits_and_the_rest_trains_next(make):
-    """Three groups to a step, but two rows of 17 hold four samples of at most 34 positions."""
-    lengths = dict(enumerate([8, 8, 8, 9, 8, 8]))
-
-    async def main():
-        packed = {"rows": 2, "sequences_per_row": 3}
-        flow, answers, run = make(1, 2, groups=3, batches=packed, last_step=3)
-        await run.start()
-        await settle()
-        assert sorted(answers.open) == [0, 1, 2, 3, 4, 5]
-        await generate_all(run, 0, lengths)
-        trained = []
-        for step in (1, 2):
-            batch, _ = await flow.batch(step)
-            trained.append([g.id for g in batch.groups])
-            run.publish(step)
-            await settle()
-        # Nine and eight fill a row of 17; nothing is split, nothing is overtaken.
-        assert trained == [[0, 1], [2, 3]]
-        # Groups 4 and 5 were generated with version 0, which is too old for step 3.
-        assert run.run_state.totals.dropped == Counter({"too stale": 2})
-        await generate_all(run, 2, dict.fromkeys(range(6, 12), 8))
-        batch, _ = await flow.batch(3)
-        assert [g.id for g in batch.groups] == [6, 7]
-
-    asyncio.run(main())
-
-
-def test_tokens_that_never_come_end_the_run_with_their_number(make):
-    async def main():
-        flow, answers, run = make(groups=2, refill=2, batches={"tokens": 99, "rows": 50})
-        await run.start()
-        await settle()
-        while answers.open:
-            await generate_all(run, 0, dict.fromkeys(range(99), 3))
-        with pytest.raises(TrainingError, match=r"4 groups were issued and only 24 of 99 tokens"):
-            await asyncio.wait_for(flow.batch(1), 60)
-
-    asyncio.run(main())
+async def test_tokens_that_never_come_end_the_run_with_their_number(make):
+    flow, answers, run = make(groups=2, refill=2, batches={"tokens": 99, "rows": 50})
+    await run.begin()
+    while answers.open:
+        await generate_all(run, 0, dict.fromkeys(range(99), 3))
+    with pytest.raises(TrainingError, match=r"4 groups were issued and only 24 of 99 tokens"):
+        await asyncio.wait_for(flow.batch(1), 60)
 
 
 def test_deterministic_runs_do_the_same_whenever_the_trainer_asks(tmp_path):
@@ -336,8 +238,7 @@ def test_deterministic_runs_do_the_same_whenever_the_trainer_asks(tmp_path):
             asked = asyncio.ensure_future(run.flow.batch(step)) if asks_early else None
             await settle()
             if step > 1:
-                run.publish(step - 1)
-            await settle()
+                await run.published(step - 1)
             while run.answers.open:
                 for group in sorted(run.answers.open, reverse=asks_early):
                     await run.answers.answer(group, step - 1, length=lengths[group])
@@ -355,38 +256,29 @@ def test_deterministic_runs_do_the_same_whenever_the_trainer_asks(tmp_path):
     assert dropped == [3, 4, 8, 9, 16]
 
 
-def test_nothing_is_issued_once_the_run_is_closing(make):
-    async def main():
-        flow, answers, run = make(1, 1)
-        await run.start()
-        await settle()
-        for group in (0, 1):
-            await answers.answer(group, 0)
-        await flow.batch(1)
-        await run.supervision.close()
-        run.publish(1)  # such as a version that was still being written
-        await settle()
-        assert answers.open == {} and run.run_state.open == {}
-
-    asyncio.run(main())
+async def test_nothing_is_issued_once_the_run_is_closing(make):
+    flow, answers, run = make(1, 1)
+    await run.begin()
+    for group in (0, 1):
+        await answers.answer(group, 0)
+    await flow.batch(1)
+    await run.supervision.close()
+    run.publish(1)  # such as a version that was still being written
+    await settle()
+    assert answers.open == {} and run.run_state.open == {}
 
 
-def test_what_is_under_way_when_training_ends_stays_open_and_fails_nothing(make):
-    async def main():
-        flow, answers, run = make(1, 2)
-        await run.start()
-        await settle()
-        for group in (0, 1):
-            await answers.answer(group, 0)
-        await flow.batch(1)
-        _, late = answers.open[2]
-        flow.end()
-        await settle()
-        assert late.cancelled() and not run.supervision.failed
-        run.publish(1)
-        await settle()
-        assert sorted(run.run_state.open) == [2, 3]  # a resumed run issues them again
-        commit, saved = await flow.commit()
-        assert [one["group"] for one in saved.document["open"]] == [2, 3] and commit.number > 0
-
-    asyncio.run(main())
+async def test_what_is_under_way_when_training_ends_stays_open_and_fails_nothing(make):
+    flow, answers, run = make(1, 2)
+    await run.begin()
+    for group in (0, 1):
+        await answers.answer(group, 0)
+    await flow.batch(1)
+    _, late = answers.open[2]
+    flow.end()
+    await settle()
+    assert late.cancelled() and not run.supervision.failed
+    await run.published(1)
+    assert sorted(run.run_state.open) == [2, 3]  # a resumed run issues them again
+    commit, saved = await flow.commit()
+    assert [one["group"] for one in saved.document["open"]] == [2, 3] and commit.number > 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from flow_harness import Harness, MixedOnly, settle
+from flow_harness import Harness, MixedOnly
 
 from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.run.state import journal
@@ -24,67 +22,57 @@ def temperatures(run):
     return {g: request.sampling.temperature for g, (request, _) in run.answers.open.items()}
 
 
-def test_a_group_keeps_the_temperature_that_it_was_issued_with(tmp_path) -> None:
-    async def main():
-        run = harness(tmp_path)
-        await run.start()
-        await settle()
-        # For steps 1 and 2, and of version 0 at the oldest.
-        assert temperatures(run) == {0: 1.5, 1: 1.5, 2: 1.5, 3: 1.5}
-        for group in (0, 1):
-            await run.answers.answer(group, 0)
-        await run.flow.batch(1)
-        await run.checkpoint(1)
-        run.publish(1)
-        await settle()
-        assert temperatures(run) == {2: 1.5, 3: 1.5, 4: 1.0, 5: 1.0}
-        run.lose_worker(2)
-        assert temperatures(run)[2] == 1.5
-        await run.answers.answer(2, 1)  # with newer weights than it needs
-        await run.answers.answer(3, 0, rewards=(0.0, 0.0))  # rejected; the next one replaces it
-        await run.answers.answer(4, 1)
-        batch, _ = await run.flow.batch(2)
-        assert [(g.id, g.temperature) for g in batch.groups] == [(2, 1.5), (4, 1.0)]
-        assert run.answers.steps == [1, 1, 1, 1, 2]
-        await run.flow.commit()
-        report = audit(run.files)
-        assert report.violation is None
-        recorded = [
-            one
-            for segment, _ in journal.read(run.files)
-            for one in journal.read_samples(run.files, segment)
-        ]
-        assert {one.group.id: one.group.temperature for one in recorded} == {
-            **{0: 1.5, 1: 1.5, 2: 1.5, 3: 1.5, 4: 1.0}
-        }
-        run.ledger.close()
-        # Killed after step 1: step 2 trains again as recorded, and what was in flight comes again.
-        again = harness(tmp_path, step=1)
-        await again.start()
-        batch, _ = await again.flow.batch(2)
-        assert [(g.id, g.temperature) for g in batch.groups] == [(2, 1.5), (4, 1.0)]
-        again.publish(2)
-        await settle()
-        assert temperatures(again)[5] == 1.0
-
-    asyncio.run(main())
+async def test_a_group_keeps_the_temperature_that_it_was_issued_with(tmp_path) -> None:
+    run = harness(tmp_path)
+    await run.begin()
+    # For steps 1 and 2, and of version 0 at the oldest.
+    assert temperatures(run) == {0: 1.5, 1: 1.5, 2: 1.5, 3: 1.5}
+    for group in (0, 1):
+        await run.answers.answer(group, 0)
+    await run.flow.batch(1)
+    await run.checkpoint(1)
+    await run.published(1)
+    assert temperatures(run) == {2: 1.5, 3: 1.5, 4: 1.0, 5: 1.0}
+    run.lose_worker(2)
+    assert temperatures(run)[2] == 1.5
+    await run.answers.answer(2, 1)  # with newer weights than it needs
+    await run.answers.answer(3, 0, rewards=(0.0, 0.0))  # rejected; the next one replaces it
+    await run.answers.answer(4, 1)
+    batch, _ = await run.flow.batch(2)
+    assert [(g.id, g.temperature) for g in batch.groups] == [(2, 1.5), (4, 1.0)]
+    assert run.answers.steps == [1, 1, 1, 1, 2]
+    await run.flow.commit()
+    report = audit(run.files)
+    assert report.violation is None
+    recorded = [
+        one
+        for segment, _ in journal.read(run.files)
+        for one in journal.read_samples(run.files, segment)
+    ]
+    assert {one.group.id: one.group.temperature for one in recorded} == {
+        **{0: 1.5, 1: 1.5, 2: 1.5, 3: 1.5, 4: 1.0}
+    }
+    run.ledger.close()
+    # Killed after step 1: step 2 trains again as recorded, and what was in flight comes again.
+    again = harness(tmp_path, step=1)
+    await again.start()
+    batch, _ = await again.flow.batch(2)
+    assert [(g.id, g.temperature) for g in batch.groups] == [(2, 1.5), (4, 1.0)]
+    await again.published(2)
+    assert temperatures(again)[5] == 1.0
 
 
-def test_the_audit_finds_another_temperature(tmp_path) -> None:
-    async def main():
-        run = harness(tmp_path)
-        await run.start()
-        await settle()
-        for group in (0, 1):
-            await run.answers.answer(group, 0)
-        await run.flow.batch(1)
-        await run.flow.commit()
-        config = run.files.get("config.yml").decode()
-        run.files.put("config.yml", config.replace("from: 1.5", "from: 1.4").encode())
-        violation = audit(run.files).violation
-        assert "temperature: expected 1.4, as the journal says, found 1.5" in str(violation)
-
-    asyncio.run(main())
+async def test_the_audit_finds_another_temperature(tmp_path) -> None:
+    run = harness(tmp_path)
+    await run.begin()
+    for group in (0, 1):
+        await run.answers.answer(group, 0)
+    await run.flow.batch(1)
+    await run.flow.commit()
+    config = run.files.get("config.yml").decode()
+    run.files.put("config.yml", config.replace("from: 1.5", "from: 1.4").encode())
+    violation = audit(run.files).violation
+    assert "temperature: expected 1.4, as the journal says, found 1.5" in str(violation)
 
 
 def test_a_batch_has_the_temperature_of_each_sampled_token() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from flow_harness import Harness, MixedOnly, settle
+from flow_harness import Harness, MixedOnly
 
 from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.config import Guard
@@ -43,10 +43,7 @@ def test_one_warning_until_the_share_has_recovered():
     low = [True] * 3 + [False] * 7
     notes, end = told(low * 3, **options)
     assert end is None and [number for number, _ in notes] == [10]
-    assert notes[0][1] == (
-        "warning: of the last 10 groups that were scored, the filters kept 3 (rejected: 7 because "
-        "too easy). This is less than rlax.curation.guard.warn = 0.4"
-    )
+    assert notes[0][1].endswith("This is less than rlax.curation.guard.warn = 0.4")
     # 4 and 5 of 10 are enough for ``warn`` and not yet a recovery; 6 are.
     wavering = [True] * 5 + [False] * 5
     assert len(told(low + wavering + low, **options)[0]) == 1
@@ -93,7 +90,7 @@ def test_many_reasons_are_told_in_short():
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_run_ends_and_its_resume_counts_anew(tmp_path: Path, deterministic: bool) -> None:
+async def test_a_run_ends_and_its_resume_counts_anew(tmp_path: Path, deterministic: bool) -> None:
     """Of four groups at least one must be kept; groups of recorded batches do not count again."""
 
     async def begun() -> Harness:
@@ -101,8 +98,7 @@ def test_a_run_ends_and_its_resume_counts_anew(tmp_path: Path, deterministic: bo
         run = Harness(
             tmp_path, filters=[MixedOnly()], refill=100, guard=guard, deterministic=deterministic
         )
-        await run.start()
-        await settle()
+        await run.begin()
         return run
 
     async def rejected(run: Harness, count: int) -> None:
@@ -113,31 +109,26 @@ def test_a_run_ends_and_its_resume_counts_anew(tmp_path: Path, deterministic: bo
         await run.supervision.close()
         run.recorder.close()
 
-    async def main() -> None:
-        run = await begun()
-        for group in (0, 1):
-            await run.answers.answer(group, 0)
-        await run.flow.batch(1)
-        run.publish(1)
-        await settle()
-        await rejected(run, 3)
-        assert len(run.notes) == 1 and "kept 1 (rejected: 3 because" in run.notes[0]
-        assert not run.supervision.failed
-        await rejected(run, 1)
-        with pytest.raises(TrainingError, match=r"kept 0 .rejected: 4 because all rewards equal"):
-            await asyncio.wait_for(run.flow.batch(2), 60)
-        await run.flow.commit()
-        await closed(run)
-        again = await begun()
-        batch, _ = await again.flow.batch(1)  # recorded
-        assert batch.step == 1 and again.run_state.totals.rejected == {"all rewards equal": 4}
-        again.publish(1)
-        await settle()
-        await rejected(again, 3)
-        assert again.notes == [] and not again.supervision.failed
-        await rejected(again, 1)
-        with pytest.raises(TrainingError, match=r"rlax\.curation\.guard\.stop = 0\.25"):
-            await asyncio.wait_for(again.flow.batch(2), 60)
-        await closed(again)
-
-    asyncio.run(main())
+    run = await begun()
+    for group in (0, 1):
+        await run.answers.answer(group, 0)
+    await run.flow.batch(1)
+    await run.published(1)
+    await rejected(run, 3)
+    assert len(run.notes) == 1 and "kept 1 (rejected: 3 because" in run.notes[0]
+    assert not run.supervision.failed
+    await rejected(run, 1)
+    with pytest.raises(TrainingError, match=r"kept 0 .rejected: 4 because all rewards equal"):
+        await asyncio.wait_for(run.flow.batch(2), 60)
+    await run.flow.commit()
+    await closed(run)
+    again = await begun()
+    batch, _ = await again.flow.batch(1)  # recorded
+    assert batch.step == 1 and again.run_state.totals.rejected == {"all rewards equal": 4}
+    await again.published(1)
+    await rejected(again, 3)
+    assert again.notes == [] and not again.supervision.failed
+    await rejected(again, 1)
+    with pytest.raises(TrainingError, match=r"rlax\.curation\.guard\.stop = 0\.25"):
+        await asyncio.wait_for(again.flow.batch(2), 60)
+    await closed(again)

@@ -36,9 +36,3 @@ def test_the_best_sample_of_the_newest_rejected_group_is_quoted() -> None:
     assert "prompt 'p' was answered with 'better\\n', which has the reward 0.25" in said
     cut = message(rejected(0, "all failed", (long, 0.0)))
     assert f"'{'x' * 200}... (100 more characters)'" in cut
-
-
-def test_rewards_that_fail_are_told_instead() -> None:
-    said = message(rejected(0, ALL_FAILED, ("no", None)))
-    words = ": rewards fail, such as: it raised; logs/rewards.log says more"
-    assert said.endswith(f"1 because all rewards failed){words}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 from collections import Counter
@@ -61,10 +60,6 @@ def test_groups_end_early_that_are_not_likely_to_become_mixed() -> None:
 
 
 def test_groups_cannot_be_screened_whose_samples_need_each_other() -> None:
-    with pytest.raises(ConfigError, match=r"pilots = 8: must be less than .*group_size = 8"):
-        screened(pilots=8)
-    with pytest.raises(ConfigError, match=r"pilots = 4: must be 0 with rlax\.environment"):
-        screened(environment={"name": "calculator"})
     check_rewards(screened(), Needs())
     with pytest.raises(ConfigError, match=r"must be 0: a reward of rlax\.rewards scores"):
         check_rewards(screened(), Needs(group=True))
@@ -106,125 +101,101 @@ def test_screening_weighs_prompts_as_the_page_says() -> None:
     assert weight_and_samples(0.3, (13.0, 29.0)) == pytest.approx((1.0, GROUP))
 
 
-def test_the_first_samples_stay_in_the_group(tmp_path: Path) -> None:
-    async def main() -> None:
-        screening = {"pilots": 1, "min_mixed_probability": 0.3}
-        run = Harness(tmp_path, groups=1, filters=[MixedOnly()], refill=1000, screening=screening)
-        flow, answers = run.flow, run.answers
-        await run.start()
-        await settle()
-        first, _ = answers.open[0]
-        await answers.answer(0, 0, (1.0, 0.0), length=3)  # 1/3 fails next
-        rest, _ = answers.open[0]
-        assert [len(r.seeds) for r in (first, rest)] == [1, 1] and first.seeds != rest.seeds
-        run.lose_worker(0)
-        await answers.answer(0, 0, (1.0, 0.0), length=2)
-        batch, _ = await flow.batch(1)
-        (group,) = batch.groups
-        assert [e.index for e in group.episodes] == [0, 1] and group.attempt == 2
-        assert [len(s.tokens) for s in group.sampled] == [3, 2]
-        assert [s.seed for s in group.sampled] == [*first.seeds, *rest.seeds]
-        assert batch.advantages[0].tolist() == [0.5, -0.5]
-        assert run.run_state.totals.samples == 2 and run.run_state.totals.tokens == 5
+async def test_the_first_samples_stay_in_the_group(tmp_path: Path) -> None:
+    screening = {"pilots": 1, "min_mixed_probability": 0.3}
+    run = Harness(tmp_path, groups=1, filters=[MixedOnly()], refill=1000, screening=screening)
+    flow, answers = run.flow, run.answers
+    await run.begin()
+    first, _ = answers.open[0]
+    await answers.answer(0, 0, (1.0, 0.0), length=3)  # 1/3 fails next
+    rest, _ = answers.open[0]
+    assert [len(r.seeds) for r in (first, rest)] == [1, 1] and first.seeds != rest.seeds
+    run.lose_worker(0)
+    await answers.answer(0, 0, (1.0, 0.0), length=2)
+    batch, _ = await flow.batch(1)
+    (group,) = batch.groups
+    assert [e.index for e in group.episodes] == [0, 1] and group.attempt == 2
+    assert [len(s.tokens) for s in group.sampled] == [3, 2]
+    assert [s.seed for s in group.sampled] == [*first.seeds, *rest.seeds]
+    assert batch.advantages[0].tolist() == [0.5, -0.5]
+    assert run.run_state.totals.samples == 2 and run.run_state.totals.tokens == 5
 
-        run.publish(1)
-        await settle()
-        for _ in range(40):  # of ten prompts, which always pass
-            (number,) = answers.open
-            await answers.answer(number, 1, (1.0, 1.0), length=1)
-        await flow.commit()
-        events = [e for segment, _ in journal.read(run.files) for e in segment.events]
-        ended = [e for e in events if isinstance(e, ev.Scored) and e.rejected]
-        sizes = {"screened: all first samples passed": 1, "all rewards equal": 2}
-        assert {e.rejected for e in ended} == sizes.keys()
-        assert all(e.passed == e.scored == sizes[e.rejected or ""] for e in ended)
-        counts = run.run_state.totals.rejected
-        assert counts == Counter(e.rejected for e in ended)
-        assert run.run_state.totals.samples == 2 + sum(sizes[why] * n for why, n in counts.items())
-        # Each prompt has at most a few whole groups: 1/(3 + passed) becomes mixed.
-        assert counts["all rewards equal"] <= 10
-        await run.supervision.close()
-        run.recorder.close()
-
-    asyncio.run(main())
-    report = audit(Harness(tmp_path, groups=1).files)
-    assert report.violation is None, report.violation
+    await run.published(1)
+    for _ in range(40):  # of ten prompts, which always pass
+        (number,) = answers.open
+        await answers.answer(number, 1, (1.0, 1.0), length=1)
+    await flow.commit()
+    events = [e for segment, _ in journal.read(run.files) for e in segment.events]
+    ended = [e for e in events if isinstance(e, ev.Scored) and e.rejected]
+    sizes = {"screened: all first samples passed": 1, "all rewards equal": 2}
+    assert {e.rejected for e in ended} == sizes.keys()
+    assert all(e.passed == e.scored == sizes[e.rejected or ""] for e in ended)
+    counts = run.run_state.totals.rejected
+    assert counts == Counter(e.rejected for e in ended)
+    assert run.run_state.totals.samples == 2 + sum(sizes[why] * n for why, n in counts.items())
+    # Each prompt has at most a few whole groups: 1/(3 + passed) becomes mixed.
+    assert counts["all rewards equal"] <= 10
+    assert audit(run.files).violation is None
 
 
 async def with_a_whole_group(directory: Path) -> Harness:
     """A run with groups 0 and 1 for a batch of one, of which 0 is generated in both phases."""
     screening = {"pilots": 1, "min_mixed_probability": 0.3}
     run = Harness(directory, groups=1, oversample=2.0, screening=screening)
-    await run.start()
-    await settle()
+    await run.begin()
     await run.answers.answer(0, 0, (1.0, 0.0))
     await run.answers.answer(0, 0, (1.0, 0.0))
     return run
 
 
 @pytest.mark.parametrize("when", ["not asked for", "asked for", "begun with older weights"])
-def test_first_samples_that_are_no_longer_needed_count(tmp_path: Path, when: str) -> None:
+async def test_first_samples_that_are_no_longer_needed_count(tmp_path: Path, when: str) -> None:
     """When the batch is full, the other samples are not asked for yet, or are, or are begun."""
     begun = when == "begun with older weights"
-
-    async def main() -> None:
-        run = await with_a_whole_group(tmp_path)
-        flow, answers = run.flow, run.answers
-        if when != "not asked for":
-            await answers.answer(1, 0, (1.0, 0.0))
-        if begun:  # as a worker does that has older weights than the one of the first samples
-            answers.begin(1, 0)
-            answers.give_up(1, tokens=(1,))
-        batch, _ = await flow.batch(1)
-        assert [g.id for g in batch.groups] == [0] and answers.oldest == 1
-        await settle()
-        if when == "not asked for":
-            answers.generate(1, 0, (1.0, 0.0))
-        await settle()
-        assert 1 not in answers.open and 1 not in run.run_state.open
-        await flow.commit()
-        events = [e for segment, _ in journal.read(run.files) for e in segment.events]
-        (ended,) = (e for e in events if isinstance(e, ev.Scored) and e.rejected)
-        tokens = 1 if begun else 2  # of the two that other samples had
-        assert ended == ev.Scored(1, 1, 1, "no longer needed", samples_saved=1, tokens_saved=tokens)
-        totals = run.run_state.totals
-        assert totals.rejected == {"no longer needed": 1} and totals.samples == 3
-        assert (totals.samples_saved, totals.tokens_saved) == (1, tokens)
-        # Its first sample passed, but the other might have failed.
-        assert run.run_state.rates.outcomes == (0, 0, 1)
-        assert run.run_state.rates.measured().sum() == 2
-        flow.end()
-        await run.supervision.close()
-        run.recorder.close()
-
-    asyncio.run(main())
-    report = audit(Harness(tmp_path, groups=1).files)
-    assert report.violation is None, report.violation
+    run = await with_a_whole_group(tmp_path)
+    flow, answers = run.flow, run.answers
+    if when != "not asked for":
+        await answers.answer(1, 0, (1.0, 0.0))
+    if begun:  # as a worker does that has older weights than the one of the first samples
+        answers.begin(1, 0)
+        answers.give_up(1, tokens=(1,))
+    batch, _ = await flow.batch(1)
+    assert [g.id for g in batch.groups] == [0] and answers.oldest == 1
+    await settle()
+    if when == "not asked for":
+        answers.generate(1, 0, (1.0, 0.0))
+    await settle()
+    assert 1 not in answers.open and 1 not in run.run_state.open
+    await flow.commit()
+    events = [e for segment, _ in journal.read(run.files) for e in segment.events]
+    (ended,) = (e for e in events if isinstance(e, ev.Scored) and e.rejected)
+    tokens = 1 if begun else 2  # of the two that other samples had
+    assert ended == ev.Scored(1, 1, 1, "no longer needed", samples_saved=1, tokens_saved=tokens)
+    totals = run.run_state.totals
+    assert totals.rejected == {"no longer needed": 1} and totals.samples == 3
+    assert (totals.samples_saved, totals.tokens_saved) == (1, tokens)
+    # Its first sample passed, but the other might have failed.
+    assert run.run_state.rates.outcomes == (0, 0, 1)
+    assert run.run_state.rates.measured().sum() == 2
+    assert audit(run.files).violation is None
 
 
-def test_attempts_of_the_other_samples_count(tmp_path: Path) -> None:
+async def test_attempts_of_the_other_samples_count(tmp_path: Path) -> None:
     """First samples that are void are generated anew, after the others were issued twice."""
-
-    async def main() -> None:
-        run = await with_a_whole_group(tmp_path)
-        flow, answers = run.flow, run.answers
-        answers.generate(1, 0, (1.0, 0.0), worker="wrong")
-        await settle()
-        run.lose_worker(1)
-        run.quarantine("wrong")
-        batch, _ = await flow.batch(1)
-        assert [g.id for g in batch.groups] == [0] and answers.oldest == 1
-        await settle()
-        assert answers.open[1][0].attempt == 3
-        run.publish(1)
-        await answers.answer(1, 1, (1.0, 0.0))
-        await answers.answer(1, 1, (1.0, 0.0))
-        batch, _ = await flow.batch(2)
-        assert [(g.id, g.attempt) for g in batch.groups] == [(1, 3)]
-        flow.end()
-        await run.supervision.close()
-        run.recorder.close()
-
-    asyncio.run(main())
-    report = audit(Harness(tmp_path, groups=1).files)
-    assert report.violation is None, report.violation
+    run = await with_a_whole_group(tmp_path)
+    flow, answers = run.flow, run.answers
+    answers.generate(1, 0, (1.0, 0.0), worker="wrong")
+    await settle()
+    run.lose_worker(1)
+    run.quarantine("wrong")
+    batch, _ = await flow.batch(1)
+    assert [g.id for g in batch.groups] == [0] and answers.oldest == 1
+    await settle()
+    assert answers.open[1][0].attempt == 3
+    run.publish(1)
+    await answers.answer(1, 1, (1.0, 0.0))
+    await answers.answer(1, 1, (1.0, 0.0))
+    batch, _ = await flow.batch(2)
+    assert [(g.id, g.attempt) for g in batch.groups] == [(1, 3)]
+    await flow.commit()
+    assert audit(run.files).violation is None

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flow_harness import Harness, MixedOnly, settle
-from waiting import eventually
+from sections import section_with
 
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.reward.scoring import PlayCounts
 from rlax_plugin.run.controller import flow, issuing
 from rlax_plugin.run.controller.step_figures import StepFigures
@@ -49,50 +48,9 @@ def test_advantages_of_a_large_batch(
         batch, _ = await asyncio.wait_for(harness.flow.batch(1), 60)
         assert asked == ([True, True] if beside else [False])
         assert all(one.tolist() == [-0.5, 0.5] for one in batch.advantages)
-        harness.flow.end()
-        harness.recorder.close()
         return [group.id for group in batch.groups]
 
     assert asyncio.run(run()) == ([0, 2] if beside else [0, 1])
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_complete_batch_that_is_being_made_is_not_shown_as_incomplete(
-    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flow, "_MOST_AT_ONCE", 3)
-    shown: list[str] = []
-
-    async def run() -> None:
-        harness = Harness(tmp_path, deterministic=deterministic)
-        made, go_on = threading.Event(), threading.Event()
-
-        def slot(outcomes):
-            made.set()
-            assert go_on.wait(60)
-            return outcomes.rewards_n
-
-        harness.flow._advantage_slot, harness.flow.show_first = slot, shown.append
-        await harness.start()
-        await settle()
-        for group in list(harness.answers.open)[:1]:
-            harness.answers.generate(group, harness.latest)
-        await settle()
-        assert harness.flow.ready == "1 of 2 groups"
-        batch = asyncio.ensure_future(harness.flow.batch(1))
-        await settle()
-        for group in list(harness.answers.open):
-            harness.answers.generate(group, harness.latest)
-        await eventually(made.is_set)
-        assert shown[0] == "1 of 2 groups" and shown[-1] == harness.flow.ready
-        assert harness.flow.ready == "2 of 2 groups, of which the batch is being made"
-        go_on.set()
-        await asyncio.wait_for(batch, 60)
-        assert harness.flow.ready == "0 of 2 groups"
-        harness.flow.end()
-        harness.recorder.close()
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
@@ -124,8 +82,6 @@ def test_the_groups_of_a_large_step_are_issued_a_few_at_a_time(
                 harness.answers.generate(0, 0, rewards)
         assert deterministic or max(np.diff(sizes)) <= 3
         await settle()
-        harness.flow.end()
-        harness.recorder.close()
         return sorted(harness.answers.open)
 
     assert asyncio.run(run()) == list(range(1, issued))
@@ -145,10 +101,7 @@ class Figure:
 def test_metrics_that_wait_for_a_device() -> None:
     rewards = SimpleNamespace(played=PlayCounts(), replaced=3)
     generation = SimpleNamespace(rewards=rewards, scaler=None, fleet=SimpleNamespace(workers={}))
-    section = RlaxSection.model_validate(
-        {"prompt_source": {"name": "any"}, "rewards": [{"name": "a"}]}
-    )
-    figures = StepFigures(section, generation, {})  # pyright: ignore[reportArgumentType]
+    figures = StepFigures(section_with(), generation, {})  # pyright: ignore[reportArgumentType]
     batch = make_batch(1, [make_group([0.0, 1.0])])
     sums = {"tokens": 0.0, "sequences": 0.0, "gap_count": 0.0, "gap_hist": np.zeros(64)}
 
